@@ -68,7 +68,7 @@ wheel: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade uv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
 	@backend=; if UV_HTTP_TIMEOUT=10 $(BIN)/uv pip install --quiet --dry-run --reinstall --no-deps --torch-backend=auto \
 	  --python $(BIN)/python torch 2>/dev/null; then backend=--torch-backend=auto; \
 	else echo "PyTorch's own index can't be reached: its wheels for this hardware are not to be had, the registry's" \

@@ -70,8 +70,8 @@ class Table:
     lines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     verdict: Mapping[str, Any] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
-    shown: Literal["lines", "rows", "attacks"] = "lines"
-    """``rows`` shows all rows instead of lines, ``attacks`` a column for each attack."""
+    shown: Literal["lines", "rows", "attacks", "pairs"] = "lines"
+    """``rows`` shows all rows instead of lines, ``attacks`` a column for each attack, ``pairs`` kinds by data sets."""
     only: Sequence[str] = ()
     """Of rows, these columns."""
 

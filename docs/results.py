@@ -15,6 +15,7 @@ from pathlib import Path
 from finding_pictures import draw_all, drawable
 from kept_rows import NOT_RUN, ROWS, Kept, attacks_table, markdown, rows_table
 from paper_tables import PUBLISHED, Paper, Table, load_papers
+from verdict_table import pairs_table
 from verdicts import COUNTED, Outcome
 
 DOCS = Path(__file__).resolve().parent
@@ -70,6 +71,8 @@ def _section(table: Table, kept: Kept) -> Iterator[str]:
             yield rows_table(table.rows, kept.folder, table.only)
         case "attacks":
             yield attacks_table(table.rows, kept.folder)
+        case "pairs":
+            yield pairs_table(table.rows, kept.folder)
         case _:
             yield _figures(table, kept)
 

@@ -5,8 +5,11 @@
 All attack the same uploads of single images, behind the network of ``experiment=refiner_paper_attack``:
 
 - ``undefended``: uploads of the true images; ``plain``: robust ones, as if they were gradients;
-- ``sphere``: an image whose gradient is epsilon away from the upload, as in Appendix M; ``reach``: one that is as far
-  away as robust data are on average, where epsilon is no bound;
+- ``solved``: Appendix M itself. A gradient g' is looked for by descent on (|w (g* - g')|^2 - const)^2, from values
+  from N(0, 1) or, in ``solved, scaled``, from each tensor's own spread, and the attack inverts g'. The constant is the
+  mean weighted distance of these uploads from the true gradients, which favors the attacker;
+- ``sphere``: an image whose gradient is epsilon away from the upload; ``reach``: one that is as far away as robust data
+  are on average, where epsilon is no bound;
 - ``smooth``: with more total variation; ``away from noise``: with the evaluation network's noise ratio in the loss;
 - ``N uploads averaged``: of the same image, with robust data made anew each time; ``blend undone``: what is read from
   them is taken for the mean of (1 - alpha) x + alpha v, v from U[0, 1], and x is what is left.
@@ -27,6 +30,7 @@ from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine, layer_w
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
 from fl_privacy.attacks.presets.refiner import NoiseRatio, Sphere
 from fl_privacy.defenses import refiner
+from fl_privacy.defenses.data.robust_data import importance, layer_depths
 from fl_privacy.defenses.defense import LocalStep
 from fl_privacy.evaluator import load_evaluator
 from fl_privacy.metrics import aggregate
@@ -72,6 +76,55 @@ def reach_of(victims: Victims, objective: L2 | Cosine) -> float:
     return (sum(squared) / len(squared)) ** 0.5
 
 
+def weights_of(step: LocalStep, gradient: Tensors) -> Tensors:
+    """Weights of the elements in UM (Eq. 3) at ``gradient``, as clients have them by default."""
+    depths = layer_depths(step.model, step.sent, step.batch.inputs[:1])
+    return importance(gradient, step.sent.parameters, depths, by="product", decay=0.95)
+
+
+def weighted_reach_of(victims: Victims) -> float:
+    """Mean over the victims of |w (g* - g)|^2, of their first uploads."""
+    squared = []
+    for step, clean, own in zip(victims.steps, victims.clean, victims.rounds, strict=True):
+        weights = weights_of(step, clean)
+        squared.append(sum(float((weights[n] * (own[0][n] - g)).square().sum()) for n, g in clean.items()))
+    return sum(squared) / len(squared)
+
+
+def solved(upload: Tensors, weights: Tensors, squared: float, rng: torch.Generator, *, scaled: bool) -> Tensors:
+    """Return a gradient g' with |w (g* - g')|^2 = ``squared``, to which descent leads from random values (Appendix M).
+
+    Each element's distance d decays as d exp(-w^2 s) along the descent's path, in one time s for all; s is found by
+    bisection, so that nothing depends on a rate or a number of steps.
+
+    Args:
+        upload: g*.
+        weights: w, of the same shapes.
+        squared: the constant, above 0.
+        rng: draws the start.
+        scaled: start from each tensor's own standard deviation instead of 1.
+    """
+    flat = torch.cat([t.flatten().double() for t in upload.values()])
+    speed = torch.cat([weights[name].flatten().double() for name in upload]).square()
+    spread = torch.cat([torch.full_like(t.flatten().double(), float(t.std())) for t in upload.values()])
+    start = torch.randn(flat.shape, generator=rng, dtype=flat.dtype) * (spread if scaled else 1)
+    apart = start - flat
+    speed_unit = float(speed.max())
+
+    def left(time: float) -> float:
+        return float((speed * (apart * (-speed / speed_unit * time).exp()).square()).sum())
+
+    low, high = 0.0, 1.0
+    while left(high) > squared and high < 1e30:
+        high *= 2
+    for _ in range(200 if left(low) > squared else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if left(middle) > squared else (low, middle)
+    found = flat + apart * (-speed / speed_unit * (high if left(low) > squared else 0.0)).exp()
+    parts = found.split([t.numel() for t in upload.values()])
+    return {n: part.view_as(t).to(t.dtype) for (n, t), part in zip(upload.items(), parts, strict=True)}
+
+
 def guesses(attack: GradientInversion, views: Sequence[Observation], seed: int) -> Tensor:
     batches = [found.batch for found in attack(views, seed=seed)]
     return torch.cat([batch.inputs for batch in batches if batch is not None])
@@ -84,6 +137,14 @@ def attempts(attack: GradientInversion, victims: Victims, options: argparse.Name
     reach = reach_of(victims, objective)
     yield "undefended", guesses(attack, victims.seen(victims.clean), seed)
     yield "plain", guesses(attack, once, seed)
+    squared = weighted_reach_of(victims)
+    for scaled in (False, True):
+        rng = torch.Generator().manual_seed(seed)
+        tensors = [
+            solved(own[0], weights_of(step, own[0]), squared, rng, scaled=scaled)
+            for step, own in zip(victims.steps, victims.rounds, strict=True)
+        ]
+        yield "solved, scaled" if scaled else "solved", guesses(attack, victims.seen(tensors), seed)
     yield "sphere", guesses(replace(attack, objective=Sphere(objective, options.epsilon)), once, seed)
     yield f"reach, {reach:.2g}", guesses(replace(attack, objective=Sphere(objective, reach)), once, seed)
     if isinstance(objective, Cosine):

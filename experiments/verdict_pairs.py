@@ -2,25 +2,27 @@
 
 Each row is a kind of guess and a data set: the share of images that are called read by the package's rule, how many of
 them are identified, and the share that PSNR of 15 dB alone calls recognizable. Thresholds were fixed with ``--split
-train``; ``--split test`` takes victims that had no part in that.
+train``; ``--split test`` takes victims that had no part in that. Rows are extended where more images are asked for.
 
-    python experiments/verdict_pairs.py --images 50 --out experiments/rows/verdict_pairs
+    python experiments/verdict_pairs.py --images 50 200 --out experiments/rows/verdict_pairs
 """
 
 import argparse
 import time
 from collections.abc import Mapping
+from itertools import product
+from zlib import crc32
 
 import torch
 from row_file import Row, RowFile, takes_rows
 from torch import Tensor
-from verdict_kinds import EMPTY, HELD_EMPTY, HELD_READ, READ, Make, Subjects
+from verdict_kinds import EMPTY, HELD_EMPTY, HELD_READ, MORE_EMPTY, MORE_READ, READ, Make, Subjects
 
 from fl_privacy.data import Examples, load_data
 from fl_privacy.metrics.beyond import Others
-from fl_privacy.metrics.identification import PublicImages
 from fl_privacy.metrics.outcome import READ as LEAKS
 from fl_privacy.metrics.outcome import Outcome, outcome_of
+from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.metrics.scores import evaluate_all
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
@@ -28,11 +30,12 @@ DATA = ("mnist", "fashion_mnist", "cifar10_exact", "olivetti", "tiny_imagenet")
 KINDS: Mapping[str, Mapping[str, Make]] = {
     "to be read": READ,
     "not to be read": EMPTY,
+    "to be read, further": MORE_READ,
+    "not to be read, further": MORE_EMPTY,
     "to be read, held back": HELD_READ,
     "not to be read, held back": HELD_EMPTY,
 }
 CANDIDATES, SPARE = 1000, 400
-QUANTILES = torch.tensor([0.05, 0.5, 0.95, 1.0])
 
 
 def subjects(name: str, split: str, images: int) -> tuple[Subjects, PublicImages]:
@@ -65,6 +68,7 @@ def judged(guesses: Tensor, s: Subjects, others: Others) -> list[Row]:
 
 
 def figures_of(records: list[Row]) -> Row:
+    """How many, and which share of them is read, identified, nearest, and past 15 dB."""
     outcomes = [outcome_of(record) for record in records]
     number = len(records)
     return {
@@ -72,42 +76,64 @@ def figures_of(records: list[Row]) -> Row:
         "read": sum(outcome in LEAKS for outcome in outcomes) / number,
         "identified": sum(outcome in (Outcome.EXACT, Outcome.IDENTIFIED) for outcome in outcomes) / number,
         "first": sum(record["rank"] == 1 for record in records) / number,
-        "lead": [
-            round(x, 2) for x in torch.tensor([r.get("lead", 99.0) for r in records]).quantile(QUANTILES).tolist()
-        ],
         "old": sum(record["psnr"] >= 15 for record in records) / number,
     }
+
+
+SHARES = ("read", "identified", "first", "old")
+
+
+def together(ones: Row | None, others: Row) -> Row:
+    """The figures of two parts of the originals."""
+    if ones is None:
+        return others
+    images = ones["images"] + others["images"]
+    shares = {k: (ones[k] * ones["images"] + others[k] * others["images"]) / images for k in SHARES}
+    return {**others, "images": images, **{k: round(share, 6) for k, share in shares.items()}}
+
+
+def extended(row: Row | None, kind: str, make: Make, s: Subjects, others: Others) -> Row | None:
+    """``row`` and the originals that it lacks of ``s``; ``None`` where it lacks none."""
+    done = row["images"] if row else 0
+    if done >= len(s.images):
+        return None
+    assert others.candidates is not None
+    s.rng.manual_seed(crc32(kind.encode()))
+    guesses, started = make(s).float()[done:], time.perf_counter()
+    figures = figures_of(judged(guesses, s.since(done), others))
+    pairs = figures["images"] * len(others.candidates.images) / (time.perf_counter() - started)
+    return {**together(row, figures), "candidates": len(others.candidates.images), "pairs": round(pairs)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", default=DATA)
-    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument(
+        "--images", nargs="+", type=int, default=[200], help="of each set; several: first so many of all"
+    )
     parser.add_argument("--split", choices=("train", "test"), default="test")
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--groups", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", help="of the groups, these kinds only")
     parser.add_argument("--moved", action="store_true", help="also scaled and rotated")
     takes_rows(parser)
     asked = parser.parse_args()
     rows = RowFile(asked.out)
-    for name in asked.data:
-        s, candidates = subjects(name, asked.split, asked.images)
+    torch.set_num_threads(1)
+    for images, name in product(asked.images, asked.data):
+        s, candidates = subjects(name, asked.split, images)
         others = Others(candidates=candidates, moved=asked.moved)
-        for group in asked.kinds:
-            for kind, make in KINDS[group].items():
-                key = {"data": name, "group": group, "kind": kind, "split": asked.split, "moved": asked.moved}
-                if (row := rows.find({**key, "images": len(s.images)})) is None:
-                    started = time.perf_counter()
-                    records = judged(make(s).float(), s, others)
-                    pairs = len(records) * len(candidates.images) / (time.perf_counter() - started)
-                    row = rows.add(
-                        key, {**figures_of(records), "candidates": len(candidates.images), "pairs": round(pairs)}
-                    )
-                print(
-                    f"{name:14} {group:26} {kind:30} read {row['read']:.2f} identified {row['identified']:.2f}"
-                    f" first {row['first']:.2f} | PSNR >= 15: {row['old']:.2f} | {row['pairs']} pairs/s"
-                    f" | lead {row['lead']}",
-                    flush=True,
-                )
+        for group, kind in ((g, k) for g in asked.groups for k in KINDS[g] if not asked.kinds or k in asked.kinds):
+            key = {"data": name, "group": group, "kind": kind, "split": asked.split, "moved": asked.moved}
+            row = rows.find(key)
+            if (more := extended(row, kind, KINDS[group][kind], s, others)) is not None:
+                row = rows.add(key, {k: v for k, v in more.items() if k not in key})
+            assert row is not None
+            print(
+                f"{name:14} {group:26} {kind:30} of {row['images']} read {row['read']:.3f} identified"
+                f" {row['identified']:.3f} first {row['first']:.3f} | PSNR >= 15: {row['old']:.2f}"
+                f" | {row['pairs']} pairs/s",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

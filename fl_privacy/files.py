@@ -9,6 +9,10 @@ PRIVATE_FILE = 0o600
 ORDINARY_FILE = 0o666
 """Of which the process's umask takes its share."""
 
+_PACKAGE = Path(__file__).resolve().parent
+CONFIG_DIR = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
+"""What there is to choose from: inside the package in a wheel, beside it in a checkout and in a Flower app bundle."""
+
 CACHE_VARIABLE = "FL_PRIVACY_CACHE"
 """Environment variable: the folder of what is kept for the next run; the user's cache folder if unset."""
 

@@ -13,6 +13,29 @@ LARGEST_FILE = 1 << 32
 """Bytes of a file within a run's folder."""
 
 
+LARGEST_TEXT = 1 << 26
+"""Bytes of a file of settings or tables."""
+
+
+def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
+    """The text of a file that somebody may have sent.
+
+    Raises:
+        UserError: it is a pipe, a device or a folder, has more than ``most`` bytes, is no UTF-8, or can't be read.
+    """
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UserError(f"{path} is expected to be an ordinary file, but is a folder, a pipe or a device.")
+        if found.st_size > most:
+            raise UserError(f"{path} is expected to have at most {most >> 20} MiB, but has {found.st_size >> 20}.")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is expected to be text, but is not; make it anew.") from error
+    except OSError as error:
+        raise UserError(f"{path} is expected to be a file, but can't be read: {error.strerror}.") from error
+
+
 def expect_file_name(out: Path) -> None:
     """Raise ``UserError`` unless ``out`` names a file that can be written: it has a name and is no folder."""
     if not out.name or out.is_dir():

@@ -57,6 +57,14 @@ def without_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state_folder_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nodes in tests keep nothing in the user's folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FL_PRIVACY_STATE", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def undrawn_charts() -> Iterator[None]:
     """For tests of what is on a page beside its charts; ``tests/report`` looks at drawn ones."""

@@ -1,35 +1,14 @@
 """An attack by its name, on one observation or many: what a notebook needs."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, overload
 
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
-from fl_privacy.attacks.auto import AutoAttack
-from fl_privacy.attacks.exact import AnalyticInversion, CocktailParty, ExactInversion
-from fl_privacy.attacks.presets import adam_dlg, dlg, ggl, gifd, grad_inversion, idlg, inverting_gradients, sapag, tag
-from fl_privacy.attacks.text import Dager
+from fl_privacy.attacks.named import attack_named, attack_names
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 from fl_privacy.types import Observation, Reconstruction
-
-NAMED: Mapping[str, Callable[..., ReconstructionAttack]] = {
-    "auto": AutoAttack,
-    "dlg": dlg,
-    "idlg": idlg,
-    "adam_dlg": adam_dlg,
-    "inverting_gradients": inverting_gradients,
-    "grad_inversion": grad_inversion,
-    "sapag": sapag,
-    "ggl": ggl,
-    "gifd": gifd,
-    "analytic": AnalyticInversion,
-    "cocktail_party": CocktailParty,
-    "exact": ExactInversion,
-    "dager": Dager,
-    "tag": tag,
-}
-"""Attacks by the names that ``fl-privacy list`` has for them."""
 
 
 @overload
@@ -66,7 +45,7 @@ def reconstruct(
 
     Args:
         observed: one observation, or a sequence of them.
-        attack: a name of ``NAMED``, or an attack.
+        attack: a name that ``fl-privacy list attack`` has, or an attack.
         seed: of its random streams.
         progress: told of the work done.
         options: of the attack that is named, such as ``iterations=500``.
@@ -86,8 +65,8 @@ def reconstruct(
             [0., 0., 1.]])
     """
     if isinstance(attack, str):
-        one_of("attack", attack, NAMED)
-        make = NAMED[attack]
+        one_of("attack", attack, attack_names())
+        make = attack_named(attack)
         known = inspect.signature(make).parameters
         if unknown := [name for name in options if name not in known]:
             raise UserError(f"{attack} is expected to get options among {', '.join(known)}, but got {unknown[0]}.")

@@ -34,12 +34,11 @@ from fl_privacy.federation import Client, ClientSource, Failure, Server
 from fl_privacy.federation.replies import attempt
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
 from fl_privacy.flower.backends import NodeRules
-from fl_privacy.flower.client_app import CLIENT_RAISED
 from fl_privacy.flower.clients import MaskableClient
 from fl_privacy.flower.memory import node_memory
 from fl_privacy.flower.node_secrets import SIMULATION_VARIABLE, is_simulation, node_secret
 from fl_privacy.flower.nodes import Nodes
-from fl_privacy.flower.records import DATA_PATH, PARTITION
+from fl_privacy.flower.records import CLIENT_RAISED, DATA_PATH, PARTITION
 from fl_privacy.flower.transport import PromptGrid
 
 TIMEOUT = "round-timeout"

@@ -4,20 +4,35 @@ import importlib
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from fl_privacy.cli.supernode import SECRET_BYTES
 from fl_privacy.errors import UserError
-from fl_privacy.flower.inside.supernode import SuperNodeAddress, answer_messages
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.files import write_private
 
 
-def serve_node(address: str, app: str) -> None:
-    """Answer messages until standard input, which begins with the SuperNode's secret, is closed by its end."""
+def serve_node(address: str, app: str, told: str) -> None:
+    """Answer messages until standard input, which begins with the SuperNode's secret, is closed by its end.
+
+    Args:
+        address: of the SuperNode's Runtime API.
+        app: ``package.module:attribute``.
+        told: a file that says what is wrong with the app once it is loaded: nothing, or one line.
+    """
     secret = b""
     while len(secret) < SECRET_BYTES and (piece := os.read(0, SECRET_BYTES - len(secret))):
         secret += piece
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    answer_messages(SuperNodeAddress(address, secret), installed_app(app))
+    loaded = attempt(lambda: installed_app(app))
+    if isinstance(loaded, Failure):
+        write_private(Path(told), loaded.reason.removeprefix("UserError: "))
+        sys.exit(2)
+    write_private(Path(told), "")
+    from fl_privacy.flower.inside.supernode import SuperNodeAddress, answer_messages  # noqa: PLC0415  (takes seconds)
+
+    answer_messages(SuperNodeAddress(address, secret), loaded)
 
 
 def installed_app(reference: str) -> Any:
@@ -27,10 +42,12 @@ def installed_app(reference: str) -> Any:
         UserError: there is none.
     """
     module, _, attribute = reference.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"--app is expected to be package.module:attribute, but {reference}: {error}.") from error
+    found = attempt(lambda: getattr(importlib.import_module(module), attribute))
+    if isinstance(found, Failure):
+        raise UserError(f"--app is expected to be package.module:attribute, but {reference}: {found.reason}.")
+    if not callable(found):
+        raise UserError(f"--app is expected to be a ClientApp, but {reference} is a {type(found).__name__}.")
+    return found
 
 
 def _end_with_parent() -> None:

@@ -1,6 +1,7 @@
 """``fl-privacy supernode``: Flower's SuperNode, with one process beside it that answers all of its messages."""
 
 import argparse
+import contextlib
 import importlib.util
 import logging
 import os
@@ -24,6 +25,8 @@ AGAIN_SECONDS = 5.0
 PAUSE_VARIABLE = "FL_PRIVACY_NODE_PAUSE"
 """Environment variable by which this command tells itself to wait before it tries again."""
 
+POLL_SECONDS = 0.1
+
 SECRET_BYTES = 32
 
 _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile")
@@ -33,7 +36,8 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float) -> int:
     """``flower-supernode ARGUMENTS`` whose messages a worker process answers by ``app``; returns its exit status.
 
     The worker imports PyTorch and builds data and client once. It runs what is installed here and nothing of the bundle
-    that a run brings. It ends with this process, and is started again if it dies.
+    that a run brings. It has loaded the app before the SuperLink hears of the node. It ends with this process, and is
+    started again if it dies.
 
     Args:
         arguments: of ``flower-supernode``, without those for its Runtime API, which listens on loopback alone.
@@ -42,7 +46,7 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float) -> int:
             connected for a minute.
 
     Raises:
-        UserError: ``arguments`` set what this command sets itself.
+        UserError: ``arguments`` set what this command sets itself, or the app can't be loaded.
     """
     if taken := [name for name in _OURS if any(a == name or a.startswith(f"{name}=") for a in arguments)]:
         raise UserError(
@@ -54,9 +58,12 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float) -> int:
 
     time.sleep(float(os.environ.pop(PAUSE_VARIABLE, "0")))
     started, secret = time.monotonic(), secrets.token_bytes(SECRET_BYTES)
-    command = [sys.executable, "-m", "fl_privacy.cli.node_worker", _runtime_address(arguments), app]
-    threading.Thread(target=_keep_alive, args=(command, secret), daemon=True).start()
     with tempfile.TemporaryDirectory(prefix="fl-privacy-node-") as folder:
+        told = Path(folder) / "app"
+        command = [sys.executable, "-m", "fl_privacy.cli.node_worker", _runtime_address(arguments), app, str(told)]
+        worker = _started(command, secret)
+        _expect_loaded(app, worker, told)
+        threading.Thread(target=_keep_alive, args=(worker, command, secret), daemon=True).start()
         write_private(Path(folder) / "secret", secret)
         own = ["--isolation", "process", "--superexec-auth-secret-file", str(Path(folder) / "secret")]
         ended = run_supernode([*arguments, *own])
@@ -95,16 +102,34 @@ def _runtime_address(arguments: Sequence[str]) -> str:
     return f"{known.host}:{known.port}"
 
 
-def _keep_alive(command: list[str], secret: bytes) -> None:
-    """Start the worker, again whenever it ends; it ends by itself when its standard input is closed."""
+def _started(command: list[str], secret: bytes) -> "subprocess.Popen[bytes]":
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert worker.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        worker.stdin.write(secret)
+        worker.stdin.flush()
+    return worker
+
+
+def _expect_loaded(app: str, worker: "subprocess.Popen[bytes]", told: Path) -> None:
+    """Wait until the worker has loaded the app, of which it says in the file ``told`` what is wrong.
+
+    Raises:
+        UserError: it can't be loaded, or the worker has ended.
+    """
+    while not told.exists():
+        if worker.poll() is not None and not told.exists():
+            raise UserError(f"--app is expected to be a ClientApp, but {app} ended the process that loaded it.")
+        time.sleep(POLL_SECONDS)
+    if reason := told.read_text(encoding="utf-8"):
+        worker.wait()
+        raise UserError(reason)
+
+
+def _keep_alive(worker: "subprocess.Popen[bytes]", command: list[str], secret: bytes) -> None:
+    """Start the worker again whenever it ends; it ends by itself when its standard input is closed."""
     while True:
-        worker = subprocess.Popen(command, stdin=subprocess.PIPE)
-        assert worker.stdin is not None
-        try:
-            worker.stdin.write(secret)
-            worker.stdin.flush()
-        except BrokenPipeError:
-            pass
         status = worker.wait()
         logger.warning("The process that answers messages ended with status %d and is started again", status)
         time.sleep(AGAIN_SECONDS)
+        worker = _started(command, secret)

@@ -1,7 +1,8 @@
 """From Hydra overrides to a checked configuration."""
 
-from fl_privacy.config.groups import CONFIG_DIR, options
+from fl_privacy.config.groups import options
 from fl_privacy.config.overrides import compose_file, compose_run, expand_sweep, to_yaml
 from fl_privacy.config.settings import Role, RunSettings
+from fl_privacy.files import CONFIG_DIR
 
 __all__ = ["CONFIG_DIR", "Role", "RunSettings", "compose_file", "compose_run", "expand_sweep", "options", "to_yaml"]

@@ -10,8 +10,9 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from fl_privacy.config.groups import CONFIG_DIR, config_folders, search_path
+from fl_privacy.config.groups import config_folders, search_path
 from fl_privacy.errors import UserError
+from fl_privacy.files import CONFIG_DIR
 
 FEW = 3
 """Choices that are composed as a whole; where there are more, as in a sweep, it pays to compose each section once."""

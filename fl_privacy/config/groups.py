@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.errors import UserError
-
-_PACKAGE = Path(__file__).resolve().parent.parent
-CONFIG_DIR = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
-"""Inside the package in a wheel, beside it in a checkout and in a Flower app bundle."""
+from fl_privacy.files import CONFIG_DIR
 
 CUSTOM = "custom"
 """The option that stands for what a user wrote."""

@@ -16,9 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fl_privacy.config.composition import composed, own_keys, put_settings
 from fl_privacy.config.defaults import COMPLETED, NESTED, check_types, complete, completed_sections
-from fl_privacy.config.groups import CONFIG_DIR, options, suggest
+from fl_privacy.config.groups import options, suggest
 from fl_privacy.config.settings import RunSettings
 from fl_privacy.errors import UserError
+from fl_privacy.files import CONFIG_DIR
 
 _BEYOND_ASCII = re.compile(r"[\w./-]+")
 """A word or a path, in whatever script."""

@@ -1,13 +1,20 @@
 """Where data sets are read from: packages, the Hugging Face hub; and what all sources need."""
 
+import contextlib
 import importlib
 import os
-from collections.abc import Iterable, Mapping
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 from PIL import Image
@@ -19,6 +26,9 @@ if TYPE_CHECKING:
 
 ROOT_VARIABLE = "FL_PRIVACY_DATA"
 """Environment variable: the folder in which data sets are looked for before the hub."""
+
+HUB_SECONDS = 5.0
+"""In which the hub has to answer: else what was downloaded before is looked at, or a line says what is missing."""
 
 Tables = Mapping[str, "datasets.Dataset"]
 """Split, by the name that the source gives it -> its rows, images still encoded."""
@@ -147,12 +157,56 @@ def hub_source(name: str) -> HubData:
 
 @cache
 def _open(path: str, config: str | None) -> Tables:
-    hf = require("datasets")
+    reached = _Reached(HUB_SECONDS)
+    hf = require("datasets")  # takes seconds, in which the hub may answer
+    found = bool(reached)
+    unread = (OSError, ValueError, hf.exceptions.DatasetsError)
     try:
-        tables: Tables = hf.load_dataset(path, config)
-    except (OSError, ValueError, hf.exceptions.DatasetsError) as error:
+        with contextlib.nullcontext() if found else _offline():
+            tables: Tables = hf.load_dataset(path, config)
+    except unread as error:
+        why = str(error).splitlines()[0].rstrip(".")
+        if not found:
+            why = f"it does not answer within {HUB_SECONDS:g} s, and nothing of it was downloaded before"
         raise UserError(
-            f"Data set {path} can't be had from the Hugging Face hub: {str(error).splitlines()[0].rstrip('.')};"
+            f"Data set {path} can't be had from the Hugging Face hub: {why};"
             f" check the network, or put <split>.parquet files into a folder and set data.root or {ROOT_VARIABLE}."
         ) from error
     return tables
+
+
+class _Reached:
+    """Whether the hub answers, asked in a thread of its own: finding its address may take longer than is waited."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until, self._found = time.monotonic() + seconds, False
+        self._thread = threading.Thread(target=self._ask, args=(seconds,), daemon=True)
+        self._thread.start()
+
+    def __bool__(self) -> bool:
+        self._thread.join(max(0.0, self._until - time.monotonic()))
+        return self._found
+
+    def _ask(self, seconds: float) -> None:
+        hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+        if getproxies().keys() & {hub.scheme, "all"}:
+            self._found = True  # as far as anybody but the proxy knows
+            return
+        with contextlib.suppress(OSError, ValueError):
+            port = hub.port or (80 if hub.scheme == "http" else 443)
+            socket.create_connection((hub.hostname or "", port), timeout=seconds).close()
+            self._found = True
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Have the hub's libraries look at what they have downloaded before, instead of asking for half a minute."""
+    places = [require("datasets.config"), require("huggingface_hub.constants")]
+    before = [place.HF_HUB_OFFLINE for place in places]
+    try:
+        for place in places:
+            place.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for place, was in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = was

@@ -46,12 +46,14 @@ class LoopbackFederation:
         secured: TLS and node authentication; ``None`` is plain text without.
         environment: variables beside those of this process.
         port: of the SuperLink.
+        database: of the SuperLink, a file in ``folder``; ``None`` keeps it in memory, which no slow disk locks.
     """
 
     folder: Path
     secured: Secured | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
+    database: str | None = "superlink.db"
     _processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict, init=False)
 
     @property
@@ -67,7 +69,8 @@ class LoopbackFederation:
         """
         self._write_config()
         command = ["flower-superlink", "--host", ADDRESS, "--port", str(self.port)]
-        command += ["--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation"]
+        held = ":flwr-in-memory:" if self.database is None else str(self.folder / self.database)
+        command += ["--database", held, "--disable-runtime-dependency-installation"]
         if self.secured:
             command += ["--ssl-ca-certfile", str(self.secured.authority), "--enable-supernode-auth"]
             command += ["--ssl-certfile", str(self.secured.certificate), "--ssl-keyfile", str(self.secured.key)]

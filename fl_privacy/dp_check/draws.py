@@ -282,7 +282,7 @@ def _differences(found: Pilot, places: Mapping[str, slice], known: Tensor) -> di
     """The update in one array less as much of another one of its size, which does not move."""
     moved = [name for name, place in places.items() if bool(known[place].any())]
     still = [name for name in places if name not in moved and bool((found.deviations[places[name]] > 0).any())]
-    directions = {}
+    directions: dict[str, Tensor] = {}
     for name in moved:
         for other in still:
             place, beside = places[name], places[other]

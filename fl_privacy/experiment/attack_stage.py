@@ -19,6 +19,7 @@ from fl_privacy.metrics import VictimScore
 from fl_privacy.models import has_batch_norm
 from fl_privacy.progress import counted
 from fl_privacy.results import Attacker, RunFolder
+from fl_privacy.results.attack_facts import AttackedUploads
 from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Observation, Reconstruction
 
@@ -44,6 +45,7 @@ class AttackStage:
         folder: where scores and pictures go.
         films: victims of a round, the first ones, of which it is filmed how they were read.
         monitor: told of the progress.
+        rehearsed: whether no client made the uploads, but the server itself.
     """
 
     attack: ReconstructionAttack
@@ -54,6 +56,7 @@ class AttackStage:
     folder: RunFolder
     monitor: Monitor
     films: int = FILMED
+    rehearsed: bool = False
 
     def run(self, observations: Sequence[Observation]) -> None:
         """Attack ``observations``, round by round."""
@@ -107,6 +110,7 @@ class AttackStage:
             attacker=attacker,
             countermeasures=list(dict.fromkeys(sentence for r in result for sentence in r.countermeasures)),
             candidates_from=None if (others := self.judge.others.candidates) is None else others.name,
+            uploads=self._uploads(observations),
         )
         with self.monitor.working(f"Judging what was made of {who}"):
             scores = self.judge.scores(result, observations)
@@ -115,6 +119,13 @@ class AttackStage:
         self.folder.save_reconstructions(round, scores, attacker=attacker)
         self.folder.save_films(result, scores, pieces=self.judge.pieces, attacker=attacker)
         return scores
+
+    def _uploads(self, observations: Sequence[Observation]) -> AttackedUploads:
+        """What is attacked, for the verdict."""
+        if self.rehearsed:
+            return AttackedUploads.SERVER
+        trained = all(observation.id.probe is None for observation in observations)
+        return AttackedUploads.TRAINING if trained else AttackedUploads.PROBES
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
         """One for each of ``asked``; failures where the attack raised or gave no answer."""

@@ -10,7 +10,7 @@ from torch.nn import functional
 from fl_privacy.data import Examples, LabelledExamples, TextExamples, load_data
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.beyond import Others
-from fl_privacy.metrics.identification import PublicImages
+from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.rng import derive_generator
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
     if isinstance(examples, TextExamples):
         return Others(texts=examples.tokens[order[:_MOST_TEXTS]])
     assert isinstance(examples, Examples)
-    chosen = order[: _at_most(number, examples.input_shape)].sort().values
+    chosen = order[: at_most(number, examples.input_shape)].sort().values
     if not len(chosen):
         return Others(moved=moved)
     batch = examples.batch(chosen)
@@ -60,7 +60,7 @@ def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> 
         number: of candidates; 0 takes none.
         seed: of the choice.
     """
-    if len(shape) != 3 or not (number := _at_most(number, shape)):
+    if len(shape) != 3 or not (number := at_most(number, shape)):
         return Others()
     rng = derive_generator(seed, "candidates")
     digits = _digits(shape, number // 2, rng) if shape[0] == 1 else torch.empty(0, *shape)
@@ -71,7 +71,8 @@ def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> 
     return Others(candidates=PublicImages(images=images, name=f"{' and '.join(kinds)} that packages ship"))
 
 
-def _at_most(number: int, shape: tuple[int, ...]) -> int:
+def at_most(number: int, shape: tuple[int, ...]) -> int:
+    """``number`` of images of ``shape``, or as many as memory should hold."""
     return min(number, _MOST_VALUES // max(1, int(torch.tensor(shape).prod())))
 
 

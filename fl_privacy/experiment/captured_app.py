@@ -15,7 +15,7 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.checks import fits
 from fl_privacy.effects import Description, from_plain, to_plain
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.candidates import MOST, shipped_others
+from fl_privacy.experiment.candidates import MOST
 from fl_privacy.experiment.foreign import (
     AttackPlan,
     Captured,
@@ -26,14 +26,15 @@ from fl_privacy.experiment.foreign import (
 )
 from fl_privacy.experiment.known_images import KnownImages, NamedImages
 from fl_privacy.experiment.protocols import Monitor
+from fl_privacy.experiment.unattacked import others_of_app
 from fl_privacy.files import write_private
 from fl_privacy.interception import at_typical_rates, ids_of
 from fl_privacy.metrics.beyond import Others
 from fl_privacy.normalization import Normalization
 from fl_privacy.report import write_report
-from fl_privacy.report.app_audit import REHEARSED
 from fl_privacy.report.headline import headline_of
 from fl_privacy.results import RunFolder, Summary, read_run, verdict_of
+from fl_privacy.results.attack_facts import REHEARSED
 from fl_privacy.results.readings import readings_of, worst_by
 from fl_privacy.types import Observation, VictimId
 
@@ -208,7 +209,8 @@ def report_app(
     chosen, said = worth_attacking(app.observations, every=app.every)
     if app.rates_estimated and attack is not None:
         chosen = at_typical_rates(chosen)
-    if not chosen and (own := rehearsed(app.observations, truth, app.victims)):
+    own = [] if chosen else rehearsed(app.observations, truth, app.victims)
+    if own:
         chosen, truth = own, _of_own_images(own, truth, app.victims)
         said.append(REHEARSED)
     said += _not_found(chosen, truth)
@@ -219,12 +221,13 @@ def report_app(
         defenses=app.defenses,
         adaptive=app.adaptive and (bool(app.defense) or any(app.defenses.values())),
         sentences=_sentences(app, said),
+        rehearsed=bool(own),
     )
     plan = AttackPlan(
         attack=attack or _nothing,
         seed=seed,
         threads=threads or torch.get_num_threads(),
-        others=shipped_others(chosen[0].input_shape, candidates, seed=seed) if attack and chosen else Others(),
+        others=_others(app, captured, candidates, seed),
     )
     attack_captured(captured, plan, folder, monitor or Monitor())
     folder.finish()
@@ -236,6 +239,14 @@ def report_app(
     )
     found = f"{headline_of(verdict_of(run)).text}{_mean_psnr(run.summary)}.".replace("?.", "?")
     return f"audit: captured {_what(app.observations)}; {done} {found} Page: {page}"
+
+
+def _others(app: AppReport, captured: Captured, number: int, seed: int) -> Others:
+    """What each guess is compared with beside its original."""
+    if not captured.observations:
+        return Others()
+    shape = captured.observations[0].input_shape
+    return others_of_app(app.truth(), ids_of(captured.observations), captured.truth, shape, number, seed=seed)
 
 
 def _sentences(app: AppReport, said: Sequence[str]) -> list[str]:

@@ -1,12 +1,13 @@
 """The parts of an experiment, put together in one way for runs, attacks and measurements."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.attack import trained_on
 from fl_privacy.config import RunSettings
 from fl_privacy.data import Dataset, LabelledExamples, TextExamples, Vocabulary
 from fl_privacy.defenses import ClientState, Defense
@@ -75,6 +76,10 @@ class Experiment:
         return next(iter(self.clients.values())).plan
 
     @property
+    def _input_shape(self) -> tuple[int, ...]:
+        return next(iter(self.clients.values())).examples.input_shape
+
+    @property
     def transforms(self) -> bool:
         """Whether the model sees other images than the truth behind what is intercepted."""
         return sees_other_images(self.defense, self.plan, self.audit.uploads)
@@ -85,7 +90,7 @@ class Experiment:
         return Interceptor(
             model=self.model,
             plan=self.plan,
-            input_shape=examples.input_shape,
+            input_shape=self._input_shape,
             num_classes=examples.num_classes,
             sink=sink,
             side_information=side_information_of(
@@ -168,7 +173,7 @@ class Experiment:
             seed=self.config.seed,
             threads=self.config.attack_threads,
             knowledge=self.knowledge(truth),
-            judge=self.judge(truth),
+            judge=replace(self.judge(truth), prior=trained_on(attack, self._input_shape) is not None),
             folder=folder,
             monitor=monitor,
             films=self.config.films,

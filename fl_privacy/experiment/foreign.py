@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.attack import trained_on
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects import Description, settings_in_words
 from fl_privacy.experiment.attack_stage import AttackStage
@@ -47,6 +48,7 @@ class Captured:
         defenses: what each client says, by client.
         adaptive: whether an attacker that knows the defense attacks as well.
         sentences: what was found out about the app.
+        rehearsed: whether the server made these updates itself, and no client did.
     """
 
     observations: Sequence[Observation]
@@ -55,6 +57,7 @@ class Captured:
     defenses: Mapping[int, Description] = field(default_factory=dict)
     adaptive: bool = False
     sentences: Sequence[str] = ()
+    rehearsed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,9 +86,15 @@ def attack_captured(captured: Captured, plan: AttackPlan, folder: RunFolder, mon
             defense=captured.defense if captured.adaptive else None,
             defenses=captured.defenses,
         ),
-        judge=Judge(truth=captured.truth, functions=plan.functions, others=plan.others),
+        judge=Judge(
+            truth=captured.truth,
+            functions=plan.functions,
+            others=plan.others,
+            prior=any(trained_on(plan.attack, o.input_shape) is not None for o in captured.observations),
+        ),
         folder=folder,
         monitor=monitor,
+        rehearsed=captured.rehearsed,
     )
     stage.run(by_id(captured.observations))
 

@@ -13,7 +13,7 @@ from fl_privacy.data import Vocabulary
 from fl_privacy.experiment.tracing import Tracer
 from fl_privacy.federation import Replay
 from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all, unjudged
-from fl_privacy.metrics.beyond import Others
+from fl_privacy.metrics.beyond import Others, other_updates
 from fl_privacy.metrics.distortion import UpdateDistortion, distortion_of, linear_system
 from fl_privacy.models import TextModel
 from fl_privacy.progress import counted
@@ -42,6 +42,8 @@ class Judge:
         others: what guesses are compared with beside the truth, for the outcome of each.
         augments: whether what the model sees is but the client's own crops and flips of the truth, of no defense: what
             was read is judged by that.
+        prior: whether the attack looks among the images of a generator: what it makes of other clients' updates is the
+            control of what it makes of one.
     """
 
     truth: Truth
@@ -52,6 +54,7 @@ class Judge:
     vocabulary: Vocabulary | None = None
     others: Others = field(default_factory=Others)
     augments: bool = False
+    prior: bool = False
 
     def scores(self, found: Sequence[Reconstruction], observations: Sequence[Observation]) -> list[VictimScore]:
         """Of what was made of each of ``observations``."""
@@ -84,11 +87,18 @@ class Judge:
                 truths,
                 functions=self.functions,
                 transformed=transformed,
-                others=self.others,
+                others=self._with_controls(found, truths),
                 augmented=self.augments,
             )
         scores = evaluate_all(found, truths, language=self.vocabulary, others=self.others)
         return [replace(score, sentences=_sentences(score, self.vocabulary)) for score in scores]
+
+    def _with_controls(self, found: Sequence[Reconstruction], truths: Sequence[Batch]) -> Others:
+        if not self.prior:
+            return self.others
+        guesses = [None if each.batch is None else each.batch.inputs for each in found]
+        controls = other_updates([each.id for each in found], guesses, [truth.inputs for truth in truths])
+        return replace(self.others, controls={**self.others.controls, **controls})
 
 
 def _sentences(

@@ -1,7 +1,7 @@
 """Which images are behind the uploads of clients that this package did not write, as far as anybody says so."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -56,6 +56,7 @@ class KnownImages:
     partitions: Mapping[int, int] = field(default_factory=dict)
     _found: dict[str, tuple[Tensor, int]] = field(default_factory=dict, init=False, repr=False)
     _searched: set[int | None] = field(default_factory=set, init=False, repr=False)
+    _drawn_at: dict[VictimId, int] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch | None:
         """The examples behind ``victim``; ``None`` where that is not known, or the data raise an error."""
@@ -85,24 +86,38 @@ class KnownImages:
             return None
         with streams_put_back():
             known = self.of_client is not None
-            data = _in_place(self.of_client(self._partition(victim.client)) if self.of_client else self.data)
+            data = _in_place(self.of_client(self.partition(victim.client)) if self.of_client else self.data)
         if data is None:
             return None
         size, start = len(wanted), victim.probe * len(wanted)
         for first in [start] if known else range(0, min(len(data), MOST_DRAWN) - size + 1):
             with streams_put_back(probe_seed(victim.probe, size)), own_streams_put_back(data):
                 drawn = [as_sample(data[k]) for k in range(first, min(first + size, len(data)))]
-            images = [(self._plain(image), label) for image, label in drawn]
+            images = [(self.plain(image), label) for image, label in drawn]
             if [fingerprint(image) for image, _ in images] == list(wanted):
+                self._drawn_at[victim] = first
                 return _as_batch(images)
         return None
 
-    def _partition(self, client: int) -> int:
+    def partition(self, client: int) -> int:
+        """Of the data that are a client's."""
         return self.partitions.get(client, client)
 
-    def _plain(self, image: Tensor) -> Tensor:
+    def plain(self, image: Tensor) -> Tensor:
         """``image`` of the data in [0, 1]."""
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
+
+    def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
+        """Where in the data the images of ``victims`` are that a transform draws anew, or may be, of one partition."""
+        found = set[int]()
+        for victim in victims:
+            if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):
+                continue
+            size = len(self.fingerprints.get(victim, ())) or 1
+            first = victim.probe * size if partition is not None else self._drawn_at.get(victim)
+            if first is not None:
+                found |= set(range(first, first + size))
+        return found
 
     def first(self, number: int) -> list[Batch]:
         """The first ``number`` images, a batch each; fewer if there are not so many."""
@@ -118,9 +133,9 @@ class KnownImages:
 
     def _images(self, client: int | None) -> Images:
         own = self.of_client is not None and client is not None
-        data = self.of_client(self._partition(client)) if own else self.data  # type: ignore[arg-type, misc]
+        data = self.of_client(self.partition(client)) if own else self.data  # type: ignore[arg-type, misc]
         for image, label in _examples(data):
-            yield self._plain(image), label
+            yield self.plain(image), label
 
     def _search(self, wanted: Sequence[str], client: int) -> None:
         place = client if self.of_client is not None else None

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
@@ -39,17 +39,21 @@ def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> M
     path = path / MODEL if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"weights is expected to be a safetensors file or a run's folder, but {path} does not exist.")
+    wanted = {**like.parameters, **like.buffers}
+    stored = {n: v for n, v in wanted.items() if fresh and n.startswith(f"{fresh}.")}
     try:
-        stored = load_file(path)
-    except SafetensorError as error:
+        with safe_open(path, "pt") as file:
+            held = set(file.keys())
+            for name, value in wanted.items():
+                got: object = tuple(file.get_slice(name).get_shape()) if name in held else "nothing"
+                if name in stored and name not in held:
+                    continue
+                if got != tuple(value.shape):  # before it takes memory
+                    raise UserError(
+                        f"{path} is expected to hold {name} of shape {tuple(value.shape)}, but holds {got}; use the"
+                        " model that was trained."
+                    )
+                stored[name] = file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
         raise UserError(f"weights is expected to be a safetensors file, but {path} is not readable: {error}") from error
-    added = {n: v for n, v in {**like.parameters, **like.buffers}.items() if fresh and n.startswith(f"{fresh}.")}
-    stored = {**added, **stored}
-    for name, value in {**like.parameters, **like.buffers}.items():
-        got = tuple(stored[name].shape) if name in stored else "nothing"
-        if got != tuple(value.shape):
-            raise UserError(
-                f"{path} is expected to hold {name} of shape {tuple(value.shape)}, but holds {got}; use the model that"
-                " was trained."
-            )
     return ModelState({n: stored[n] for n in like.parameters}, {n: stored[n] for n in like.buffers})

@@ -1,5 +1,6 @@
 """The edge to Flower: clients, strategies, apps and backends; translates records, adds no mathematics."""
 
+from fl_privacy.flower.answering_once import answer_once_mod
 from fl_privacy.flower.auditing import AuditedStrategy, audit
 from fl_privacy.flower.backends import run_in_process, run_on_grid, run_ray
 from fl_privacy.flower.client_app import numpy_client_app, simulated_client_app
@@ -45,6 +46,7 @@ __all__ = [
     "SPNClient",
     "Sane",
     "SplitFedClient",
+    "answer_once_mod",
     "audit",
     "defend",
     "defense_mod",

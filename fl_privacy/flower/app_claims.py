@@ -143,17 +143,17 @@ def _begun(app: App, server: ServerApp) -> App:
         taken.update(strategy=self, arrays=initial_arrays, rounds=num_rounds, config=more.get("train_config") or {})
         raise _Started
 
-    kinds = (Strategy, AuditedStrategy)  # an audit's own start would open its folder
+    kinds: tuple[Any, ...] = (Strategy, AuditedStrategy)  # an audit's own start would open its folder
     originals = [kind.start for kind in kinds]
     for kind in kinds:
-        kind.start = start  # type: ignore[method-assign,assignment]
+        kind.start = start
     try:
         ended = attempt(lambda: server(LocalGrid(range(NODES)), context))
     except _Started:
         ended = None
     finally:
         for kind, original in zip(kinds, originals, strict=True):
-            kind.start = original  # type: ignore[method-assign]
+            kind.start = original
     if isinstance(ended, Failure):
         raise UserError(f"The app's server app ended before its training ({ended.reason}); run it by `flwr run` first.")
     if not taken:

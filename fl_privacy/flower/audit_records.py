@@ -25,6 +25,9 @@ DEFENDED = "fl-privacy.defended"
 _ASKED_NUMBER, _ASKED_SIZE = "fl-privacy.victim", "fl-privacy.batch-size"
 """Keys of a config record that ask for a probe."""
 
+OWN_RECORDS = (CLIENT, ANSWERS, PROBED, DEFENDED)
+"""Of a reply, what this package says in it."""
+
 _FINGERPRINTS, _MEAN, _STD, _PARTS = "fingerprints", "mean", "std", "parts"
 _MOST = 1 << 16
 _MOST_LETTERS, _MOST_CHANNELS, _LARGEST = 1 << 18, 64, 1e4
@@ -149,6 +152,11 @@ def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
 def is_training(message: Message) -> bool:
     """Whether ``message`` asks a client to train."""
     return str(message.metadata.message_type).partition(".")[0] == "train"
+
+
+def is_evaluation(message: Message) -> bool:
+    """Whether ``message`` asks a client to evaluate."""
+    return str(message.metadata.message_type).partition(".")[0] == "evaluate"
 
 
 def numbers_of(config: Mapping[str, object]) -> dict[str, float]:

@@ -241,7 +241,8 @@ class AuditReport:
             path = self._folder.path / MODEL
             write_weights(path, ModelState({n: to_tensor(a.numpy()) for n, a in result.arrays.items()}))
             kept = f" The trained weights are in {path}."
-        why = max(seen, key=lambda reason: seen[reason], default="") or "no client replied in the audited rounds"
+        why = max(seen, key=lambda reason: seen[reason], default="").rstrip(".")
+        why = why or "no client replied in the audited rounds"
         return UserError(
             f"The audit is expected to capture updates, but captured none, which says nothing about privacy: {why};"
             f" audit rounds in which clients train, and see the warnings above.{kept}"

@@ -13,8 +13,10 @@ from fl_privacy.data.own_examples import told_normalization
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.known_images import NamedImages, find_images
 from fl_privacy.flower.guarded_upload import made_of
+from fl_privacy.interception.kept_norms import norm_names
 from fl_privacy.models import check_model, normalized
 from fl_privacy.normalization import Normalization
+from fl_privacy.plain_models import outputs_of, plain_model
 
 USUAL = ((1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 32, 32), (3, 64, 64), (3, 96, 96), (3, 128, 128), (3, 224, 224))
 """Shapes of images that are tried where none is told."""
@@ -58,6 +60,7 @@ def read_model(
         raise UserError(f"Model {type(made).__name__} is expected to have parameters, but has none.")
     source = find_images(data)
     shape = _shape(made, source.input_shape, input_shape)
+    made = _returning_a_tensor(made, shape)
     classes = _classes(made, shape)
     check_model(made, shape, classes)
     if source.num_classes is not None and source.num_classes > classes:
@@ -94,15 +97,22 @@ def expect_arrays_of(model: AuditedModel, arrays: ArrayRecord) -> None:
         got = dict(zip(own, got.values(), strict=True))
     if own == got:
         return
-    parameters = {name for name, _ in model.network.named_parameters()}
+    parameters = {name for name, _ in model.network.named_parameters()} - norm_names(model.network)
     missing, strange = [n for n in parameters if n not in got], [n for n in got if n not in own]
     wrong = next((n for n in own if n in got and got[n] != own[n]), None)
+    if missing and not strange and not wrong and got:
+        sent = f"{len(parameters) - len(missing)} of {len(parameters)}"
+        raise UserError(
+            f"All parameters of model={model.name} are expected in the initial arrays, but {sorted(missing)[0]} and"
+            f" {len(missing) - 1} more are not: the app exchanges {sent}, such as adapters or a head. What a part gives"
+            " away is not audited; audit an app that exchanges its model whole."
+        )
     if wrong:
         what = f"{wrong} has the shape {got[wrong]}, not {own[wrong]}"
     elif strange or missing:
         what = f"{sorted(strange)[0]} is not in it" if strange else f"{sorted(missing)[0]} is missing"
     else:
-        return  # buffers may stay with the clients
+        return  # buffers and batch norm may stay with the clients
     raise UserError(
         f"The initial arrays are expected to be those of model={model.name}, but {what}; give the model that the app"
         " trains."
@@ -136,10 +146,18 @@ def _shape(model: nn.Module, of_data: tuple[int, ...] | None, told: Sequence[int
 @torch.no_grad()
 def _takes(model: nn.Module, shape: tuple[int, ...]) -> bool:
     try:
-        logits = copy.deepcopy(model).eval()(torch.zeros(2, *shape))
+        logits = outputs_of(copy.deepcopy(model).eval()(torch.zeros(2, *shape)))
     except (RuntimeError, ValueError, TypeError):
         return False
     return isinstance(logits, torch.Tensor) and logits.dim() == 2 and len(logits) == 2
+
+
+@torch.no_grad()
+def _returning_a_tensor(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """``model``, or where it returns a mapping or a structure with logits a copy that returns these."""
+    if not _takes(model, shape) or isinstance(copy.deepcopy(model).eval()(torch.zeros(2, *shape)), torch.Tensor):
+        return model
+    return plain_model(model, shape)
 
 
 @torch.no_grad()

@@ -11,11 +11,15 @@ from flwr.clientapp.typing import Mod
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.flower.answers import Answers, digest_of
 from fl_privacy.flower.arrays import array_values, plain_array
+from fl_privacy.flower.audit_records import merged_config
 from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, PrivacyClient, Reply
+from fl_privacy.flower.defended_client import DefendedClient
 from fl_privacy.flower.records import (
     BUFFERS,
     CLIENT,
+    CLIENT_RAISED,
     DATA_PATH,
     METRICS,
     NUM_EXAMPLES,
@@ -23,13 +27,14 @@ from fl_privacy.flower.records import (
     PARAMETERS,
     PARTITION,
     PARTITIONS,
+    ROUND,
     SIMULATED,
+    VICTIM,
     all_arrays,
     shortest,
 )
 
-CLIENT_RAISED = 2
-"""Flower's code of an error that a client raised."""
+Fit = Callable[[Arrays, Config], Reply]
 
 MakeClient = Callable[[Context], NumPyClient]
 
@@ -48,7 +53,8 @@ def numpy_client_app(
     nothing that a client with data to protect gives.
 
     The reply has the records of the request, so that stock strategies can read it; what the client raises becomes an
-    error reply with that one line. Metrics that are no numbers stay on the node.
+    error reply with that one line. Metrics that are no numbers stay on the node. Clients that defend themselves outside
+    of a simulation answer a round once, also after a restart of the node, and the same question with the same bytes.
 
     Args:
         make_client: for the context of each message.
@@ -68,13 +74,20 @@ def numpy_client_app(
         content[CLIENT] = _identity(context)
         return Message(content, reply_to=message)
 
+    def upload(message: Message, context: Context, fit: Callable[[NumPyClient], Fit], kind: str) -> Message:
+        def work(client: NumPyClient) -> RecordDict:
+            return _once(client, message, context, kind, lambda: _train(fit(client), message.content))
+
+        return answer(message, context, work)
+
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda client: _train(_fitter(client, message.content), message.content))
+        return upload(message, context, lambda client: _fitter(client, message.content), "train")
 
     @app.train("probe")
     def probe(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda client: _train(_prober(client, is_audited(context)), message.content))
+        number = merged_config(context, message.content).get(VICTIM)
+        return upload(message, context, lambda client: _prober(client, is_audited(context)), f"probe-{number}")
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -113,7 +126,30 @@ def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
     return numpy_client_app(make_client, audited=True, simulated=lambda: True)
 
 
-def _train(fit: Callable[[Arrays, Config], Reply], content: RecordDict) -> RecordDict:
+def _once(
+    client: NumPyClient, message: Message, context: Context, kind: str, work: Callable[[], RecordDict]
+) -> RecordDict:
+    """The answer of ``work``, or the same as before where ``client`` answers once and was asked before."""
+    round = merged_config(context, message.content).get(ROUND)
+    most: int | None = None
+    if isinstance(client, PrivacyClient):
+        once, most = client.answers_once, client.last_round
+    elif isinstance(client, DefendedClient):  # with the node's context it does all this by itself
+        once, most = client.answers_once and not isinstance(client.memory, Context), client.rounds
+    else:
+        once = False
+    if not once or not isinstance(round, int) or isinstance(round, bool):
+        return work()  # without a round, such a client refuses by itself
+    answers, question = Answers(context, most), digest_of(message)
+    if (kept := answers.again(kind, round, question)) is not None:
+        return kept
+    reply = work()
+    answers.note(round, kind)
+    answers.keep(kind, question, reply)
+    return reply
+
+
+def _train(fit: Fit, content: RecordDict) -> RecordDict:
     sent = all_arrays(content)
     arrays, num_examples, metrics = fit([array_values(a) for a in sent.values()], _config(content, sent))
     names = json.loads(str(metrics[NAMES])) if NAMES in metrics else list(sent)
@@ -150,7 +186,7 @@ def _evaluate(evaluate: Callable[[Arrays, Config], tuple[float, int, Config]], c
     )
 
 
-def _fitter(client: NumPyClient, content: RecordDict) -> Callable[[Arrays, Config], Reply]:
+def _fitter(client: NumPyClient, content: RecordDict) -> Fit:
     if PARAMETERS not in content and isinstance(client, PrivacyClient):
         shares = client.wrapped.plan.shares
         if shares != "weights":
@@ -161,7 +197,7 @@ def _fitter(client: NumPyClient, content: RecordDict) -> Callable[[Arrays, Confi
     return client.fit
 
 
-def _prober(client: NumPyClient, audited: bool) -> Callable[[Arrays, Config], Reply]:
+def _prober(client: NumPyClient, audited: bool) -> Fit:
     if not audited:
         raise UserError("A probe is expected by audited clients only, but this one is not; see numpy_client_app.")
     if not isinstance(client, PrivacyClient):

@@ -59,8 +59,9 @@ class PrivacyClient(NumPyClient):
 
     Args:
         client: whose data, model and plan it is.
-        memory: where the client keeps what never leaves it: ``context.state`` of the node, which a restart of the node
-            empties, or ``node_memory(context)``, which outlives it and refuses to train in a round twice.
+        memory: where the client keeps what never leaves it, and which rounds it has answered: ``context.state`` of the
+            node, which a restart of the node empties, or ``node_memory(context)``, which outlives it. Neither answers a
+            round twice; ``numpy_client_app`` gives the same bytes where it is asked again.
         settings: of ``make_defense``.
 
     Example:
@@ -73,7 +74,7 @@ class PrivacyClient(NumPyClient):
 
     last_round: int | None = None
     """Of the run that it takes part in: a later number is refused, since a client that has answered it would refuse all
-    before. ``None`` takes any."""
+    before. ``None`` takes one that is at most ``memory.MOST_AHEAD`` after the last."""
 
     def __init__(self, client: Client, memory: RecordDict | Memory | None = None, **settings: Any) -> None:
         if self.make_defense is not None:
@@ -91,8 +92,9 @@ class PrivacyClient(NumPyClient):
             )
         self.wrapped = client
         memory = RecordDict() if memory is None else memory
-        once = isinstance(client.seed, Secret)
-        self.memory: Memory = ContextMemory(memory, once=once) if isinstance(memory, RecordDict) else memory
+        self.memory: Memory = (
+            ContextMemory(memory, once=self.answers_once) if isinstance(memory, RecordDict) else memory
+        )
 
     def get_parameters(self, config: Config) -> Arrays:
         """The initial values of the public model."""
@@ -102,7 +104,7 @@ class PrivacyClient(NumPyClient):
     def fit(self, parameters: Arrays, config: Config) -> Reply:
         """Train in the round ``config["server-round"]``; the reply is what the plan shares."""
         round, number = self._round(config), self._message_number(config)
-        self.memory.expect_new("train", number)
+        self._expect_new("train", number)
         state = self.memory.load(self.wrapped.device)
         result = self.wrapped.update(self._sent(parameters, config), state, round=round)
         self.memory.save(state, after=("train", number))
@@ -111,7 +113,7 @@ class PrivacyClient(NumPyClient):
     def probe(self, parameters: Arrays, config: Config) -> Reply:
         """The upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
         asked = f"probe-{_integer(config, VICTIM)}", self._round(config)
-        self.memory.expect_new(*asked)
+        self._expect_new(*asked)
         state = self.memory.load(self.wrapped.device)
         result = self.wrapped.probe(
             self._sent(parameters, config),
@@ -126,7 +128,7 @@ class PrivacyClient(NumPyClient):
     def personalize(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """End the round: train the private part on the new model, and if ``config["test"]`` test both together."""
         round = self._round(config)
-        self.memory.expect_new("personalize", round)
+        self._expect_new("personalize", round)
         state = self.memory.load(self.wrapped.device)
         end = self.wrapped.personalize(
             self._sent(parameters, config), state, round=round, test=bool(_integer(config, TEST))
@@ -152,6 +154,14 @@ class PrivacyClient(NumPyClient):
         state = self.memory.load(self.wrapped.device)
         result = self.wrapped.evaluate(self._sent(parameters, config), state, mine)
         return result.loss, result.num_examples, {"accuracy": result.accuracy}
+
+    @property
+    def answers_once(self) -> bool:
+        """Whether a round is answered once: not in a simulation, whose draws repeat."""
+        return isinstance(self.wrapped.seed, Secret)
+
+    def _expect_new(self, kind: str, round: int) -> None:
+        self.memory.expect_new(kind, round, bounded=self.last_round is not None)
 
     def _round(self, config: Config) -> int:
         """The number of the round.

@@ -2,24 +2,47 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
 from fl_privacy.defenses import Defense
-from fl_privacy.effects.kinds import Noise
+from fl_privacy.defenses.privacy.accounting import promises_privacy
 from fl_privacy.errors import UserError
-from fl_privacy.flower.audit_records import asked_probe, introduce, is_training, merged_config, tell_defense
+from fl_privacy.flower.answering_once import answered_once, refusing
+from fl_privacy.flower.audit_records import (
+    OWN_RECORDS,
+    asked_probe,
+    introduce,
+    is_evaluation,
+    is_training,
+    merged_config,
+    tell_defense,
+)
 from fl_privacy.flower.guarded_upload import (
     BufferPolicy,
     GuardedUpload,
+    Shares,
     is_differentially_private,
     made_of,
 )
-from fl_privacy.flower.memory import expect_unanswered, remember_answer
-from fl_privacy.flower.records import PARTITION, ROUND, load_state, save_state, to_array, to_tensor
+from fl_privacy.flower.one_record import expect_listed
+from fl_privacy.flower.records import (
+    NUM_EXAMPLES,
+    PARTITION,
+    ROUND,
+    all_arrays,
+    load_state,
+    model_tensors,
+    model_values,
+    named,
+    save_state,
+    to_array,
+    to_tensors,
+)
 from fl_privacy.rng import Secret, SecretGenerator, derive_generator
 from fl_privacy.types import Tensors
 
@@ -32,57 +55,117 @@ def defense_mod(
     model: nn.Module | Callable[[], nn.Module] | None = None,
     names: Sequence[str] | None = None,
     buffers: BufferPolicy = "kept",
+    shares: Shares = "weights",
+    rounds: int | None = None,
+    metrics: Sequence[str] = (NUM_EXAMPLES,),
     seed: int | None = None,
 ) -> Mod:
     """A mod that puts the upload hooks of ``defense`` on the weights that a client replies to a training message.
 
-    ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. Replies to other messages
-    pass. One question of a kind (training, each probe) is answered once a round: the mean of many answers has no noise.
-    The reply says by what it was defended, which is public. In front of ``probe_mod`` it defends probes as well.
+    ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. One question of a kind
+    (training, each probe) is answered once a round, also after a restart of the node, and with the same bytes where
+    it is asked again: the mean of many answers would have no noise. A message with anything beside the model, in
+    another order than the model's, or with values that are not finite is refused, in an error of one line; what the app
+    itself raises stays in the node's log. The reply says by what it was defended, which is public. In front of
+    ``probe_mod`` it defends probes as well; without one, probes are refused. Replies to other messages pass, but for
+    such with arrays.
+
+    Where the defense promises differential privacy, of numbers that a reply states only ``metrics`` leave, of
+    evaluations too, and no record of settings of the app: an exact loss tells what the noise hides.
 
     Args:
         defense: with upload hooks only: noise, clipping, pruning, selective sharing, quantization. What acts within the
             training (Refiner, Soteria, SPN, passports, ATS, DP-SGD, mixtures, condensed images) is refused:
             ``train_step`` puts it into the client's own training function.
-        model: the client's model or its class, by which parameters are told from buffers.
-        names: instead of it, the parameters that are defended.
+        model: the client's model or its class, by which parameters are told from buffers; those that need no gradient
+            are frozen and come back as they were sent.
+        names: instead of it, the parameters that are defended, or all arrays, in their order.
         buffers: running statistics and the like are ``kept`` as the client replies them, ``withheld``, or
             ``defended`` like parameters, which makes noise of variances negative. They show the client's images too.
-        seed: of the hooks' randomness, in a simulation; ``None`` draws it from the operating system at each update, as
-            privacy demands.
+        shares: what the client replies: its ``weights``, or their ``change``.
+        rounds: of a run that are answered at most; ``None`` takes the run's own number, ``num-server-rounds`` of its
+            config, without which a round is at most ``memory.MOST_AHEAD`` after the last one.
+        metrics: that leave behind a promise of differential privacy, which does not cover them.
+        seed: of the hooks' randomness, in a simulation, which may ask twice; ``None`` draws it from the operating
+            system at each update, as privacy demands.
 
     Raises:
         UserError: the defense acts within the training, or adds noise and is told neither ``model`` nor ``names``.
     """
-    guard = GuardedUpload.around(defense, model, names, buffers)
+    guard = GuardedUpload.around(defense, model, names, buffers, shares)
     made = None if model is None else made_of(model)
     if made is not None and buffers == "kept" and is_differentially_private(defense):
         _warn_of_buffers(made, defense)
-    order = None if made is None else list(made.state_dict())
-    noised = any(isinstance(part.effect, Noise) for part in defense.parts)
+    read = _Reader(None if made is None else model_tensors(made), names)
+    promised = metrics if promises_privacy(defense) else None
+    return refusing(_Defending(guard=guard, read=read, metrics=promised, rounds=rounds, seed=seed))
 
-    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        if not is_training(message) or not message.has_content():
-            return call_next(message, context)
-        asked = None if seed is not None else _asked(context, message, noised)
-        if asked is not None:
-            expect_unanswered(context.state, *asked)
-        sent = _arrays(message, order)
-        reply = call_next(message, context)
-        if reply.has_error():
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Defending:
+    """The mod, see ``defense_mod``.
+
+    Attributes:
+        guard: what is done to weights.
+        read: how they are read.
+        metrics: that leave; ``None`` are all.
+        rounds: that are answered at most.
+        seed: of a simulation.
+    """
+
+    guard: GuardedUpload
+    read: "_Reader"
+    metrics: Sequence[str] | None
+    rounds: int | None
+    seed: int | None
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if not message.has_content() or not is_training(message):
+            reply = call_next(message, context)
+            if not reply.has_error():
+                _expect_no_arrays(reply.content)
+                if self.metrics is not None and is_evaluation(message):
+                    withhold(reply.content, self.metrics)
             return reply
+        self.read(message.content)
+
+        def answer(message: Message, context: Context) -> Message:
+            reply = call_next(message, context)
+            return reply if reply.has_error() else self._defended(message, context, reply)
+
+        if self.seed is None:
+            return answered_once(message, context, answer, rounds=self.rounds)
+        return answer(message, context)
+
+    def _defended(self, message: Message, context: Context, reply: Message) -> Message:
+        sent = self.read(message.content)
         state = load_state(context.state)
-        rng = _generator(seed, context, message)
-        defended = guard(sent, _expect_like(_arrays(reply, order), sent), state, rng)
+        replied = _expect_like(self.read(reply.content), sent)
+        values = self.guard(sent, replied, state, _generator(self.seed, context, message))
         save_state(context.state, state)
-        if asked is not None:
-            remember_answer(context.state, *asked)
-        _put(reply, list(defended.values()))
+        _put(reply, list(values.values()))
+        if self.metrics is not None:
+            withhold(reply.content, self.metrics)
         introduce(reply.content, context)
-        tell_defense(reply.content, defense.parts)
+        tell_defense(reply.content, self.guard.defense.parts)
         return reply
 
-    return mod
+
+def withhold(reply: RecordDict, metrics: Sequence[str]) -> None:
+    """Leave of what a reply states only ``metrics``, and of its settings only what this package says."""
+    for name, record in list(reply.metric_records.items()):
+        reply[name] = MetricRecord({key: value for key, value in record.items() if key in metrics})
+    for name in [name for name in reply.config_records if name not in OWN_RECORDS]:
+        del reply[name]
+
+
+def _expect_no_arrays(reply: RecordDict) -> None:
+    """Refuse weights in a reply to something else than training: no defense would act on them."""
+    if any(reply.array_records.values()):
+        raise UserError(
+            "A defended client is expected to reply arrays to training messages alone, where its defense acts on them;"
+            " these are kept back."
+        )
 
 
 def _warn_of_buffers(model: nn.Module, defense: Defense) -> None:
@@ -98,36 +181,29 @@ def _warn_of_buffers(model: nn.Module, defense: Defense) -> None:
         )
 
 
-def _asked(context: Context, message: Message, noised: bool) -> tuple[str, int] | None:
-    """The kind and the round of a question, of which there is one answer; ``None`` where it has no round.
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the one record of a message: of a model, of listed names, or whatever a message names."""
 
-    Raises:
-        UserError: it has none, and the defense draws noise, which answers without end would average away.
-    """
-    number, probe = merged_config(context, message.content).get(ROUND), asked_probe(message.content)
-    if isinstance(number, int) and not isinstance(number, bool):
-        return ("train" if probe is None else f"probe-{probe[0]}"), number
-    if noised:
-        raise UserError(
-            f"A client that adds noise expects the number of the round as {ROUND!r} in the server's config, but it is"
-            " missing: without it the same round could be asked for until the noise is averaged away; send it."
-        )
-    return None
+    like: Tensors | None
+    names: Sequence[str] | None
 
-
-def _arrays(message: Message, order: Sequence[str] | None) -> dict[str, torch.Tensor]:
-    """The arrays of the one record that ``message`` has, by name; unnamed ones in the order of the model."""
-    records = list(message.content.array_records.values())
-    if len(records) != 1:
-        raise UserError(
-            f"A defended training message is expected to hold one record of arrays, but has {len(records)}; put the"
-            " model into one."
-        )
-    arrays = {name: to_tensor(array.numpy()) for name, array in records[0].items()}
-    unnamed = list(arrays) == [str(i) for i in range(len(arrays))]
-    if unnamed and order is not None and len(order) == len(arrays):
-        return dict(zip(order, arrays.values(), strict=True))
-    return arrays
+    def __call__(self, content: RecordDict) -> dict[str, torch.Tensor]:
+        if len(content.array_records) != 1:
+            raise UserError(
+                "A defended training message is expected to hold one record of arrays, but has"
+                f" {len(content.array_records)}; put the model into one."
+            )
+        if self.like is not None:
+            return model_values(content, self.like, whole=True)
+        arrays = all_arrays(content)
+        if self.names is not None:
+            arrays = named(arrays, self.names)
+            expect_listed(list(arrays), self.names)
+        values = to_tensors(arrays)
+        if odd := [name for name, value in values.items() if not torch.isfinite(value).all()]:
+            raise UserError(f"The values of {odd[0]} are expected to be finite, but some are not; they are refused.")
+        return values
 
 
 def _expect_like(replied: Tensors, sent: Tensors) -> Tensors:

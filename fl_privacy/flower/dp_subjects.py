@@ -102,7 +102,8 @@ def _of_tensors(function: Callable[[Any], Any]) -> Mechanism:
 
 def _on_strategy(strategy: Strategy, asked: Asked, mods: Sequence[Any], name: str) -> ClaimVerdict:
     stated = stated_by(strategy, rounds=asked.rounds)
-    clients = int(asked.clients or getattr(strategy, "num_sampled_clients", 2))
+    sampled: Any = getattr(strategy, "num_sampled_clients", 2)
+    clients = int(asked.clients or sampled)
     if not mods and isinstance(strategy, DifferentialPrivacyClientSideFixedClipping):
         mods = (fixedclipping_mod,)
     if not mods and isinstance(strategy, DifferentialPrivacyClientSideAdaptiveClipping):

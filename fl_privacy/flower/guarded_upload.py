@@ -11,12 +11,19 @@ from fl_privacy import checks
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects.kinds import ClippedExamples, Noise, PrivateRelease
 from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import norm
 from fl_privacy.flower.one_record import STATISTICS
 from fl_privacy.rng import streams_put_back
 from fl_privacy.tied_weights import all_parameter_names, first_names
 from fl_privacy.types import Tensors
 
 BufferPolicy = Literal["kept", "withheld", "defended"]
+
+Shares = Literal["weights", "change"]
+"""What a client replies: the weights after its training, or by how much they have changed."""
+
+LOOKS_LIKE_CHANGE = 0.5
+"""Of weights, the reply's norm is hardly ever below so many times the norm of its difference to what was sent."""
 
 _WITHIN = {
     "model": "changes the model",
@@ -45,6 +52,8 @@ class GuardedUpload:
         of_model: whether ``parameters`` are those of a model, which are floating-point numbers: others are refused. Of
             names that somebody lists, whole numbers come back as they were sent.
         tied: second name of a tied weight -> its first, whose defended value it gets: noise is drawn once.
+        frozen: parameters that the client does not train: they come back as they were sent, without noise.
+        shares: whether clients reply ``weights``, or the ``change``, which is then defended as it is.
     """
 
     defense: Defense
@@ -52,8 +61,11 @@ class GuardedUpload:
     buffers: BufferPolicy = "kept"
     tied: Mapping[str, str] = field(default_factory=dict)
     of_model: bool = False
+    frozen: frozenset[str] = frozenset()
+    shares: Shares = "weights"
 
     def __post_init__(self) -> None:
+        checks.one_of("shares", self.shares, ("weights", "change"))
         checks.one_of("buffers", self.buffers, ("kept", "withheld", "defended"))
         inside = [why for hook, why in _WITHIN.items() if getattr(self.defense, hook)]
         if inside:
@@ -76,6 +88,7 @@ class GuardedUpload:
         model: nn.Module | Callable[[], nn.Module] | None,
         names: Sequence[str] | None,
         buffers: BufferPolicy,
+        shares: Shares = "weights",
     ) -> "GuardedUpload":
         """Put ``defense`` on the parameters of ``model``, or on those among ``names``, else on all arrays."""
         return cls(
@@ -84,6 +97,8 @@ class GuardedUpload:
             buffers=buffers,
             tied=tied_names(model),
             of_model=model is not None,
+            frozen=frozen_names(model),
+            shares=shares,
         )
 
     def expect_known(self, names: Sequence[str]) -> None:
@@ -102,7 +117,8 @@ class GuardedUpload:
         Raises:
             UserError: a parameter is missing, or is no array of floating-point numbers, sent or replied.
         """
-        self.expect_known(list(before))
+        if not self.of_model:
+            self.expect_known(list(before))
         acted = [name for name in before if self._acts_on(name, before[name], after[name])]
         if not acted:
             raise UserError(
@@ -110,12 +126,15 @@ class GuardedUpload:
                 " refused, since nothing of it would be defended."
             )
         own = [name for name in acted if name not in self.tied]
-        change: Tensors = {name: after[name] - before[name] for name in own}
+        start = before if self.shares == "weights" else {name: torch.zeros_like(t) for name, t in before.items()}
+        change: Tensors = {name: after[name] - start[name] for name in own}
+        if self.shares == "weights":
+            _expect_weights(after, change)
         for hook in self.defense.upload:
             change = hook(change, state, rng)
-        defended = {name: before[name] + change[name] if name in change else before[name] for name in own}
+        defended = {name: start[name] + change[name] if name in change else start[name] for name in own}
         defended |= {name: defended[self.tied[name]] for name in acted if name in self.tied}
-        return {name: defended[name] if name in defended else self._beside(name, before, after) for name in before}
+        return {n: defended[n] if n in defended else self._beside(n, start, before, after) for n in before}
 
     def _acts_on(self, name: str, sent: torch.Tensor, replied: torch.Tensor) -> bool:
         """Whether the defense acts on an array.
@@ -130,12 +149,23 @@ class GuardedUpload:
                 f"{name} is expected as floating-point numbers, but was sent as {sent.dtype} and replied as"
                 f" {replied.dtype}; the defense does not act on those, and the reply is refused."
             )
-        return named and floating
+        return named and floating and name not in self.frozen
 
-    def _beside(self, name: str, before: Tensors, after: Tensors) -> torch.Tensor:
+    def _beside(self, name: str, start: Tensors, before: Tensors, after: Tensors) -> torch.Tensor:
         """An array that the defense does not act on: a buffer of the model, or one that nobody has declared."""
-        declared = self.parameters is not None and name not in self.parameters and self.buffers == "kept"
-        return after[name] if declared else before[name]
+        if self.parameters is not None and name not in self.parameters:
+            return after[name] if self.buffers == "kept" else before[name]
+        return start[name]
+
+
+def _expect_weights(after: Tensors, change: Tensors) -> None:
+    """Refuse a reply that is near zero and far from what was sent: it is the change of the weights itself."""
+    replied, moved = (norm({name: held[name] for name in change}) for held in (after, change))
+    if replied < LOOKS_LIKE_CHANGE * moved:
+        raise UserError(
+            "A defended client is expected to reply its weights, but replies their change: most of what would leave"
+            " were the weights that were sent; say shares='change'."
+        )
 
 
 def is_statistic(name: str) -> bool:
@@ -166,6 +196,14 @@ def parameter_names(
 def tied_names(model: nn.Module | Callable[[], nn.Module] | None) -> dict[str, str]:
     """Map the second names of tied weights of ``model`` to their first; empty without a model."""
     return {} if model is None else {name: own for name, own in first_names(made_of(model)).items() if name != own}
+
+
+def frozen_names(model: nn.Module | Callable[[], nn.Module] | None) -> frozenset[str]:
+    """Names of the parameters of ``model`` that need no gradient; none without a model."""
+    if model is None:
+        return frozenset()
+    pairs = made_of(model).named_parameters(remove_duplicate=False)
+    return frozenset(name for name, parameter in pairs if not parameter.requires_grad)
 
 
 def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Module:

@@ -8,9 +8,8 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.flower.client_app import CLIENT_RAISED
 from fl_privacy.flower.inside.legacy import RECORD_KEY_CONFIGS, SecAggKey, SecAggStage
-from fl_privacy.flower.records import load_state, read_state, save_state
+from fl_privacy.flower.records import CLIENT_RAISED, load_state, read_state, save_state
 from fl_privacy.inspection import ModelGuard
 from fl_privacy.types import Batch
 
@@ -36,7 +35,7 @@ def guard_mod(model: nn.Module, examples: OwnExamples, *, guard: ModelGuard | No
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
         found = attempt(lambda: _refusal(message, context))
-        reason = found.reason if isinstance(found, Failure) else found
+        reason = found.reason.removeprefix("UserError: ").rstrip(".") if isinstance(found, Failure) else found
         if reason:
             return Message(Error(CLIENT_RAISED, f"The guard refused: {reason.rstrip('.')}."), reply_to=message)
         return call_next(message, context)

@@ -13,7 +13,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Failure, Probe
 from fl_privacy.federation.replies import MOST_EXAMPLES, attempt
 from fl_privacy.flower.audit_records import asked_probe
-from fl_privacy.flower.records import BATCH_SIZE, CLIENT, PARTITION, VICTIM, read_state, read_upload
+from fl_privacy.flower.records import BATCH_SIZE, CLIENT, NUM_EXAMPLES, PARTITION, VICTIM, read_state, read_upload
 from fl_privacy.flower.strategy import PROBE
 from fl_privacy.flower.strategy_around import StrategyAround
 from fl_privacy.flower.transport import pair
@@ -97,7 +97,7 @@ class HonestButCurious(StrategyAround):
         shared = tuple(id(record) for record in message.content.array_records.values())
         if shared not in states:
             states[shared] = read_state(message.content, model)
-        upload = read_upload(reply.content, model)
+        upload = read_upload(reply.content, model, _weighted_by(self.strategy))
         _expect_claim(upload.num_examples, None if asked is None else asked[1])
         self.interceptor.capture(victim, sent=states[shared], upload=upload, states=self._before)
 
@@ -159,6 +159,13 @@ class _TappedGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return self._grid.pull_messages(message_ids)
+
+
+def _weighted_by(strategy: Any) -> str:
+    """The metric by which ``strategy``, or what it is around, weighs replies."""
+    while (key := getattr(strategy, "weighted_by_key", None)) is None and hasattr(strategy, "strategy"):
+        strategy = strategy.strategy
+    return key if isinstance(key, str) else NUM_EXAMPLES
 
 
 def _asked(message: Message) -> tuple[int, int] | None:

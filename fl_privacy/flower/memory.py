@@ -1,6 +1,7 @@
 """What a client keeps between rounds, and where: in Flower's context, or in a file of its node."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -31,10 +32,21 @@ class Memory(Protocol):
         """Keep ``state``; ``after`` are the kind and the round of the message whose answer it belongs to."""
         ...
 
-    def expect_new(self, kind: str, round: int) -> None:
-        """Refuse what was answered before, where that is remembered."""
+    def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
+        """Refuse what was answered before, where that is remembered.
+
+        Args:
+            kind: of message.
+            round: its number.
+            bounded: whether the caller knows how many rounds the run has, and has looked; else a round that is far
+                ahead is refused too.
+        """
         ...
 
+
+MOST_AHEAD = 1000
+"""By so much a round may be after the last one that was answered where nobody says how many a run has: a client that
+answers a round refuses all before, and one absurd number would shut it out of the rest of the run."""
 
 ANSWERED = "fl-privacy.answered"
 """Record of ``context.state``: by kind of message, the last round that was answered."""
@@ -46,9 +58,35 @@ def expect_unanswered(records: RecordDict, kind: str, round: int) -> None:
     Raises:
         UserError: it was answered before.
     """
+    if round <= (last := last_answered(records, kind)):
+        raise UserError(answered_before(last, round))
+
+
+def last_answered(records: RecordDict, kind: str) -> int:
+    """The last round that ``remember_answer`` noted down; -1 before the first."""
     last = records.config_records[ANSWERED].get(kind) if ANSWERED in records.config_records else None
-    if isinstance(last, int) and round <= last:
-        raise UserError(_answered(last, round))
+    return last if isinstance(last, int) else -1
+
+
+def last_of_all(records: RecordDict) -> int:
+    """The last round that ``remember_answer`` noted down for any kind of message; -1 before the first."""
+    kept: Mapping[str, object] = records.config_records.get(ANSWERED, {})
+    return max((last_answered(records, kind) for kind in kept), default=-1)
+
+
+def expect_near(last: int, round: int) -> None:
+    """Refuse a round that is negative, or more than ``MOST_AHEAD`` after the ``last`` one that was answered.
+
+    Raises:
+        UserError: it is.
+    """
+    most = max(last, 0) + MOST_AHEAD
+    if not 0 <= round <= most:
+        raise UserError(
+            f"A round of 0 to {most} is expected, {MOST_AHEAD} after the last one that was answered, but got {round};"
+            " the question is refused. Say how many rounds the run has (rounds=, last_round or num-server-rounds in its"
+            " config) where it has more."
+        )
 
 
 def remember_answer(records: RecordDict, kind: str, round: int) -> None:
@@ -58,7 +96,8 @@ def remember_answer(records: RecordDict, kind: str, round: int) -> None:
     records[ANSWERED] = ConfigRecord(kept)
 
 
-def _answered(last: int, round: int) -> str:
+def answered_before(last: int, round: int) -> str:
+    """Say that a round was answered, or a later one."""
     return (
         f"A message of a round after {last} is expected, but got one of round {round}: it was answered before,"
         " and a second answer would tell more than one; start a new run."
@@ -87,14 +126,16 @@ class ContextMemory:
         if self.once and after is not None:
             remember_answer(self.records, *after)
 
-    def expect_new(self, kind: str, round: int) -> None:
-        """Refuse a round that was answered before, where rounds are answered once.
+    def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
+        """Refuse a round that was answered before or is far ahead, where rounds are answered once.
 
         Raises:
-            UserError: it was, or a later one.
+            UserError: it was, or a later one, or it is.
         """
         if self.once:
             expect_unanswered(self.records, kind, round)
+            if not bounded:
+                expect_near(last_of_all(self.records), round)
 
 
 class NodeMemory:
@@ -130,15 +171,17 @@ class NodeMemory:
         self.path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         write_own(self.path, content, self._key)
 
-    def expect_new(self, kind: str, round: int) -> None:
-        """Refuse a round that was answered before.
+    def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
+        """Refuse a round that was answered before or is far ahead.
 
         Raises:
-            UserError: it was, or a later one.
+            UserError: it was, or a later one, or it is.
         """
-        last = self._read()[1].get(kind)
-        if last is not None and round <= last:
-            raise UserError(_answered(last, round))
+        served = self._read()[1]
+        if round <= (last := served.get(kind, -1)):
+            raise UserError(answered_before(last, round))
+        if not bounded:
+            expect_near(max(served.values(), default=-1), round)
 
     def _read(self) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
         if not self.path.exists():

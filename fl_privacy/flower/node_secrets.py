@@ -33,6 +33,10 @@ KEY_VARIABLE = "FL_PRIVACY_KEY"
 FILE = "node-secret"
 
 
+class SimulatedContext(Context):
+    """The context of a node that this process itself plays, as no node that was started elsewhere has."""
+
+
 def node_secret(context: Context) -> Secret:
     """What the client of ``context`` draws from: the node's own secret, told apart by run and client.
 

@@ -110,3 +110,31 @@ def _expect_in_order(names: Sequence[str], like: Tensors) -> None:
             f"The model is expected in the order of its state_dict(), but {moved[0]} stands in another place: who reads"
             " it by position would read something else."
         )
+
+
+def expect_listed(names: Sequence[str], listed: Sequence[str]) -> None:
+    """Refuse arrays ``names`` of a message where only the names ``listed`` of parameters are known, or of all arrays.
+
+    Each array is one of ``listed``, in that order, or a statistic of batch norm, directly behind the parameters of its
+    layer: a client that reads by position must not train a parameter under the name of a statistic.
+
+    Raises:
+        UserError: one line that says what does not fit.
+    """
+    if list(names) == list(listed):
+        return
+    known = set(listed)
+    if [name for name in names if name in known] != list(listed):
+        raise UserError(
+            f"The arrays {', '.join(listed[:3])}... are expected in this order, but a message has"
+            f" {', '.join(names[:4])}...; give model=, or the names of this app in their order."
+        )
+    before = ""
+    for name in names:
+        layer, _, end = name.rpartition(".")
+        if name not in known and not (end in STATISTICS and before.rpartition(".")[0] == layer and before):
+            raise UserError(
+                f"{name} is none of the names given, and no statistic behind the parameters of its layer; give model=,"
+                " or the names of all arrays in their order."
+            )
+        before = name

@@ -12,9 +12,12 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from fl_privacy.checks import whole
 from fl_privacy.data.own_examples import as_image, find_normalization, fingerprint, probe_seed
 from fl_privacy.data.own_streams import own_streams_put_back
 from fl_privacy.errors import UserError
+from fl_privacy.flower.answering_once import refusing
+from fl_privacy.flower.answers import Answers, digest_of
 from fl_privacy.flower.audit_records import (
     ANSWERS,
     ProbedImages,
@@ -25,7 +28,8 @@ from fl_privacy.flower.audit_records import (
     tell_images,
 )
 from fl_privacy.flower.guarded_upload import made_of
-from fl_privacy.flower.records import METRICS, NUM_EXAMPLES, all_arrays, to_array, to_tensor
+from fl_privacy.flower.kept_norms import keep_own_norms, own_norms
+from fl_privacy.flower.records import METRICS, NUM_EXAMPLES, ROUND, model_tensors, model_values, to_array
 from fl_privacy.normalization import Normalization
 from fl_privacy.rng import streams_put_back
 
@@ -42,14 +46,16 @@ def probe_mod(
     train: Train,
     dataset: object,
     normalization: Normalization | None = None,
+    images: int = 8,
+    rounds: int | None = None,
 ) -> Mod:
     """A mod by which an auditing server measures the worst case of the literature: an upload of one image in one step.
 
     Asked for a probe, ``train`` runs on a copy of the model with the values sent, over a loader of the chosen examples;
     what comes of it is replied like any upload, through all mods in front of this one: put it last,
     ``mods=[defense_mod(...), probe_mod(...)]``. The app's own model, state and data are left as they are. The reply has
-    fingerprints of the images, not the images. A server may ask for as many probes as it likes: take the mod out when
-    the audit is done.
+    fingerprints of the images, not the images. The mod is the client's consent: a server may ask for uploads of the
+    first ``images`` examples and no others, of each once a round. Take the mod out when the audit is done.
 
     Args:
         model: the client's model or its class.
@@ -57,25 +63,63 @@ def probe_mod(
         dataset: the examples that may be probed: a data set or loader of the app, with its transform, or a function
             from the context to one; of a tuple, such as (train, test), the first is taken.
         normalization: of its images, where neither the transform nor the pixels tell it rightly.
+        images: how many examples of a client may be probed, the first ones of ``dataset``.
+        rounds: of a run in which probes are answered; ``None`` takes the run's own number.
 
     Raises:
         UserError: the model can't be made, or ``train`` can't be called so.
     """
     architecture, takes_config = made_of(model), _takes_config(train)
+    budget = whole("images", images, at_least=1, at_most=1_000_000, example=8)
     chosen: dict[int, _Examples] = {}
+
+    def answer(message: Message, context: Context) -> RecordDict:
+        examples = chosen.setdefault(context.node_id, _Examples(dataset, context, normalization))
+        return _answer(message, context, examples, architecture, train, takes_config)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         asked = asked_probe(message.content) if is_training(message) and message.has_content() else None
         if asked is not None:
-            examples = chosen.setdefault(context.node_id, _Examples(dataset, context, normalization))
-            return Message(_answer(message, context, examples, architecture, train, takes_config), reply_to=message)
+            _expect_allowed(*asked, budget)
+            return _answered(message, context, Answers(context, rounds), lambda: answer(message, context))
         reply = call_next(message, context)
         if is_training(message) and not reply.has_error():
+            keep_own_norms(message.content, reply.content, architecture, context)
             reply.content[ANSWERS] = ConfigRecord({"answers": True})
             introduce(reply.content, context)
         return reply
 
-    return mod
+    return refusing(mod)
+
+
+def _answered(message: Message, context: Context, answers: Answers, answer: Callable[[], RecordDict]) -> Message:
+    """What ``answer`` replies, or the same as before to the same question: each image leaves once a round."""
+    asked = asked_probe(message.content)
+    assert asked is not None
+    (number, size), round, question = asked, _round_of(message, context), digest_of(message)
+    first, *others = [f"probed-image-{image}" for image in range(number * size, (number + 1) * size)]
+    if (kept := answers.again(first, round, question)) is None:
+        for other in others:
+            answers.expect_new(other, round)
+        kept = answer()
+        answers.note(round, first, *others)
+        answers.keep(first, question, kept)
+    return Message(kept, reply_to=message)
+
+
+def _expect_allowed(probe: int, size: int, budget: int) -> None:
+    if (probe + 1) * size > budget:
+        raise UserError(
+            f"A probe of the first {budget} examples is expected, to which this client agrees, but got number {probe}"
+            f" of {size}; ask for fewer victims, or let the client say probe_mod(images={(probe + 1) * size})."
+        )
+
+
+def _round_of(message: Message, context: Context) -> int:
+    number = merged_config(context, message.content).get(ROUND)
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise UserError(f"A probe is expected with the number of its round as {ROUND!r} in its config, but has none.")
+    return number
 
 
 def _answer(  # noqa: PLR0917
@@ -89,6 +133,7 @@ def _answer(  # noqa: PLR0917
         with own_streams_put_back(data):
             batch = examples.batch(*asked)
         trained = _copy_with(model, message.content)
+        trained.load_state_dict(own_norms(context), strict=False)
         loader = DataLoader(_Few(batch), batch_size=len(batch), collate_fn=examples.collate)
         if takes_config:
             train(trained, loader, merged_config(context, message.content))
@@ -171,13 +216,9 @@ def _iterated(data: object) -> Iterator[object]:
 def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
     """A copy of ``model`` with the values that a message sends."""
     copied = copy.deepcopy(model)
-    arrays = all_arrays(content)
-    values = dict(
-        zip(_order(arrays, copied.state_dict()), (to_tensor(a.numpy()) for a in arrays.values()), strict=True)
-    )
     try:
-        copied.load_state_dict(values)
-    except RuntimeError as error:
+        copied.load_state_dict(model_values(content, model_tensors(copied), whole=True), strict=False)
+    except (UserError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"probe_mod's model is expected to be the app's, but does not take its values: {reason}"

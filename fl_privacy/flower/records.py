@@ -24,6 +24,9 @@ METRICS = "metrics"
 CLIENT = "client"
 """Names of the records of a message beside the arrays; ``client`` says which partition replied."""
 
+CLIENT_RAISED = 2
+"""Flower's code of an error that a client raised."""
+
 ROUND = "server-round"
 PARTITION = "partition-id"
 PARTITIONS = "num-partitions"
@@ -155,16 +158,22 @@ def _counted(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return buffer.round().to(like.dtype) if counts else buffer
 
 
-def read_upload(content: RecordDict, model: nn.Module) -> Upload:
+def read_upload(content: RecordDict, model: nn.Module, weighted_by: str = NUM_EXAMPLES) -> Upload:
     """The upload in a reply of any layout.
+
+    Args:
+        content: of the reply.
+        model: of the clients.
+        weighted_by: the metric by which the strategy weighs replies, where they have no other number of examples.
 
     Raises:
         UserError: the reply does not say how many examples it is of.
     """
     values = read_state(content, model)
-    for record in content.metric_records.values():
-        if isinstance(number := record.get(NUM_EXAMPLES), int | float):
-            return Upload(tensors=values.parameters, buffers=values.buffers, num_examples=int(number))
+    for key in dict.fromkeys((NUM_EXAMPLES, weighted_by)):
+        for record in content.metric_records.values():
+            if isinstance(number := record.get(key), int | float) and math.isfinite(number):
+                return Upload(tensors=values.parameters, buffers=values.buffers, num_examples=int(number))
     raise UserError(f"A reply is expected to hold a metric {NUM_EXAMPLES}, but has none; let the client report it.")
 
 

@@ -9,11 +9,13 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import Tensor, nn
 
+from fl_privacy.checks import whole
 from fl_privacy.data.own_examples import IMAGE_KEYS, LABEL_KEYS
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.errors import UserError
 from fl_privacy.federation.client.plain_pass import PlainPass
 from fl_privacy.federation.client.private_part import join_private, private_names, public_state, store_private
+from fl_privacy.flower.answers import Answers
 from fl_privacy.flower.node_secrets import node_secret
 from fl_privacy.flower.records import PARTITION, load_state, save_state
 from fl_privacy.models import normalized
@@ -29,13 +31,14 @@ def train_step(
     *,
     lr: float = 0.01,
     normalization: Normalization | None = None,
+    round: int | None = None,
     seed: int | Secret | None = None,
 ) -> "DefendedTraining":
     """``loss.backward()`` with ``defense`` in it: Refiner, Soteria, SPN, passports, private layers, ATS, DP-SGD.
 
     In a client's own training function::
 
-        with train_step(defense, net, context, lr=lr) as step:
+        with train_step(defense, net, context, lr=lr, round=config["server-round"]) as step:
             for images, labels in loader:
                 optimizer.zero_grad()
                 loss = step(images, labels)  # instead of loss_function(net(images), labels) and loss.backward()
@@ -51,10 +54,14 @@ def train_step(
         context: of the client, whose state and secret are used; ``None`` keeps nothing for the next round.
         lr: learning rate of what stays with the client.
         normalization: of the loader's images, which hooks see in [0, 1].
-        seed: of the defense's draws, in a simulation; by default the node's own secret.
+        round: of the server's config, demanded of a deployed client. A round is trained once, also after a restart:
+            each further training would be another draw of the same noise. ``answer_once_mod`` in front of the app
+            replies the same bytes instead of an error where a server asks again.
+        seed: of the defense's draws, in a simulation, which may train twice; by default the node's own secret.
 
     Raises:
-        UserError: the defense exchanges the client's data.
+        UserError: the defense exchanges the client's data; on entering, the round was trained before, is missing, or
+            the run has no such round.
     """
     if defense.examples:
         raise UserError(
@@ -63,10 +70,11 @@ def train_step(
         )
     memory = RecordDict() if context is None else context.state
     client = "0" if context is None else str(context.node_config.get(PARTITION, context.node_id))
+    once = None if seed is not None or context is None else _Once(Answers(context), round)
     if seed is None:
         seed = Secret.draw() if context is None else node_secret(context)
     return DefendedTraining(
-        defense, net, memory, LocalPlan(lr=lr, batch_norm="train"), normalization, _Draws(seed, client)
+        defense, net, memory, LocalPlan(lr=lr, batch_norm="train"), normalization, _Draws(seed, client), once
     )
 
 
@@ -79,6 +87,9 @@ def private_loader(
     seed: int | Secret | None = None,
 ) -> Iterator[Any]:
     """The batches of ``loader`` as a defense of the data changes them (ATS, InstaHide); the training stays as it is.
+
+    Each call draws anew, as the epochs of a round do: put ``answer_once_mod`` in front of the app, by which a round is
+    answered once.
 
     Batches are pairs (images, labels) or mappings with both, and come out alike; mixed labels are probabilities (B, K),
     which ``torch.nn.functional.cross_entropy`` takes.
@@ -119,12 +130,15 @@ class DefendedTraining:
     plan: LocalPlan
     normalization: Normalization | None
     draws: "_Draws"
+    once: "_Once | None" = None
     _state: ClientState = field(default_factory=ClientState, init=False)
     _kept: frozenset[str] = field(default=frozenset(), init=False)
     _model: nn.Module | None = field(default=None, init=False)
     _private: ModelState = field(default_factory=lambda: ModelState({}, {}), init=False)
 
     def __enter__(self) -> Self:
+        if self.once is not None:
+            self.once.begin()
         device = next(self.net.parameters()).device
         self._state, self._rng = load_state(self.memory, device), self.draws.once("defense")
         self._kept = private_names(self.net, self.defense)
@@ -196,6 +210,33 @@ class DefendedTraining:
             n: p - self.plan.lr * gradients[n] if n in gradients else p for n, p in self._private.parameters.items()
         }
         self._private = replace(self._private, parameters=moved)
+
+
+_KIND = "train-step"
+
+
+@dataclass(frozen=True)
+class _Once:
+    """Lets a round be trained once."""
+
+    answers: Answers
+    round: int | None
+
+    def begin(self) -> None:
+        """Count this training.
+
+        Raises:
+            UserError: the round was trained before, the run has none such, or nobody says it.
+        """
+        if self.round is not None:
+            number = whole("round", self.round, at_least=0, example=1)
+            self.answers.expect_new(_KIND, number)
+            self.answers.note(number, _KIND)
+        elif not self.answers.forgets:
+            raise UserError(
+                "train_step is expected to get round=, the server-round of the message's config, but got none: the same"
+                " round could be asked for until what the defense draws is averaged away."
+            )
 
 
 @dataclass(frozen=True)

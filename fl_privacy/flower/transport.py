@@ -5,13 +5,14 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.app import UserConfig as NodeConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.inside.identity import Run, empty_run, identify_process
+from fl_privacy.flower.node_secrets import SimulatedContext
 from fl_privacy.flower.records import PARTITION, PARTITIONS
 from fl_privacy.progress import counted
 
@@ -33,7 +34,7 @@ class LocalGrid(Grid):
     def __init__(self, clients: Sequence[int], client_app: ClientApp | None = None) -> None:
         self.client_app = client_app
         self.contexts = {
-            FIRST_NODE + client: Context(
+            FIRST_NODE + client: SimulatedContext(
                 run_id=1,
                 node_id=FIRST_NODE + client,
                 node_config=NodeConfig({PARTITION: client, PARTITIONS: len(clients)}),

@@ -42,20 +42,32 @@ def stored_observations(
     Each is read when it is asked for, and checked then.
 
     Args:
-        folder: what ``save_observation`` or ``CaptureWriter`` wrote to.
+        folder: what ``save_observation`` or ``CaptureWriter`` wrote to, or the folder of the run or audit around it.
         model: architecture of the model the clients were sent; its values are not used.
         inside: architecture that the clients make of it, where one of them colludes; ``None`` is ``model``.
 
     Raises:
         UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
     """
-    folder = Path(folder)
+    folder = _within_a_run(Path(folder))
     if folder.is_dir():
         expect_regular_files(folder)
     paths = list(folder.rglob("*.json"))
     if not paths:
         raise UserError(f"Captured updates are expected in {folder}, but there are none; run with intercept.save=true.")
     return StoredObservations(folder, sorted(_named(folder, path) for path in paths), model, inside)
+
+
+_CAPTURES = "captures"
+"""Folder of captured updates within that of a run or of an audit."""
+
+
+def _within_a_run(folder: Path) -> Path:
+    """The captures in the folder of a run, or of the one audit in ``folder``; else ``folder`` itself."""
+    audits = [path for path in folder.glob(f"audit-*/{_CAPTURES}") if path.is_dir()]
+    if (folder / _CAPTURES).is_dir():
+        return folder / _CAPTURES
+    return audits[0] if len(audits) == 1 else folder
 
 
 def _named(folder: Path, path: Path) -> VictimId:

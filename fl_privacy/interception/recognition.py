@@ -12,6 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fl_privacy.gradients.unrolled import number_of_steps
+from fl_privacy.interception.kept_norms import norm_names, without_kept_norms
 from fl_privacy.interception.lazy_observations import changed
 from fl_privacy.models import has_batch_norm
 from fl_privacy.types import LocalPlan, ModelState, Observation
@@ -28,9 +29,9 @@ _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 def recognize_training(observation: Observation, told: Collection[str] = ()) -> tuple[Observation, list[str]]:
     """``observation`` with the plan that its update shows, and a sentence on each thing that was found.
 
-    Weights are told from a change by how much of the values sent is in them, the mode of batch norm by whether its
-    running statistics moved, the number of local steps by its counters, a learning rate by the output layer's bias,
-    whose gradient is the output minus the label.
+    Weights are told from a change by how much of the values sent is in them, a batch norm that clients keep by how far
+    it moved, the mode of batch norm by whether its running statistics moved, the number of local steps by its counters,
+    a learning rate by the output layer's bias, whose gradient is the output minus the label.
 
     Args:
         observation: of a client whose program is not known.
@@ -38,7 +39,8 @@ def recognize_training(observation: Observation, told: Collection[str] = ()) -> 
     """
     said: list[str] = []
     plan = _shares(observation, observation.plan, told, said)
-    observation = replace(observation, plan=plan)
+    observation, kept = without_kept_norms(replace(observation, plan=plan))
+    said += kept
     plan = _batch_norm(observation, said)
     observation = replace(observation, plan=plan)
     plan = _steps(observation, told, said)
@@ -59,14 +61,19 @@ def describe_model(model: nn.Module) -> list[str]:
 
 
 def share_of_sent(observation: Observation) -> float:
-    """How much of the values sent is in the upload: about 1 for weights, about 0 for a gradient or a delta."""
+    """How much of the values sent is in the upload: about 1 for weights, about 0 for a gradient or a delta.
+
+    Batch norm is left out where there is more: clients may keep their own.
+    """
     pairs = [(t.double().flatten(), observation.sent.parameters[n].double().flatten()) for n, t in _both(observation)]
     length = sum(float(s @ s) for _, s in pairs)
     return sum(float(t @ s) for t, s in pairs) / length if length else 0.0
 
 
 def _both(observation: Observation) -> list[tuple[str, torch.Tensor]]:
-    return [(n, t) for n, t in observation.upload.tensors.items() if n in observation.sent.parameters]
+    both = [(n, t) for n, t in observation.upload.tensors.items() if n in observation.sent.parameters]
+    norms = norm_names(observation.model)
+    return [pair for pair in both if pair[0] not in norms] or both
 
 
 def _shares(observation: Observation, plan: LocalPlan, told: Collection[str], said: list[str]) -> LocalPlan:

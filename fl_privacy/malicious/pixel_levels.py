@@ -13,6 +13,10 @@ LEAST_LEVELS = 32
 """Different levels that an image needs so that its pixels tell. Of two images of few levels each, a mixture has few
 values as well, which come near to levels by chance: of two black-and-white ones in 15 to 40 of 100 mixtures."""
 
+COARSER = (2, 3, 5, 7)
+"""Steps between levels that an image may not have throughout: what is mixed half and half of two images whose levels
+are multiples of 8 has multiples of 4, which are whole."""
+
 NEARLY = 0.1
 """Likewise of pixels that the precision of weights has blurred."""
 
@@ -34,23 +38,34 @@ def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | 
     explains, but no farther than ``NEARLY``.
 
     It takes neither the truth nor another image. An image that noise was added to, whose scale is not quite known, or
-    that has fewer than ``LEAST_LEVELS`` levels beside black and white is not told from a mixture.
+    that has fewer than ``LEAST_LEVELS`` levels beside black and white, or every second, third, fifth or seventh alone,
+    is not told from a mixture. What is left: images of even levels alone, mixed half and half to a ten-thousandth.
     """
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)
     apart = (levels - levels.round()).square() * telling
-    number, different = telling.sum(1), _different_levels(levels, telling)
+    number, seen = telling.sum(1), _seen_levels(levels, telling)
     inside = ((levels > -1) & (levels < LEVELS + 1)).all(1)
     fine = torch.ones_like(inside) if error is None else LEVELS * error < WHOLE
     most = levels.new_full((len(levels),), WHOLE) if blur is None else (WHOLE + 2 * LEVELS * blur).clamp_max(NEARLY)
-    return fine & (different >= LEAST_LEVELS) & inside & ((apart.sum(1) / number.clamp_min(1)).sqrt() < most)
+    various = (seen.sum(1) >= LEAST_LEVELS) & ~_on_coarser_steps(seen)
+    return fine & various & inside & ((apart.sum(1) / number.clamp_min(1)).sqrt() < most)
 
 
-def _different_levels(levels: Tensor, telling: Tensor) -> Tensor:
-    """(N,) how many whole levels the ``telling`` pixels of each row (N, D) are nearest to."""
+def _seen_levels(levels: Tensor, telling: Tensor) -> Tensor:
+    """(N, 256) whether the ``telling`` pixels of each row (N, D) are nearest to a level."""
     nearest = levels.round().clamp(0, LEVELS).long()
     seen = torch.zeros(len(levels), int(LEVELS) + 1, dtype=torch.int64, device=levels.device)
-    return (seen.scatter_add_(1, nearest, telling.long()) > 0).sum(1)
+    return seen.scatter_add_(1, nearest, telling.long()) > 0
+
+
+def _on_coarser_steps(seen: Tensor) -> Tensor:
+    """(N,) whether all levels of a row of ``seen`` (N, 256) leave the same rest by one of ``COARSER``."""
+    found = torch.zeros(len(seen), dtype=torch.bool, device=seen.device)
+    for step in COARSER:
+        rests = torch.stack([seen[:, rest::step].any(1) for rest in range(step)])
+        found |= rests.sum(0) == 1
+    return found
 
 
 def images_of_brightness(

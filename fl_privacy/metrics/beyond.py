@@ -1,15 +1,17 @@
 """The figures by which an outcome is judged: likeness, rank among others, and what a control reaches."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fl_privacy.metrics.alignment import aligned, control
-from fl_privacy.metrics.identification import Identified, PublicImages, identify, lead_of_class
+from fl_privacy.metrics.comparison import Identified
+from fl_privacy.metrics.identification import identify
 from fl_privacy.metrics.matching import Match
-from fl_privacy.metrics.outcome import DOUBTFUL_LEAD, DOUBTFUL_RANK, ROUNDING
+from fl_privacy.metrics.outcome import ROUNDING
+from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.metrics.texts import Language, most_frequent, token_f1, widened, without
 from fl_privacy.types import VictimId
 
@@ -18,6 +20,13 @@ Figures = dict[str, float | int | bool]
 
 _DIGITS = 4
 """Decimals that are recorded: beyond, they depend on how many are compared at once."""
+
+
+Controls = Mapping[VictimId, Tensor]
+"""(K, C, H, W) guesses that never saw the update, for some victims."""
+
+OTHER_UPDATES, MOST_CONTROLS = 3, 8
+"""Other clients' updates whose guesses are controls, and how many guesses at most."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +44,33 @@ class Others:
     candidates: PublicImages | None = None
     texts: Tensor | None = None
     moved: bool = False
-    controls: Mapping[VictimId, Tensor] = field(default_factory=dict)
+    controls: Controls = field(default_factory=dict)
+
+
+def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None], truths: Sequence[Tensor]) -> Controls:
+    """Guesses at other clients' updates, as controls of each victim: a prior makes images without any update.
+
+    Taken are the guesses at the ``OTHER_UPDATES`` victims of other clients that follow, but those at an update in which
+    an image of the victim was, too.
+
+    Args:
+        victims: of one attack.
+        guesses: (B, C, H, W) at each; ``None`` where there is none.
+        truths: (B, C, H, W) of each.
+    """
+    found = {}
+    for place, victim in enumerate(victims):
+        following = [(place + step) % len(victims) for step in range(1, len(victims))]
+        apart = [o for o in following if victims[o].client != victim.client and not _share(truths[o], truths[place])]
+        made = [guess for guess in (guesses[other] for other in apart) if guess is not None][:OTHER_UPDATES]
+        if made:
+            found[victim] = torch.cat(made)[:MOST_CONTROLS]
+    return found
+
+
+def _share(ones: Tensor, others: Tensor) -> bool:
+    """Whether an image is in both, to the rounding of pixels."""
+    return bool((torch.cdist(ones.flatten(1).float(), others.flatten(1).float(), p=torch.inf) <= ROUNDING).any())
 
 
 def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor | None = None) -> list[Figures]:
@@ -61,10 +96,10 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
         figures[place] = {"exact": bool(exact[place]), **_rounded(control_psnr=top_psnr, control_ssim=top_ssim)}
     nearest = torch.arange(len(found))
     if (rest := (~exact).nonzero().flatten()).numel():
-        seen = identify(guesses[rest], originals[rest], others.candidates, coarse=others.moved)
+        seen = identify(guesses[rest], originals[rest], others.candidates, scaled=others.moved)
         nearest[rest] = rest[seen.guess]
         for place, own in zip(rest.tolist(), _of_each(seen), strict=True):
-            figures[place] |= own | _of_class(own, originals[place], int(match.labels[found][place]), others)
+            figures[place] |= own | _of_controls(own, originals[place], extra, others)
     for place in exact.nonzero().flatten().tolist():
         figures[place] |= _of_exact(originals, others.candidates)
     for place, truth in enumerate(originals):
@@ -94,19 +129,19 @@ def _of_each(seen: Identified) -> list[Figures]:
     figures = []
     for place, likeness in enumerate(seen.likeness.tolist()):
         own = {**_rounded(likeness=likeness), "candidates": seen.candidates}
-        if seen.rank is not None and seen.lead is not None:
+        if seen.rank is not None and seen.lead is not None and seen.foreign is not None:
             own |= {"rank": int(seen.rank[place]), **_rounded(lead=float(seen.lead[place]))}
+            own |= _rounded(foreign=float(seen.foreign[place])) if own["rank"] == 1 else {}
         figures.append(own)
     return figures
 
 
-def _of_class(own: Figures, original: Tensor, label: int, others: Others) -> Figures:
-    """How far public images of its class lead, where a guess is the nearest, or almost, but does not lead by much."""
-    doubtful = own.get("rank", DOUBTFUL_RANK + 1) <= DOUBTFUL_RANK and own.get("lead", 0.0) < DOUBTFUL_LEAD
-    if not doubtful or others.candidates is None:
+def _of_controls(own: Figures, original: Tensor, extra: Sequence[Tensor], others: Others) -> Figures:
+    """Largest lead at an original (C, H, W) of guesses at other updates, where the guess at its own is the nearest."""
+    if own.get("rank") != 1 or not extra or others.candidates is None:
         return {}
-    lead = lead_of_class(original, label, others.candidates, coarse=others.moved)
-    return {} if lead is None else _rounded(control_lead=lead)
+    leads = [identify(each[None], original[None], others.candidates, scaled=others.moved).lead for each in extra]
+    return _rounded(control_lead=max(float(lead) for lead in leads if lead is not None))
 
 
 def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:

@@ -1,36 +1,35 @@
 """Images made comparable up to harmless changes: small, without brightness and contrast, in windows, and moved.
 
-What is compared is the normalized correlation of two images of at most 32 pixels a side, as they are and without their
-coarse brightness. Its absolute value is the same for negatives and for any change of brightness and contrast. One of
-the two images is taken mirrored, shifted by up to a tenth of its width, and on request scaled and rotated.
+What is compared is the normalized correlation of two images of a few pixels, as they are and without their coarse
+brightness. Its absolute value is the same for negatives and for any change of brightness and contrast. One of the two
+images is taken mirrored, shifted by up to a tenth of its width, and on request scaled and rotated.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-SIDE = 32
-"""Pixels to which the longer side of an image is averaged down."""
-
-COARSE_SIDE = 16
-"""Likewise where images are scaled and rotated."""
-
 BLURS = (0.0, 1.0, 2.0)
-"""Standard deviations in pixels by which the image that stands still is blurred."""
+"""Standard deviations in pixels by which an image is blurred."""
 
 MOSAIC = len(BLURS)
 """Index of the image of half the resolution, beside those that are blurred."""
 
-PAIRS = ((0, 0), (0, 1), (0, 2), (0, MOSAIC), (1, 1))
-"""Which blur of the moved image is compared with which blur of the other: reconstructions are blurred, or noisy."""
-
-SCALES = (0.8, 0.9, 1.0, 1.12, 1.25)
 ANGLES = (-15.0, -10.0, -5.0, 0.0, 5.0, 10.0, 15.0)
-"""Of the moved image, where only the stored image is known; degrees."""
+"""Degrees, where only the stored image is known."""
+
+ZOOMS = (
+    *((0.8, 0, 0), (0.9, 0, 0), (1.0, 0, 0), (1.12, 0, 0)),
+    *((1.25, down, right) for down, right in ((0, 0), (-1, -1), (-1, 1), (1, -1), (1, 1))),
+)
+"""Likewise scale, and which part of an enlarged image is seen: its middle, or a corner."""
+
+WINDOWS = 5
+"""The whole and its four halves."""
 
 _DETAIL = 1.5
 """Standard deviation in pixels of the coarse brightness."""
@@ -38,24 +37,102 @@ _DETAIL = 1.5
 _LEAST_CONTRAST = 0.1 / 255
 """Standard deviation of pixels below which there is nothing to see."""
 
-_GAP = 2
-"""Pixels that a half of an image is short of its middle, so that the other half shows in none of them."""
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Looks:
-    """Images as rows of unit length, by blur and window: the product of two rows is a correlation.
+@dataclass(frozen=True)
+class Sight:
+    """How closely images are looked at.
 
     Attributes:
-        rows: (blur, window) -> (N, V, D): N images, each in V places.
-        coarse: likewise of the smaller images that are scaled and rotated; empty without.
+        side: pixels to which the longer side of an image is averaged down.
+        pairs: which blur of the moved image is compared with which blur of the other, since reconstructions are
+            blurred, or noisy; each in every window.
+        whole: likewise, the whole only.
+        turned: likewise, the whole only, where the other is scaled and rotated.
+        gap: pixels that a half of an image is short of its middle, so that the other half shows in none of them.
+        between: whether an image that is averaged down is also shifted by half a pixel of what that makes.
     """
 
-    rows: dict[tuple[int, int], Tensor]
-    coarse: dict[int, Tensor]
+    side: int
+    pairs: tuple[tuple[int, int], ...]
+    whole: tuple[tuple[int, int], ...]
+    turned: tuple[tuple[int, int], ...]
+    gap: int
+    between: bool
+
+    @property
+    def ways(self) -> Iterator[tuple[int, int, int]]:
+        """Blur of the moved image, blur of the other, and window of each way to compare."""
+        for of, to in self.pairs:
+            for window in range(WINDOWS):
+                yield of, to, window
+        for of, to in self.whole:
+            yield of, to, 0
 
 
-def small(images: Tensor, side: int = SIDE) -> Tensor:
+COARSE = Sight(side=16, pairs=((0, 0), (0, 1)), whole=(), turned=((0, 0),), gap=1, between=True)
+FINE = Sight(
+    side=32,
+    pairs=((0, 0), (2, 2)),
+    whole=((0, 1), (0, 2), (0, MOSAIC), (1, 1)),
+    turned=((0, 0), (2, 2)),
+    gap=2,
+    between=True,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """Originals or candidates (N, C, H, W) in [0, 1], in one place each."""
+
+    images: Tensor
+    sight: Sight
+    _made: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def rows(self, blur: int, window: int) -> Tensor:
+        """(N, D) of unit length, made when they are first asked for: the product of two rows is a correlation."""
+        if (blur, window) not in self._made:
+            gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
+            edges = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
+            inner = _inner(_with_detail(_unsharp(gray, blur)), *edges)
+            for number, cut in enumerate(_windows(*inner.shape[-2:], self.sight.gap)):
+                self._made[blur, number] = _unit(inner[..., cut[0], cut[1]])
+        return self._made[blur, window]
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """A guess (1, C, H, W) in [0, 1] in all places; where its channels disagree, also as what they have in common."""
+
+    image: Tensor
+    sight: Sight
+    _made: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
+    _places: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def rows(self, blur: int, window: int) -> Tensor:
+        """(V, D) of unit length, made when they are first asked for."""
+        if (blur, window) not in self._made:
+            if blur not in self._places:
+                self._places[blur] = _shifted(_with_detail(blurred(self._shown, BLURS[blur])))
+            places = self._places[blur]
+            used = places if window == 0 else places[: len(self._grays)]
+            cut = _windows(*places.shape[-2:], self.sight.gap)[window]
+            self._made[blur, window] = _unit(used[..., cut[0], cut[1]]).flatten(0, 1)
+        return self._made[blur, window]
+
+    @cached_property
+    def _grays(self) -> Tensor:
+        return _grays(small(self.image.float(), self.sight.side))
+
+    @cached_property
+    def _shown(self) -> Tensor:
+        between = _between(self.image, self.sight.side) if self.sight.between else ()
+        return torch.cat([self._grays, *between])
+
+
+def small(images: Tensor, side: int) -> Tensor:
     """Images (N, C, H, W) averaged down to at most ``side`` pixels a side."""
     height, width = images.shape[-2:]
     factor = min(1.0, side / max(height, width))
@@ -66,46 +143,6 @@ def small(images: Tensor, side: int = SIDE) -> Tensor:
 def shift_reach(width: int) -> int:
     """Pixels by which an image of ``width`` pixels may be shifted, and that its window is short of its edge."""
     return max(1, round(width / 10)) if width > 2 else 0
-
-
-def standing(images: Tensor, *, coarse: bool = False) -> Looks:
-    """Originals or candidates (N, C, H, W) in [0, 1], in one place each."""
-    gray = small(images.float()).mean(1, keepdim=True)
-    edge_y, edge_x = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
-    rows = {}
-    for blur, unsharp in enumerate([*(blurred(gray, sigma) for sigma in BLURS), _mosaic(gray)]):
-        inner = _inner(_with_detail(unsharp), edge_y, edge_x)
-        for window, cut in enumerate(_windows(*inner.shape[-2:])):
-            rows[blur, window] = _unit(inner[..., cut[0], cut[1]])[:, None]
-    return Looks(rows=rows, coarse=_standing_coarse(images) if coarse else {})
-
-
-def moved(image: Tensor, *, coarse: bool = False) -> Looks:
-    """A guess (1, C, H, W) in [0, 1] in all places; where its channels disagree, also as what they have in common."""
-    shown = small(image.float())
-    grays = _grays(shown)
-    rows = {}
-    between = torch.cat([grays, *_between(image)])
-    for blur in sorted({of for of, _ in PAIRS}):
-        places = _shifted(_with_detail(blurred(between, BLURS[blur])))
-        for window, cut in enumerate(_windows(*places.shape[-2:])):
-            used = places if window == 0 else places[: len(grays)]
-            rows[blur, window] = _unit(used[..., cut[0], cut[1]]).flatten(0, 1)[None]
-    return Looks(rows=rows, coarse=_moved_coarse(grays) if coarse else {})
-
-
-def correlations(guess: Looks, others: Looks) -> Iterator[Tensor]:
-    """For each way to compare, (N,) largest absolute correlation of one guess with N images over all its places."""
-    for of, to in PAIRS:
-        for window in range(len(_windows(8, 8))):
-            yield _largest(guess.rows[of, window], others.rows[to, window])
-    for blur, places in guess.coarse.items():
-        yield _largest(places, others.coarse[blur])
-
-
-def _largest(places: Tensor, rows: Tensor) -> Tensor:
-    best: Tensor = (places[0] @ rows[:, 0].T).abs_().amax(0)
-    return best
 
 
 def blurred(images: Tensor, sigma: float) -> Tensor:
@@ -121,6 +158,10 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
     return found.reshape(images.shape)
 
 
+def _unsharp(gray: Tensor, blur: int) -> Tensor:
+    return _mosaic(gray) if blur == MOSAIC else blurred(gray, BLURS[blur])
+
+
 def _mosaic(gray: Tensor) -> Tensor:
     """(N, 1, H, W) as squares of 2 x 2 pixels."""
     height, width = gray.shape[-2:]
@@ -128,15 +169,15 @@ def _mosaic(gray: Tensor) -> Tensor:
     return functional.interpolate(halved, scale_factor=2)[..., :height, :width]
 
 
-def _between(image: Tensor) -> Iterator[Tensor]:
+def _between(image: Tensor, side: int) -> Iterator[Tensor]:
     """An image (1, C, H, W) that is averaged down, shifted by half a pixel of what that makes; else nothing."""
     height, width = image.shape[-2:]
-    half = round(max(height, width) / SIDE / 2)
+    half = round(max(height, width) / side / 2)
     if not half:
         return
     padded = functional.pad(image.float().mean(1, keepdim=True), (half, 0, half, 0), "replicate")
     for top, left in ((0, 0), (0, half), (half, 0)):
-        yield small(padded[..., top : top + height, left : left + width])
+        yield small(padded[..., top : top + height, left : left + width], side)
 
 
 def _with_detail(gray: Tensor) -> Tensor:
@@ -150,9 +191,9 @@ def _inner(images: Tensor, edge_y: int, edge_x: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _windows(height: int, width: int) -> tuple[tuple[slice, slice], ...]:
+def _windows(height: int, width: int, gap: int) -> tuple[tuple[slice, slice], ...]:
     """The whole and its four halves."""
-    rows, columns = max(1, height // 2 - _GAP), max(1, width // 2 - _GAP)
+    rows, columns = max(1, height // 2 - gap), max(1, width // 2 - gap)
     every = slice(None)
     return (
         (every, every),
@@ -206,28 +247,18 @@ def _grays(image: Tensor) -> Tensor:
     return torch.cat([mean, (common * spread).view_as(mean)])
 
 
-def _standing_coarse(images: Tensor) -> dict[int, Tensor]:
-    gray = small(images.float(), COARSE_SIDE).mean(1, keepdim=True)
-    edges = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
-    return {blur: _unit(_inner(_with_detail(blurred(gray, BLURS[blur])), *edges))[:, None] for blur in (0, 1)}
+def turned(images: Tensor, which: Tensor) -> Tensor:
+    """Images (N, C, H, W), each scaled and rotated by one of ``turns``, (N,) their indices."""
+    height, width = images.shape[-2:]
+    grid = functional.affine_grid(turns(height, width)[which], list(images.shape), align_corners=False)
+    return functional.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
 
 
-def _moved_coarse(grays: Tensor) -> dict[int, Tensor]:
-    """(G, 1, H, W) in every scale, rotation, shift and mirrored; compared as it is with two blurs of the other."""
-    turned = small(_turned(grays), COARSE_SIDE)
-    places = _unit(_shifted(_with_detail(turned))).flatten(0, 1)[None]
-    return dict.fromkeys((0, 1), places)
-
-
-def _turned(grays: Tensor) -> Tensor:
-    angles = torch.tensor(ANGLES).deg2rad().repeat(len(SCALES))
-    sizes = torch.tensor(SCALES).repeat_interleave(len(ANGLES))
-    height, width = grays.shape[-2:]
-    cosine, sine, zero = angles.cos() / sizes, angles.sin() / sizes, torch.zeros_like(angles)
-    maps = torch.stack(
-        [torch.stack([cosine, -sine * height / width, zero], 1), torch.stack([sine * width / height, cosine, zero], 1)],
-        dim=1,
-    )
-    every = grays.repeat_interleave(len(maps), dim=0)
-    grid = functional.affine_grid(maps.repeat(len(grays), 1, 1), list(every.shape), align_corners=False)
-    return functional.grid_sample(every, grid, padding_mode="border", align_corners=False)
+def turns(height: int, width: int) -> Tensor:
+    """(T, 2, 3) affine maps of images of ``height`` x ``width``: every zoom at every angle."""
+    zooms = torch.tensor(ZOOMS).repeat_interleave(len(ANGLES), dim=0)
+    angles = torch.tensor(ANGLES).deg2rad().repeat(len(ZOOMS))
+    scale, down, right = zooms.unbind(1)
+    cosine, sine, room = angles.cos() / scale, angles.sin() / scale, 1 - 1 / scale
+    rows = [cosine, -sine * height / width, room * right, sine * width / height, cosine, room * down]
+    return torch.stack(rows, 1).view(-1, 2, 3)

@@ -14,24 +14,29 @@ from fl_privacy.victim_ids import Certainty
 LIKENESS = 0.5
 """Least likeness of a guess to the original that it is nearest to; nearest by chance is not identified."""
 
-LEAD = 0.3
+LEAD = 0.6
 """Standard deviations of the candidates by which the original is nearer than the nearest of them, at least."""
 
 LEAST_CANDIDATES = 100
 """Other images that the original has to be nearer than, at least: with fewer, chance alone finds too many."""
 
-DOUBTFUL_RANK, DOUBTFUL_LEAD = 2, 3.0
-"""Up to this rank and below this lead, the original's own class has to be ruled out: another picture of the same
-person may lead, too. Beyond this rank nothing is recognizable: what is nearer to others shows what they have in common.
-"""
+SURE = 3.0
+"""Lead from which on no closer look is needed, and neither likeness nor what else a guess shows matters."""
 
-MARGIN_LEAD = 0.5
-"""By which a guess that is in doubt has to lead further than public images of its class."""
+FOREIGN = 0.25
+"""Largest correlation with others of what a guess shows beyond the original: what is made of the original alone has
+noise there, or traces of how it was changed; another picture of the same person, or the mean of a class, has others."""
 
-MARGIN_PSNR = 3.0
+SAME = 0.97
+"""Likeness from which on there is hardly anything else that a guess shows."""
+
+MARGIN_PSNR = 3.5
 """Decibel above what a control that never saw the update reaches."""
 
-MARGIN_SSIM = 0.15
+FAR_PSNR = 5.0
+"""Decibel above the control's from which on it does not matter what else a guess shows."""
+
+MARGIN_SSIM = 0.25
 """Structural similarity above the control's."""
 
 WORDS_METRIC = "word_f1"
@@ -77,6 +82,7 @@ OUTCOME_COLUMNS = (
     "control_psnr",
     "control_ssim",
     "control_lead",
+    "foreign",
     "control_f1",
     "words_read",
     "words_there",
@@ -134,20 +140,31 @@ def words_are_read(record: Mapping[str, Any]) -> bool:
 
 
 def _is_identified(record: Mapping[str, Any]) -> bool:
-    enough = (_number(record, "candidates") or 0.0) >= LEAST_CANDIDATES
-    ahead = (_number(record, "lead") or 0.0) >= LEAD and (_number(record, "likeness") or 0.0) >= LIKENESS
-    return enough and record.get("rank") == 1 and ahead and not _is_of_its_class_alone(record)
+    enough, lead = _number(record, "candidates") or 0.0, _number(record, "lead") or 0.0
+    return enough >= LEAST_CANDIDATES and lead >= LEAD and _is_nearest(record) and _leads_controls(record, lead)
 
 
-def _is_of_its_class_alone(record: Mapping[str, Any]) -> bool:
-    lead, control = _number(record, "lead"), _number(record, "control_lead")
-    return lead is not None and control is not None and lead < control + MARGIN_LEAD
+def _is_nearest(record: Mapping[str, Any]) -> bool:
+    """Whether the original is nearer to a guess than all candidates, and for what it shows of the original alone."""
+    sure = (_number(record, "lead") or 0.0) >= SURE
+    alike = (_number(record, "likeness") or 0.0) >= LIKENESS and not _is_of_others(record)
+    return record.get("rank") == 1 and (sure or alike)
+
+
+def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:
+    """Whether a guess leads by more than guesses at other clients' updates do, where these were compared."""
+    control = _number(record, "control_lead")
+    return control is None or lead >= control + LEAD
+
+
+def _is_of_others(record: Mapping[str, Any]) -> bool:
+    """Whether a guess is nearest to the original for what it has in common with others."""
+    foreign, same = _number(record, "foreign"), (_number(record, "likeness") or 0.0) >= SAME
+    return foreign is not None and foreign > FOREIGN and not same and not _beats(record, "psnr", FAR_PSNR)
 
 
 def _is_recognizable(record: Mapping[str, Any]) -> bool:
-    candidates, rank = _number(record, "candidates") or 0.0, _number(record, "rank")
-    far = rank is not None and rank > DOUBTFUL_RANK
-    if candidates >= LEAST_CANDIDATES and (far or _is_of_its_class_alone(record)):
+    if (_number(record, "candidates") or 0.0) >= LEAST_CANDIDATES and not _is_nearest(record):
         return False
     beats = {name: _beats(record, name, margin) for name, margin in (("psnr", MARGIN_PSNR), ("ssim", MARGIN_SSIM))}
     lpips = _number(record, "lpips")

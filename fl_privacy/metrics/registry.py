@@ -286,7 +286,17 @@ NOT_METRICS = frozenset(
     {
         *("kind", "attacker", "id", "round", "client", "image", "failure"),
         *("label", "label_source", "certainty", "member", "attack_loss"),
-        *("exact", "rank", "lead", "candidates", "control_psnr", "control_ssim", "control_lead", "control_f1"),
+        *(
+            "exact",
+            "rank",
+            "lead",
+            "candidates",
+            "control_psnr",
+            "control_ssim",
+            "control_lead",
+            "control_f1",
+            "foreign",
+        ),
         *("words_read", "words_there", "words_false", "words_of", "word_control_f1"),
     }
 )

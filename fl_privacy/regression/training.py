@@ -18,13 +18,16 @@ from fl_privacy.data.own_examples import find_normalization, fingerprint, sample
 from fl_privacy.defenses import ClientState, Defense, none
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.attack_by_name import attack_called
-from fl_privacy.experiment.candidates import shipped_others
+from fl_privacy.experiment.candidates import MOST
+from fl_privacy.experiment.unattacked import at_random, others_among
 from fl_privacy.interception.recognition import recognize_training
 from fl_privacy.metrics import METRICS, VictimScore, evaluate_all
+from fl_privacy.metrics.beyond import Others
 from fl_privacy.metrics.outcome import Outcome, outcome_of
 from fl_privacy.models import normalized
+from fl_privacy.normalization import Normalization
 from fl_privacy.regression.measurement import Measurement, expect_metric, measured
-from fl_privacy.rng import derive_seed
+from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
 Train = Callable[[nn.Module, DataLoader], object]
@@ -82,7 +85,7 @@ def measure_training(
         truths.append(truth)
     made, name = _called(attack)
     knowing = [[o.told(defense=guard.parts) for o in observations]] if guard.parts else []
-    judge = partial(evaluate_all, truths=truths, others=shipped_others(truths[0].inputs.shape[1:], seed=seed))
+    judge = partial(evaluate_all, truths=truths, others=_others(data, truths, scale, seed))
     scores = [judge(made(_at_one_rate(o), seed=seed)) for o in (observations, *knowing)]
     return measured(
         metric=metric,
@@ -92,6 +95,15 @@ def measure_training(
         outcomes=_most(scores),
         victims=[fingerprint(image) for image in pixels],
     )
+
+
+def _others(data: object, attacked: Sequence[Batch], scale: Normalization | None, seed: int) -> Others:
+    """Images of the same data that are not attacked, with shipped ones where there are few."""
+    shape = tuple(attacked[0].inputs.shape[1:])
+    taken = set(range(sum(len(batch.inputs) for batch in attacked)))
+    drawn = islice(at_random(data, taken, derive_generator(seed, "candidates")), MOST)
+    plain = [(image if scale is None else scale.undo(image), label) for image, label in drawn]
+    return others_among([(i, label) for i, label in plain if tuple(i.shape) == shape], attacked, shape, seed=seed)
 
 
 def _called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack, str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from fl_privacy.report.settings import chosen
 from fl_privacy.results import Run
-from fl_privacy.results.attack_facts import REHEARSED
+from fl_privacy.results.attack_facts import AttackedUploads, facts_of
 
 
 def is_audit(run: Run) -> bool:
@@ -44,7 +44,7 @@ def _attacked(run: Run) -> str:
     probes = [size for id, size in sizes.items() if "victim-" in id]
     updates = [size for id, size in sizes.items() if "victim-" not in id]
     said = []
-    if REHEARSED in run.threat_model:
+    if facts_of(run).source is AttackedUploads.SERVER:
         said.append(
             f"Attacked were {len(probes)} uploads of one image each that the server computed itself, undefended."
         )

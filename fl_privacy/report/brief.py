@@ -127,6 +127,8 @@ def _meaning(verdict: Verdict, kind: str) -> str:
         Ground.READ: f"Whoever runs the server can make out {kind}s of clients by what they"
         f" upload{told and ', and tell '}{told}. {care}",
         Ground.TOLD: f"Whoever runs the server can tell {told} from what clients upload, better than by guessing.",
+        Ground.REHEARSED: "No upload of a client was attacked, so that nothing is known of what clients give away. Made"
+        f" of one {kind} without a defense, as the server did itself, an upload for this model shows it.",
         Ground.BOUNDED: f"Differential privacy bounds what any attacker can learn of one {kind}, those below and all"
         " others, as long as clients draw their noise as they say.",
         Ground.NOTHING: "Nothing was attacked. That says nothing about what the uploads give away.",

@@ -56,6 +56,14 @@ def _text(verdict: Verdict, kind: str) -> str:
 
 
 def _of_examples(verdict: Verdict, kind: str) -> str:
+    """What came of the examples; that no client's upload was attacked comes first, where so it is."""
+    if verdict.facts.source is not AttackedUploads.SERVER or verdict.ground is Ground.BOUNDED:
+        return _of_attacked(verdict, kind)
+    said = _of_attacked(verdict, kind)
+    return f"No client's upload was attacked: {said[0].lower()}{said[1:]}"
+
+
+def _of_attacked(verdict: Verdict, kind: str) -> str:
     if verdict.most is None or verdict.ground in (Ground.FAILED, Ground.NO_TRUTH):
         return _without_verdict(verdict, kind)
     who, counts = _who(verdict), verdict.most.counts
@@ -66,7 +74,16 @@ def _of_examples(verdict: Verdict, kind: str) -> str:
         return f"{text}{_exposed(verdict, kind)}; {_at_most(counts, kind)}"
     chance = " (no more than chance allows)" if verdict.ground is Ground.BY_CHANCE else ""
     text = f"{_subject(counts, kind)} read by {who}{chance}, {uploads_in_words(verdict.facts, kind)}"
-    return f"{text}{_other_rounds(verdict)}"
+    return f"{text}{_other_rounds(verdict)}{words_in_words(counts)}"
+
+
+def words_in_words(counts: Counts) -> str:
+    """For example ``; 41 of 44 words of 8 texts were read``; empty where no more than their frequency tells were."""
+    words = counts.words
+    if not words.read:
+        return ""
+    texts = f"{words.texts} text{'' if words.texts == 1 else 's'}"
+    return f"; {words.read} of {words.there} words of {texts} {_PLURAL[words.read == 1]} read"
 
 
 def _subject(counts: Counts, kind: str) -> str:
@@ -106,7 +123,7 @@ def uploads_in_words(facts: AttackFacts, kind: str) -> str:
     number = f"one {kind} each" if high == 1 else f"{low if low == high else f'{low} to {high}'} {kind}s each"
     match facts.source:
         case AttackedUploads.SERVER:
-            return f"from uploads of {number} that the server made itself"
+            return f"from undefended uploads of {number} that the server made itself"
         case AttackedUploads.TRAINING:
             return f"from training updates of {number}"
     return f"from {'test uploads' if facts.trained else 'uploads'} of {number}"
@@ -190,6 +207,7 @@ def _basis(verdict: Verdict, kind: str) -> list[str]:
         )
     if verdict.most is not None and verdict.counts.read:
         sentences.append(_ways(verdict.counts, kind))
+        sentences += _of_words(verdict.counts)
     sentences.append(tried_in_words(verdict, kind))
     sentences += _others(verdict)
     counts = [reading.counts for reading in verdict.readings]
@@ -218,6 +236,15 @@ def _ways(counts: Counts, kind: str) -> str:
         f"Read: {', '.join(filter(None, ways))}. Of such {kind}s, {100 * low:.0f} to {100 * high:.0f} % can be read"
         " like this (95 % confidence)."
     )
+
+
+def _of_words(counts: Counts) -> list[str]:
+    """What it means that words were read, and how many that were named are wrong."""
+    words = counts.words
+    if not words.read:
+        return []
+    wrong = f"{words.wrong or 'none'} named beside them {_PLURAL[words.wrong <= 1]} in no text"
+    return [f"Words are the different ones, in no order, beyond what their frequency in public texts tells; {wrong}."]
 
 
 def tried_in_words(verdict: Verdict, kind: str) -> str:

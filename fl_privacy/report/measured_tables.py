@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 from fl_privacy.checks import fits, in_words
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
+from fl_privacy.foreign_files import read_text
 from fl_privacy.inference.kinds import About
 from fl_privacy.metrics import METRICS
 from fl_privacy.report.trade_off import DefenseRow
@@ -140,7 +141,7 @@ def read_tables(path: Path) -> tuple[MeasuredTable, ...]:
         UserError: there are none, or a field of one is not what it may be.
     """
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(read_text(path))
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise ValueError(f"it is of no format {FORMAT}")
         return _each(_table, raw.get("tables"), "tables", at_least=1)

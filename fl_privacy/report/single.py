@@ -98,7 +98,7 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         members=[reading for reading in last if reading.leakage.members],
         tracing=[reading for reading, _ in traced],
         inferred=views_of(run.summary.inferred),
-        by_round=_round_rows(found),
+        by_round=_round_rows(verdict),
         many_rounds=len({reading.round for reading in found}) > ROUNDS_SHOWN,
         over_rounds=_over_rounds(found),
         charts=_charts(run),
@@ -137,7 +137,8 @@ def _count_rows(verdict: Verdict, last: Sequence[Reading]) -> list[dict[str, Any
     """How many each attacker read in the last attacked round, and in the round in which most leaks."""
     most = verdict.most
     shown = [*last, *([r for r in verdict.readings if most and r.round == most.round and r not in last])]
-    return [{"round": r.round, "attacker": r.attacker, "counts": r.counts, "tone": tone_of([r])} for r in shown]
+    source = verdict.facts.source
+    return [{"round": r.round, "attacker": r.attacker, "counts": r.counts, "tone": tone_of([r], source)} for r in shown]
 
 
 def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
@@ -164,8 +165,9 @@ def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
     return rows
 
 
-def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
+def _round_rows(verdict: Verdict) -> list[dict[str, Any]]:
     """Means by attacked round and attacker, where more than one round was attacked."""
+    found = verdict.readings
     if len({reading.round for reading in found}) < 2:
         return []
     measured = [name for name in METRICS if any(reading.statistic(name) for reading in found)]
@@ -174,7 +176,7 @@ def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
             "round": reading.round,
             "attacker": reading.attacker,
             "counts": reading.counts,
-            "tone": tone_of([reading]),
+            "tone": tone_of([reading], verdict.facts.source),
             "means": {name: s.mean if (s := reading.statistic(name)) else None for name in measured},
         }
         for reading in found

@@ -36,7 +36,7 @@ class AttackedUploads(StrEnum):
     Attributes:
         PROBES: extra uploads of chosen examples, each made as the client makes its own.
         TRAINING: the updates that trained the model.
-        SERVER: uploads that the server computed itself, of images that it chose.
+        SERVER: uploads that the server computed itself, undefended, of images that it chose: no client made them.
     """
 
     PROBES = "probes"
@@ -110,7 +110,7 @@ def described_facts(
         server="" if server == "honest" else server,
         knowledge=tuple(line for line in threats if line.startswith("The attacker")),
         prior=next((str(section[name]) for name in _PRIORS if section.get(name)), ""),
-        source=_source(sizes, threats),
+        source=_source(records, sizes, threats),
         examples=(min(sizes.values()), max(sizes.values())) if sizes else None,
         uploads=max(sources.values(), default=1),
         trained=any(record["kind"] == "round" for record in records),
@@ -120,7 +120,12 @@ def described_facts(
     )
 
 
-def _source(sizes: Mapping[str, int], threats: Sequence[str]) -> AttackedUploads:
+def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], threats: Sequence[str]) -> AttackedUploads:
+    """As recorded with each attack; of a run of an older version by its threat model and the ids of its victims."""
+    told = {str(record.get("uploads")) for record in records if record["kind"] == "attack"}
+    recorded = [source for source in AttackedUploads if source in told]
+    if len(recorded) == 1:
+        return recorded[0]
     if REHEARSED in threats:
         return AttackedUploads.SERVER
     probed = sum(VictimId.parse(id).probe is not None for id in sizes)

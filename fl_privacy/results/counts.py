@@ -1,11 +1,11 @@
 """How many of the attacked examples one attacker read in one round, and whether chance explains it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fl_privacy.metrics.intervals import binomial_tail, wilson_interval
-from fl_privacy.metrics.outcome import Outcome, outcome_of
+from fl_privacy.metrics.outcome import Outcome, outcome_of, words_are_read
 from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
 
 LEVEL = 0.05
@@ -13,6 +13,23 @@ LEVEL = 0.05
 
 _JUDGED_SINCE = ("likeness", "control_psnr", "control_f1")
 """Columns that records of older versions do not have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """Different words of attacked texts that were read in no order, each upload counted once.
+
+    Attributes:
+        read: of uploads of which more words were read than their frequency alone tells.
+        there: of all uploads in which words were looked for.
+        wrong: read beside those, and in none of the texts.
+        texts: behind ``there``.
+    """
+
+    read: int = 0
+    there: int = 0
+    wrong: int = 0
+    texts: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +46,7 @@ class Counts:
         older: judged by a version that compared with no control; whether they were read cannot be said.
         groups: independent uploads behind those that were judged.
         candidates: fewest others that a guess was compared with; 0 where it was compared with none.
+        words: of texts, read in no order.
     """
 
     exact: int = 0
@@ -40,6 +58,7 @@ class Counts:
     older: int = 0
     groups: int = 0
     candidates: int = 0
+    words: Words = field(default_factory=Words)
 
     @property
     def read(self) -> int:
@@ -114,6 +133,19 @@ def counts_of(records: Sequence[Mapping[str, Any]]) -> Counts:
         older=older,
         groups=len(groups),
         candidates=min(candidates, default=0),
+        words=_words_of(records),
+    )
+
+
+def _words_of(records: Sequence[Mapping[str, Any]]) -> Words:
+    """All texts of an upload have the figures of its words: one of them counts for all."""
+    uploads = {str(record["id"]): record for record in records if record.get("words_there")}
+    beyond = [record for record in uploads.values() if words_are_read(record)]
+    return Words(
+        read=sum(int(record["words_read"]) for record in beyond),
+        there=sum(int(record["words_there"]) for record in uploads.values()),
+        wrong=sum(int(record["words_false"]) for record in beyond),
+        texts=sum(int(record["words_of"]) for record in uploads.values()),
     )
 
 

@@ -208,6 +208,7 @@ class RunFolder:
         attacker: Attacker = Attacker.PLAIN,
         countermeasures: Sequence[str] = (),
         candidates_from: str | None = None,
+        uploads: str | None = None,
     ) -> None:
         """One call of the attack took ``seconds`` for ``victims`` observations.
 
@@ -219,8 +220,10 @@ class RunFolder:
             attacker: who attacked.
             countermeasures: what it did against the defense, a sentence each.
             candidates_from: what images originals are told apart from, if any.
+            uploads: what was attacked, a value of ``AttackedUploads``.
         """
         figures = {"victims": victims, "seconds": seconds, "batch_norm": batch_norm, "candidates_from": candidates_from}
+        figures |= {"uploads": uploads}
         self._append(kind="attack", attacker=attacker, round=round, countermeasures=list(countermeasures), **figures)
 
     def add_finding(self, finding: Finding) -> None:

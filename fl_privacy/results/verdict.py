@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 from fl_privacy.metrics.epsilon_bounds import identification_bound
-from fl_privacy.results.attack_facts import AttackFacts, facts_of
+from fl_privacy.results.attack_facts import AttackedUploads, AttackFacts, facts_of
 from fl_privacy.results.counts import LEVEL, Counts
 from fl_privacy.results.findings import Finding
 from fl_privacy.results.inferred import disproves, told_apart
@@ -45,6 +45,8 @@ class Ground(StrEnum):
     Attributes:
         READ: examples were read, beyond chance. Red.
         TOLD: a question beside examples was answered better than by chance. Red.
+        REHEARSED: examples were read, but only of uploads that the server made itself, undefended: none of a client's
+            was attacked.
         BOUNDED: differential privacy bounds whoever attacks. Green.
         UNREAD: nothing was read of what was attacked.
         BY_CHANCE: no more was identified than chance allows.
@@ -57,6 +59,7 @@ class Ground(StrEnum):
 
     READ = "read"
     TOLD = "told"
+    REHEARSED = "rehearsed"
     BOUNDED = "bounded"
     UNREAD = "unread"
     BY_CHANCE = "by chance"
@@ -154,7 +157,7 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
     found = readings_of(summary, undefended=facts.undefended)
     told, bound = told_apart(summary.inferred), _bound(summary.privacy, found, summary.inferred)
     bound = None if claim_is_false else bound
-    ground = _ground(found, summary.inferred, told=bool(told), bound=bound)
+    ground = _ground(found, summary.inferred, told=bool(told), bound=bound, source=facts.source)
     rounds = sorted({reading.round for reading in found})
     return Verdict(
         tone=_TONES.get(ground, OPEN),
@@ -177,9 +180,14 @@ CHANCE_TONES: Mapping[bool, Tone] = {True: LEAK, False: OPEN}
 _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.TOLD: LEAK, Ground.BOUNDED: BOUNDED}
 
 
-def tone_of(found: Sequence[Reading]) -> Tone:
-    """Red where any of ``found`` read something beyond chance, else gray: no reading makes anything green."""
-    return LEAK if is_read(found) else OPEN
+def tone_of(found: Sequence[Reading], source: AttackedUploads = AttackedUploads.PROBES) -> Tone:
+    """Red where any of ``found`` read something of a client beyond chance, else gray: no reading makes anything green.
+
+    Args:
+        found: of one run, training or defense.
+        source: what was attacked.
+    """
+    return LEAK if source is not AttackedUploads.SERVER and is_read(found) else OPEN
 
 
 def is_read(found: Sequence[Reading]) -> bool:
@@ -192,13 +200,21 @@ def lacks_truth(counts: Counts) -> bool:
     return counts.unknown > counts.judged
 
 
-def _ground(found: Sequence[Reading], inferred: Sequence[Finding], *, told: bool, bound: Bound | None) -> Ground:
+def _ground(
+    found: Sequence[Reading],
+    inferred: Sequence[Finding],
+    *,
+    told: bool,
+    bound: Bound | None,
+    source: AttackedUploads,
+) -> Ground:
     """The first that holds."""
     counts = [reading.counts for reading in found]
-    judged = any(c.judged for c in counts)
+    judged, read = any(c.judged for c in counts), is_read(found)
     cases = (
-        (is_read(found), Ground.READ),
+        (tone_of(found, source) == LEAK, Ground.READ),
         (told, Ground.TOLD),
+        (read, Ground.REHEARSED),
         (not found and bool(inferred), Ground.UNTOLD),
         (not found, Ground.NOTHING),
         (any(c.older for c in counts), Ground.OLDER),

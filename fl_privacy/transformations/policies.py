@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
+from fl_privacy.foreign_files import read_text
 from fl_privacy.transformations.operations import OPERATIONS, TABLES, Operation, Table
 
 
@@ -138,7 +139,7 @@ def _from_file(path: Path, source: str, table: Table | None) -> tuple[Policy, ..
             f"Policies are expected as 3-43-15, a list of such, or a file, but there is no file {source}; {remedy}."
         )
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise UserError(f"Policies are expected in {path}, but it is no JSON; {remedy}.") from error
     names = content.get("policies") if isinstance(content, dict) else None

@@ -151,3 +151,22 @@ def test_tied_weights_are_taken_under_both_names() -> None:
     gradients = {name: p.grad for name, p in net.named_parameters(remove_duplicate=False)}
     seen = Observation.of_gradients(net, gradients, input_shape=SHAPE, batch_size=1)
     assert "3.weight" not in seen.upload.tensors and reconstruct(seen, "idlg", iterations=1).failure is None
+
+
+@pytest.mark.parametrize("kept", [0.02, 0.3])
+def test_a_pruned_update_is_none_of_another_loss(kept: float) -> None:
+    net, labels = connected(), torch.tensor([1])
+    gradients = torch.autograd.grad(F.cross_entropy(net(images(1)), labels), list(net.parameters()))
+    least = torch.cat([g.flatten() for g in gradients]).abs().quantile(1 - kept)
+    pruned = [g * (g.abs() >= least) for g in gradients]
+    seen = Observation.of_gradients(net, pruned, input_shape=SHAPE, batch_size=1)
+    assert reconstruct(seen, "idlg", iterations=1).failure is None
+
+
+def test_muted_features_are_no_other_loss() -> None:
+    net, labels = connected(), torch.tensor([1])
+    gradients = list(torch.autograd.grad(F.cross_entropy(net(images(1)), labels), list(net.parameters())))
+    gradients[2] = gradients[2].clone()
+    gradients[2][:, ::2] = 0
+    seen = Observation.of_gradients(net, gradients, input_shape=SHAPE, batch_size=1)
+    assert reconstruct(seen, "idlg", iterations=1).failure is None

@@ -29,7 +29,9 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return Ended(1, not_admitted="--strange" in arguments)
 
     monkeypatch.setattr("fl_privacy.flower.inside.supernode.run_supernode", run)
-    monkeypatch.setattr(supernode, "_keep_alive", lambda command, secret: None)
+    monkeypatch.setattr(supernode, "_keep_alive", lambda worker, command, secret: None)
+    monkeypatch.setattr(supernode, "_started", lambda command, secret: None)
+    monkeypatch.setattr(supernode, "_expect_loaded", lambda app, worker, told: None)
     monkeypatch.setattr(supernode, "AGAIN_SECONDS", 0.01)
     return calls
 
@@ -66,14 +68,26 @@ def test_a_node_that_is_not_admitted_is_started_again_until_patience_ends(
     assert command[-3:] == ["--strange", "--port", "9"]
 
 
-def test_an_app_that_is_not_installed_is_one_line() -> None:
-    for reference in ("nowhere.at.all:app", "fl_privacy.cli.flower_app:none", "nothing"):
+def test_an_app_that_is_not_installed_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_app.py").write_text("1 / 0")
+    (tmp_path / "leaving_app.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+    for reference in (
+        "nowhere.at.all:app",
+        "fl_privacy.cli.flower_app:none",
+        "nothing",
+        "broken_app:app",
+        "leaving_app:app",
+    ):
         with pytest.raises(UserError, match=r"--app is expected to be package\.module:attribute"):
             installed_app(reference)
+    with pytest.raises(UserError, match="is a str"):
+        installed_app("os:name")
 
 
-def test_a_worker_ends_with_its_node() -> None:
-    command = [sys.executable, "-m", "fl_privacy.cli.node_worker", "127.0.0.1:1", "json:dumps"]
+def test_a_worker_ends_with_its_node(tmp_path: Path) -> None:
+    told = str(tmp_path / "told")
+    command = [sys.executable, "-m", "fl_privacy.cli.node_worker", "127.0.0.1:1", "json:dumps", told]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert worker.stdin is not None
     worker.stdin.write(bytes(supernode.SECRET_BYTES))
@@ -91,3 +105,22 @@ def test_an_app_that_is_not_there_is_told_at_once(ends: list[list[str]], app: st
     with pytest.raises(UserError, match="--app is expected"):
         supernode.run_node([], app=app, patience=9)
     assert not ends
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("other = print", "has no attribute 'app'"),
+        ("import os\nos._exit(4)", "ended the process that loaded it"),
+    ],
+)
+def test_an_app_that_can_not_be_loaded_is_told_before_the_server_hears_of_the_node(
+    content: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "somebodys_app.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("fl_privacy.flower.inside.supernode.run_supernode", lambda arguments: pytest.fail("connected"))
+    with pytest.raises(UserError, match=line) as error:
+        supernode.run_node([], app="somebodys_app:app", patience=9)
+    assert "\n" not in str(error.value)

@@ -1,6 +1,7 @@
 """What a deployment's folder holds, and that it is kept when it is written again."""
 
 import os
+import re
 import shlex
 import stat
 import subprocess
@@ -167,4 +168,6 @@ def test_the_image_is_built_of_versions_that_are_known(deployment: Deployment) -
     pinned = (deployment.folder / "constraints.txt").read_text().splitlines()
     assert all(line.count("==") == 1 and "+" not in line for line in pinned)
     assert {"torch", "flwr", "fl-privacy"} <= {line.partition("==")[0] for line in pinned}
-    assert "--constraint /tmp/constraints.txt" in (deployment.folder / "Dockerfile").read_text()
+    image = (deployment.folder / "Dockerfile").read_text()
+    assert "--constraint /tmp/constraints.txt" in image
+    assert re.search(r"^ARG IMAGE=python:\d+\.\d+\.\d+-slim-\w+\nFROM \$\{IMAGE\}$", image, re.MULTILINE)

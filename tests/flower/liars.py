@@ -35,11 +35,11 @@ class Small(nn.Module):
         return self.fc2(torch.sigmoid(self.fc1(x.flatten(1))))
 
 
-def pictures(client: int) -> list[tuple[Tensor, int]]:
-    """Four images of a client."""
+def pictures(client: int, number: int = 4) -> list[tuple[Tensor, int]]:
+    """Images of a client."""
     if not 0 <= client < 1000:
         raise ValueError(f"there is no partition {client}")
-    drawn = torch.rand((4, 1, SIDE, SIDE), generator=torch.Generator().manual_seed(client))
+    drawn = torch.rand((number, 1, SIDE, SIDE), generator=torch.Generator().manual_seed(client))
     return [((image * 255).round() / 255, k % CLASSES) for k, image in enumerate(drawn)]
 
 
@@ -51,16 +51,21 @@ def train(net: nn.Module, loader: DataLoader) -> None:
         optimizer.step()
 
 
-def own_pictures(context: Context) -> list[tuple[Tensor, int]]:
-    return pictures(int(context.node_config["partition-id"]))
+def own_pictures(context: Context, number: int = 4) -> list[tuple[Tensor, int]]:
+    return pictures(int(context.node_config["partition-id"]), number)
 
 
-def honest_app() -> ClientApp:
-    app = ClientApp(mods=[probe_mod(model=Small, train=train, dataset=own_pictures)])
+def honest_app(number: int = 4) -> ClientApp:
+    """Clients of so many images, each of which may be probed."""
+
+    def own(context: Context) -> list[tuple[Tensor, int]]:
+        return own_pictures(context, number)
+
+    app = ClientApp(mods=[probe_mod(model=Small, train=train, dataset=own, images=number)])
 
     @app.train()
     def train_message(message: Message, context: Context) -> Message:
-        net, data = Small(), own_pictures(context)
+        net, data = Small(), own(context)
         net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         train(net, DataLoader(data, batch_size=4))
         metrics = MetricRecord({"num-examples": len(data)})

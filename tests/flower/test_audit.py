@@ -12,11 +12,12 @@ from typing import Any
 import flwr.server.strategy as legacy
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, RecordDict, UserConfig
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, Result
 from torch import nn
+from torch.utils.data import DataLoader
 from torchvision.transforms import Compose, Normalize
 
 from fl_privacy import audit, defense_mod, load_observations, probe_mod
@@ -405,3 +406,79 @@ def test_a_pruned_update_is_told_as_such(tmp_path: Path) -> None:
     app.start(audit(app.fedavg(), model=Net, data=pictures, out=tmp_path, attack="none"), app.client_app(mods))
     observed = load_observations(run_in(tmp_path).path / "captures", Net())
     assert all(float((o.update()["conv.weight"] == 0).float().mean()) > 0.2 for o in observed)
+
+
+@pytest.mark.parametrize("travels", [True, False])
+def test_a_client_that_keeps_its_own_batch_norm_is_said_and_probed_with_it(travels: bool, tmp_path: Path) -> None:
+    def of_client(name: str) -> bool:
+        return name.startswith("norm.")
+
+    def kept_train(message: Message, context: Context) -> Message:
+        net = Net()
+        net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict(), strict=False)
+        if "own" in context.state.array_records:
+            net.load_state_dict(context.state.array_records["own"].to_torch_state_dict(), strict=False)
+        else:
+            net.norm.weight.data += 2 + 4 * int(str(context.node_config["partition-id"]))
+        app.train(net, DataLoader(app.own_pictures(context)), {"lr": 0.1})  # type: ignore[arg-type]
+        state = net.state_dict()
+        context.state["own"] = ArrayRecord({n: Array(t.numpy()) for n, t in state.items() if of_client(n)})
+        sent = ArrayRecord({n: t for n, t in state.items() if travels or not of_client(n)})  # type: ignore[misc]
+        return Message(RecordDict({"arrays": sent, "metrics": MetricRecord({"num-examples": 6})}), reply_to=message)
+
+    client = ClientApp(mods=[probe])
+    client.train()(kept_train)
+    start = ArrayRecord({n: t for n, t in app.initial().to_torch_state_dict().items() if travels or not of_client(n)})  # type: ignore[misc]
+    strategy = audit(app.fedavg(), model=Net, data=pictures, out=tmp_path, attack=QUICK, rounds=2, victims=2)
+    strategy.start(LocalGrid(range(2), client), start, num_rounds=2, train_config=ConfigRecord({"lr": 0.1}))
+    run = run_in(tmp_path)
+
+    said = "keep their own batch norm, as in FedBN" if travels else "Batch norm stays with the clients"
+    assert said in " ".join(run.threat_model)
+    probes = [o for o in load_observations(run.path / "captures", Net()) if o.id.probe is not None]
+    assert len(probes) == 2 and not any(of_client(n) for o in probes for n in o.upload.tensors)
+    own = [float(o.assumed().parameters["norm.weight"].mean()) for o in probes]
+    assert min(own) > 2 if travels else max(own) < 1.5
+
+
+def test_models_that_return_a_structure_and_strategies_that_weigh_otherwise_are_audited(tmp_path: Path) -> None:
+    class Structured(Net):
+        def forward(self, x: torch.Tensor) -> Any:
+            return {"logits": super().forward(x), "hidden": x}
+
+    client = ClientApp()
+
+    @client.train()
+    def trained(message: Message, context: Context) -> Message:
+        net = Net()
+        net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        app.train(net, DataLoader(app.own_pictures(context), batch_size=6), {"lr": 0.1})  # type: ignore[arg-type]
+        metrics = MetricRecord({"samples": 6})
+        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
+
+    class Own(FedAvg):
+        def told(self) -> str:
+            return self.weighted_by_key
+
+    strategy = audit(
+        Own(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2, weighted_by_key="samples"),
+        model=Structured,
+        data=pictures,
+        out=tmp_path,
+        attack="none",
+    )
+    assert strategy.told() == "samples", "an app's own methods are reached"
+    app.start(strategy, client)
+    assert strategy.failure is None
+    found = load_observations(tmp_path, Net())
+    assert [o.upload.num_examples for o in found] == [6, 6]
+    assert len(load_observations(run_in(tmp_path).path, Net())) == 2
+    with pytest.raises(AttributeError, match="nothing_like_that"):
+        strategy.nothing_like_that  # noqa: B018
+
+
+def test_a_part_of_the_model_alone_is_said_to_be_one(tmp_path: Path) -> None:
+    part = ArrayRecord({n: t for n, t in app.initial().to_torch_state_dict().items() if n.startswith("fc.")})  # type: ignore[misc]
+    strategy = audit(app.fedavg(), model=Net, data=pictures, out=tmp_path, attack="none")
+    with pytest.raises(UserError, match=r"conv\.bias and 1 more are not: the app exchanges 2 of 4, such as adapters"):
+        strategy.start(LocalGrid(range(2), app.client_app()), part, num_rounds=1)

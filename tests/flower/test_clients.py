@@ -121,6 +121,9 @@ def test_a_request_that_makes_no_sense_is_refused(config: dict[str, Any], messag
         client.fit(client.get_parameters({}), config)
 
 
+FIRST: Any = {"server-round": 1}
+
+
 class Doubler(NumPyClient):
     """Somebody's client: weights in, weights out."""
 
@@ -149,7 +152,7 @@ def test_hooks_see_the_change_of_the_weights() -> None:
         return update
 
     client = defend(Doubler(3.0), Defense(upload=(look, halve)))
-    arrays, number, metrics = client.fit(client.get_parameters({}), {})
+    arrays, number, metrics = client.fit(client.get_parameters({}), {"server-round": 1})
 
     assert {name: t.unique().tolist() for name, t in seen.items()} == {"0": [2.0], "1": [2.0]}
     assert [a.ravel()[0] for a in arrays] == [2.0, 2.0, 5]
@@ -163,7 +166,7 @@ def test_a_withheld_name_comes_back_as_it_was_sent() -> None:
         return {"head": update["head"]}
 
     client = defend(Doubler(), Defense(upload=(withhold,)), names=["body", "head", "count"])
-    arrays, _, _ = client.fit(client.get_parameters({}), {})
+    arrays, _, _ = client.fit(client.get_parameters({}), {"server-round": 1})
 
     assert [a.ravel()[0] for a in arrays] == [1.0, 2.0, 5]
 
@@ -171,7 +174,7 @@ def test_a_withheld_name_comes_back_as_it_was_sent() -> None:
 def test_a_class_is_defended_too() -> None:
     make = defend(Doubler, Defense(upload=(halve,)))
 
-    arrays, _, _ = make(factor=5.0).fit(Doubler().get_parameters({}), {})
+    arrays, _, _ = make(factor=5.0).fit(Doubler().get_parameters({}), {"server-round": 1})
 
     assert [a.ravel()[0] for a in arrays] == [3.0, 3.0, 5]
 
@@ -190,7 +193,7 @@ def test_the_noise_is_that_of_a_client_of_this_package() -> None:
 
 def test_noise_without_a_seed_never_repeats() -> None:
     client = defend(Doubler(), dp_noise(scale=1.0), names=["weight", "bias", "norm.num_batches_tracked"])
-    first, second = (client.fit(client.get_parameters({}), {})[0][0] for _ in range(2))
+    first, second = (client.fit(client.get_parameters({}), {"server-round": k})[0][0] for k in (1, 2))
 
     assert not np.array_equal(first, second)
 
@@ -198,9 +201,9 @@ def test_noise_without_a_seed_never_repeats() -> None:
 def test_hooks_remember_in_the_context() -> None:
     memory = RecordDict()
     factors = []
-    for _ in range(2):
+    for round in (1, 2):
         client = defend(Doubler(), Defense(upload=(harness.with_memory,)), memory=memory)
-        factors.append(client.fit(client.get_parameters({}), {})[0][0].ravel()[0])
+        factors.append(client.fit(client.get_parameters({}), {"server-round": round})[0][0].ravel()[0])
 
     assert factors == pytest.approx([2.1, 2.2])
 
@@ -210,9 +213,9 @@ def test_hooks_remember_in_the_context() -> None:
     [
         (lambda: defend(Doubler(), harness.HEAD), "expected to act on the upload only, but head"),
         (lambda: defend(Doubler(), pruning(by="weight")), "acts within the training"),
-        (lambda: defend(Doubler(), NONE, names=["a"]).fit(Doubler().get_parameters({}), {}), "3 names are expected"),
+        (lambda: defend(Doubler(), NONE, names=["a"]).fit(Doubler().get_parameters({}), FIRST), "3 names are expected"),
         (lambda: defend(Doubler(), NONE, seed=1).fit(Doubler().get_parameters({}), {}), "'server-round'"),
-        (lambda: defend(Shrinking(), NONE).fit(Doubler().get_parameters({}), {}), "Shrinking.fit is expected"),
+        (lambda: defend(Shrinking(), NONE).fit(Doubler().get_parameters({}), FIRST), "Shrinking.fit is expected"),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Any, message: str) -> None:

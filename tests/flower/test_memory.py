@@ -135,12 +135,16 @@ def ask(context: Context, round: int) -> Message:
     return reply
 
 
-def test_a_node_that_restarts_goes_on_where_it_was_and_refuses_an_old_message(folder: Path, tmp_path: Path) -> None:
+def said_in(reply: Message) -> dict[str, bytes]:
+    return {name: a.data for record in reply.content.array_records.values() for name, a in record.items()}
+
+
+def test_a_node_that_restarts_goes_on_where_it_was_and_repeats_its_answer(folder: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(KEY)
     key.chmod(0o600)
     first = node(**{"fl-privacy-key": str(key)})
-    assert ask(first, 1).has_content()
+    answered = ask(first, 1)
     left = node_memory(first).load().tensors
     restarted = node(**{"fl-privacy-key": str(key)})
 
@@ -149,7 +153,8 @@ def test_a_node_that_restarts_goes_on_where_it_was_and_refuses_an_old_message(fo
     assert ask(restarted, 2).has_content()
     trained = node_memory(restarted).load().tensors
 
-    assert "it was answered before" in (replayed.error.reason or "")
+    assert said_in(replayed) == said_in(answered)
+    assert "it was answered before" in (ask(restarted, 1).error.reason or "")
     assert all(torch.equal(unchanged[name], tensor) for name, tensor in left.items())
     assert any(not torch.equal(trained[name], tensor) for name, tensor in left.items())
     assert not first.state.array_records, "what is private is not in Flower's context"

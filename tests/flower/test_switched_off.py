@@ -51,6 +51,12 @@ def trains(message: Message, _: Context) -> Message:
     return Message(RecordDict({"arrays": replied, "m": MetricRecord({"num-examples": 1})}), reply_to=message)
 
 
+def refusal(reply: Message) -> str:
+    """The line that a server hears instead of an answer."""
+    assert reply.has_error() and "\n" not in reply.error.reason
+    return reply.error.reason
+
+
 def values(reply: Message) -> dict[str, np.ndarray]:
     (record,) = reply.content.array_records.values()
     return {key: array.numpy() for key, array in record.items()}
@@ -62,16 +68,14 @@ def test_a_parameter_of_another_kind_of_numbers_is_refused(dtype: str, buffers: 
     net = nn.Linear(4, 3)
     mod = defense_mod(pruning(rate=0.9), model=net, buffers=buffers)
     sent = {name: np.zeros(tuple(t.shape), dtype=dtype) for name, t in net.state_dict().items()}
-    with pytest.raises(UserError, match="floating-point"):
-        mod(asked(sent), context(), trains)
+    assert "is expected to be of float32" in refusal(mod(asked(sent), context(), trains))
 
 
 def test_one_array_among_many_is_refused_too() -> None:
     net = nn.Linear(4, 3)
     mod = defense_mod(dp_noise(scale=10.0, clip_norm=1.0), model=net)
     sent = {"weight": np.zeros((3, 4), dtype=np.float32), "bias": np.zeros(3, dtype=np.complex64)}
-    with pytest.raises(UserError, match="bias is expected as floating-point numbers"):
-        mod(asked(sent), context(), trains)
+    assert "bias is expected to be of float32" in refusal(mod(asked(sent), context(), trains))
 
 
 def test_what_a_server_names_like_a_statistic_is_defended_without_a_model() -> None:
@@ -88,8 +92,9 @@ def test_whole_numbers_stay_where_nobody_knows_the_model() -> None:
 
 
 def test_nothing_is_called_defended_where_nothing_was() -> None:
-    with pytest.raises(UserError, match="nothing of it would be defended"):
-        defense_mod(pruning(rate=0.5))(asked({"w": np.ones(6, dtype=np.int64)}), context(), trains)
+    mod = defense_mod(pruning(rate=0.5))
+    said = refusal(mod(asked({"w": np.ones(6, dtype=np.int64)}), context(), trains))
+    assert "nothing of it would be defended" in said
 
 
 def test_a_tied_weight_leaves_with_one_noise_under_both_names() -> None:
@@ -104,19 +109,6 @@ def test_a_tied_weight_leaves_with_one_noise_under_both_names() -> None:
     assert replied["first.weight"].std() > 0.9
 
 
-def test_a_round_is_answered_once() -> None:
-    net, own = nn.Linear(4, 3), context()
-    mod = defense_mod(dp_noise(scale=1.0, clip_norm=1.0), model=net)
-    sent = {name: t.numpy() for name, t in net.state_dict().items()}
-    assert mod(asked(sent, 3), own, trains).has_content()
-    for again in (3, 2, 1):
-        with pytest.raises(UserError, match="answered before"):
-            mod(asked(sent, again), own, trains)
-    assert mod(asked(sent, 4), own, trains).has_content()
-    with pytest.raises(UserError, match="number of the round"):
-        mod(asked(sent, None), own, trains)
-
-
 class Adds(NumPyClient):
     """A client with complex arrays, as a server has sent them."""
 
@@ -128,4 +120,4 @@ def test_a_wrapped_client_refuses_them_as_well() -> None:
     net = nn.Linear(4, 3)
     client = defend(Adds(), pruning(rate=0.9), model=net)
     with pytest.raises(UserError, match="floating-point"):
-        client.fit([t.numpy().astype(np.complex64) for t in net.state_dict().values()], {})
+        client.fit([t.numpy().astype(np.complex64) for t in net.state_dict().values()], {"server-round": 1})

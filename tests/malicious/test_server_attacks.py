@@ -182,8 +182,8 @@ def test_a_model_that_an_attack_can_t_use_is_one_line(attack: ServerAttack) -> N
 def test_what_is_rounded_coarsely_is_not_proven_to_be_one_image() -> None:
     """A bin that caught little holds few steps of secure aggregation's whole numbers: on levels, whatever they are."""
     step = 1e-9
-    rows = step * torch.randint(0, 64, (1, 300), generator=torch.Generator().manual_seed(0)).double()
-    low, high = torch.tensor([0.3]), torch.tensor([0.5])
+    rows = step * torch.randint(0, 128, (1, 300), generator=torch.Generator().manual_seed(0)).double()
+    low, high = torch.tensor([0.2]), torch.tensor([0.3])
     _, blind = images_of_brightness(rows, low, high, smallest=0.0)
     _, alone = images_of_brightness(rows, low, high, smallest=0.0, rounding=step / 2)
     assert blind.all() and not alone.any()
@@ -214,3 +214,16 @@ def test_mixtures_of_images_of_few_levels_are_not_proven(levels: list[int]) -> N
     assert int(is_one_image(mixtures).sum()) == 0
     photographs = torch.randint(0, 256, (50, 300), generator=rng).double() / 255
     assert bool(is_one_image(photographs + 1e-6).all())
+
+
+@pytest.mark.parametrize("step", [4, 6, 8, 10, 16])
+def test_two_images_of_multiples_mixed_half_and_half_are_not_proven(step: int) -> None:
+    """Half of a sum of multiples of 8 is a multiple of 4: whole, and of more than enough levels."""
+    rng = torch.Generator().manual_seed(step)
+    images = step * torch.randint(0, 255 // step + 1, (100, 2, 300), generator=rng).double() / 255
+    assert not bool(is_one_image(images.mean(1)).any())
+    for shares in ((0.5 + 1e-4, 0.5 - 1e-4), *([(0.25, 0.75)] if step % 8 == 0 else [])):
+        assert not bool(is_one_image((images * torch.tensor(shares)[:, None]).sum(1)).any())
+    rows, bright = images.mean(1)[:8] * 37.0, images.mean(1)[:8].mean(1)
+    _, alone = images_of_brightness(rows, bright - 0.02, bright + 0.02, smallest=0.0)
+    assert not bool(alone.any()), "as LOKI reads them: up to a factor"

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from fl_privacy.metrics import ImageScore, VictimScore
-from fl_privacy.report.app_audit import REHEARSED
 from fl_privacy.results import RunFolder
+from fl_privacy.results.attack_facts import REHEARSED
 from fl_privacy.types import Certainty, VictimId
 from tests.report.test_inferred import finding
 from tests.results.runs import config, defended, record, score
@@ -94,11 +94,14 @@ def attack(out: Path, *, noise: float = 0.05, failures: int = 0, victims: int = 
     return folder.path
 
 
-def audit(out: Path, *, known: bool = True, certainty: Certainty = Certainty.APPROXIMATE) -> Path:
-    """An audit of somebody else's app, whose images are ``known`` or not, by an attacker of ``certainty``."""
+def audit(
+    out: Path, *, known: bool = True, certainty: Certainty = Certainty.APPROXIMATE, rehearsed: bool = True
+) -> Path:
+    """An audit of somebody else's app, whose images are ``known`` or not, by an attacker of ``certainty``, on uploads
+    of the server's own if it was ``rehearsed``."""
     changes = {"command": "audit", "federation": {"strategy": "FedAvg", "rounds": 3, "plan": {}}}
     with _opened(out, "audit", changes) as folder:
-        folder.write_threat_model([THREATS[0], THREATS[4], REHEARSED])
+        folder.write_threat_model([THREATS[0], THREATS[4], *[REHEARSED] * rehearsed])
         scores = [score(3, k, noise=0.05) for k in range(4)]
         if not known:
             blank = [ImageScore(image=0, guess=0, values={}, certainty=certainty)]

@@ -22,8 +22,12 @@ SAID = {
     "nothing": (kinds.nothing, "Nothing was attacked"),
     "truth unknown": (lambda out: kinds.audit(out, known=False), "most originals are not known here"),
     "proven": (
-        lambda out: kinds.audit(out, known=False, certainty=Certainty.PROVEN),
+        lambda out: kinds.audit(out, known=False, certainty=Certainty.PROVEN, rehearsed=False),
         "can make out images of clients",
+    ),
+    "rehearsed": (
+        lambda out: kinds.audit(out, known=False, certainty=Certainty.PROVEN),
+        "No upload of a client was attacked, so that nothing is known of what clients give away",
     ),
     "text": (kinds.texts, "can make out texts of clients"),
     "told": (kinds.inference, "can tell who took part and whose an example is from what clients upload"),

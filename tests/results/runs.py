@@ -75,7 +75,7 @@ def compared(noise, values):
     return {
         "likeness": max(0.0, 1 - noise),
         "rank": 1 if noise < 0.4 else 40,
-        "lead": 0.5 if noise < 0.4 else 0.0,
+        "lead": 2.0 if noise < 0.4 else 0.0,
         "candidates": 1000,
         "aligned_psnr": values["psnr"],
         "aligned_ssim": values["ssim"],

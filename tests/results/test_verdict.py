@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from fl_privacy.metrics.epsilon_bounds import identification_bound
+from fl_privacy.report.headline import headline_of
 from fl_privacy.results import Attacker, Counts, Finding, Leakage, Measure
 from fl_privacy.results.aggregation import summarize
-from fl_privacy.results.attack_facts import AttackFacts
-from fl_privacy.results.counts import counts_of
+from fl_privacy.results.attack_facts import REHEARSED, AttackedUploads, AttackFacts, described_facts
+from fl_privacy.results.counts import Words, counts_of
+from fl_privacy.results.identity import Identity
 from fl_privacy.results.readings import WORST, Reading, extent_of, leaks_most
 from fl_privacy.results.summary import AttackedRound, Spent
 from fl_privacy.results.verdict import BOUNDED_AT_MOST, Ground, judged
@@ -27,14 +29,16 @@ def images(*records):
     return [record | {"id": f"round-1/client-0/victim-{k}"} for k, record in enumerate(records)]
 
 
-def verdict_on(*counts, privacy=None, inferred=()):
+def verdict_on(*counts, privacy=None, inferred=(), facts=None):
     """On rounds with such counts."""
     summary = summarize([], finished=True, undefended_accuracy=None, total_seconds=None)
     rounds = [
         AttackedRound(round=number, by={Attacker.PLAIN: Leakage(counts=found, images=found.images)})
         for number, found in enumerate(counts, 1)
     ]
-    return judged(replace(summary, attacked=tuple(rounds), privacy=privacy, inferred=tuple(inferred)), AttackFacts())
+    return judged(
+        replace(summary, attacked=tuple(rounds), privacy=privacy, inferred=tuple(inferred)), facts or AttackFacts()
+    )
 
 
 def test_empty_pictures_are_not_read_and_negatives_are():
@@ -75,6 +79,28 @@ def test_what_chance_identifies_is_no_leak():
     assert verdict_on(replace(few, recognizable=1)).tone == "leak", "it beats its own control"
     many = [Counts(identified=1, nothing=9, groups=10, candidates=1000)] + [Counts(nothing=10, groups=10)] * 19
     assert verdict_on(*many[:1]).tone == "leak" and verdict_on(*many).ground is Ground.BY_CHANCE
+
+
+def test_what_the_server_made_itself_is_no_leak_of_a_client_and_is_said_first():
+    rehearsed = AttackFacts(attack="auto", source=AttackedUploads.SERVER, examples=(1, 1))
+    found = verdict_on(counts_of(images(*[NEGATIVE] * 4)), facts=rehearsed)
+    assert (found.tone, found.ground) == ("open", Ground.REHEARSED)
+    assert found.as_plain()["uploads"] == "server" and found.as_plain()["most"]["read"] == 4
+    assert headline_of(found).text == (
+        "No client's upload was attacked: 4 of 4 attacked images were read by auto, from undefended uploads of one"
+        " image each that the server made itself"
+    )
+    unread = headline_of(verdict_on(counts_of(images(*[NOTHING] * 4)), facts=rehearsed)).text
+    assert unread.startswith("No client's upload was attacked: none of 4 attacked images was read by auto, from")
+
+
+def test_what_was_attacked_is_a_field_of_the_record_and_older_runs_are_told_by_their_sentences():
+    of = Identity(label="", hash="", training="", repeat="", undefended=False, config={})
+    attacked = [{"kind": "attack", "attacker": "plain", "uploads": "server"}, *images(NEGATIVE)]
+    assert described_facts(of, attacked).source is AttackedUploads.SERVER
+    assert described_facts(of, attacked[1:]).source is AttackedUploads.PROBES
+    assert described_facts(of, attacked[1:], threats=[REHEARSED]).source is AttackedUploads.SERVER
+    assert described_facts(of, [{**attacked[0], "uploads": ["?"]}, *attacked[1:]]).source is AttackedUploads.PROBES
 
 
 def test_no_verdict_where_most_originals_are_not_known():
@@ -140,3 +166,32 @@ def test_one_ordering_in_which_what_is_not_known_counts_as_read():
     assert extent_of([]) == WORST and extent_of([quiet], told=1) > extent_of([quiet])
     assert leaks_most([failed, quiet, read]) is read, "an attack that failed is not the one that read"
     assert leaks_most([reading(Counts(failures=2))]) is None
+
+
+TEXT = {
+    "kind": "image", "round": 1, "client": 0, "image": 0, "failure": None, "certainty": "approximate",
+    "token_f1": 0.9, "exact_match": 0.0, "control_f1": 0.2, "word_f1": 0.95, "word_control_f1": 0.3,
+    "words_read": 10, "words_there": 11, "words_false": 0, "words_of": 2,
+}  # fmt: skip
+"""One of two texts of an upload, nearly all of whose words were read."""
+
+
+def test_words_of_an_upload_count_once_and_only_beyond_what_their_frequency_tells():
+    pair = [TEXT | {"id": "one"}, TEXT | {"id": "one", "image": 1}]
+    common = TEXT | {"id": "two", "words_of": 1, "words_read": 4, "words_false": 9, "word_f1": 0.4, "token_f1": 0.1}
+    words = counts_of([*pair, common]).words
+    assert (words.read, words.there, words.wrong, words.texts) == (10, 22, 0, 3)
+    assert counts_of([common]).words.read == 0 and counts_of([common]).read == 0
+    assert counts_of(images(NOTHING)).words == Words()
+    assert counts_of([*pair, common]).as_plain()["words"] == {"read": 10, "there": 22, "wrong": 0, "texts": 3}
+
+
+def test_the_first_line_says_how_many_words_of_how_many_texts_were_read():
+    uploads = [
+        TEXT | {"id": str(k), "words_of": 1, "words_there": 11, "words_read": 10 + (k < 1), "words_false": k == 3}
+        for k in range(4)
+    ]
+    said = headline_of(replace(verdict_on(counts_of(uploads)), kind="text"))
+    assert said.tone == "leak" and said.text.endswith("; 41 of 44 words of 4 texts were read")
+    assert "1 named beside them was in no text" in said.basis
+    assert "words" not in headline_of(replace(verdict_on(counts_of(images(NEGATIVE))), kind="image")).text

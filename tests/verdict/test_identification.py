@@ -1,5 +1,7 @@
 """Which image a guess was made of, up to harmless changes, and no other."""
 
+import math
+
 import pytest
 import torch
 
@@ -7,9 +9,11 @@ from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import evaluate_all
 from fl_privacy.metrics.alignment import aligned, control
-from fl_privacy.metrics.beyond import Others
-from fl_privacy.metrics.identification import PublicImages, identify
-from fl_privacy.metrics.outcome import Outcome, outcome_of
+from fl_privacy.metrics.beyond import Others, other_updates
+from fl_privacy.metrics.comparison import LUCK
+from fl_privacy.metrics.identification import identify
+from fl_privacy.metrics.outcome import LEAD, Outcome, outcome_of
+from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.metrics.texts import most_frequent
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
@@ -88,6 +92,59 @@ def test_without_candidates_there_is_a_likeness_and_no_rank(digits):
     assert seen.likeness.item() == pytest.approx(1, abs=0.01)
 
 
+def test_guesses_at_other_images_are_identified_about_as_often_as_chance_allows(digits, public):
+    train = load_data("mnist_mini").train
+    others = train.batch(torch.arange(1, 4000, 41)).inputs
+    seen = [identify(other[None], digits[0].inputs[:1], public) for other in others]
+    assert sum(bool(each.rank == 1) and bool(each.lead >= LEAD) for each in seen) <= 1
+
+
+def test_what_is_another_image_beyond_the_original_is_foreign(digits, public):
+    original, other = digits[0].inputs[:1], public.images[:1]
+    plain = identify((original + 0.2 * torch.rand(original.shape)).clamp(0, 1), original, public)
+    mixed = identify(0.6 * original + 0.4 * other, original, public)
+    assert plain.rank.item() == mixed.rank.item() == 1
+    assert mixed.foreign.item() > 0.5 > 2 * plain.foreign.item()
+
+
+def test_a_lead_among_few_candidates_or_of_many_guesses_counts_less(digits, public):
+    original = digits[0].inputs[:1]
+    few = PublicImages(images=public.images[:20])
+    guesses = torch.cat([0.5 * original, torch.full_like(original, 0.3), torch.full_like(original, 0.4)])
+    alone = identify(guesses[:1], original, few).lead
+    assert identify(guesses, original, few).lead.item() == pytest.approx(alone.item() - LUCK * math.log(3), abs=1e-4)
+
+
+def test_class_means_of_other_images_show_nothing_of_an_original(digits, public):
+    train = load_data("mnist_mini").train.batch(torch.arange(1, 4000, 3))
+    means = torch.stack([train.inputs[train.labels == label].mean(0) for label in digits[0].labels])
+    assert judged(Batch(means, digits[0].labels), digits[0], public) == [Outcome.NOTHING] * 4
+    assert len(public.rivals) == len(public.images) + 1 + len(set(public.labels.tolist()))
+
+
+def test_controls_are_guesses_at_other_clients_without_an_image_of_the_victim():
+    victims = [VictimId(1, client, None) for client in (0, 1, 1, 2, 3)]
+    truths = [torch.full((1, 1, 4, 4), value) for value in (0.1, 0.2, 0.3, 0.1, 0.5)]
+    guesses = [*truths[:4], None]
+    found = other_updates(victims, guesses, truths)
+    assert found[victims[0]].unique().tolist() == pytest.approx([0.2, 0.3])
+    assert found[victims[1]].unique().tolist() == pytest.approx([0.1])
+    assert len(found[victims[4]]) == 3 and other_updates(victims[:1], guesses[:1], truths[:1]) == {}
+
+
+def test_what_a_prior_makes_of_other_updates_too_is_not_identified(digits, public):
+    """As of a generator that knows the original by heart."""
+    noise = 0.1 * torch.randn(1, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    guess, id = Batch((digits[0].inputs[:1] + noise).clamp(0, 1), digits[0].labels[:1]), VictimId(0, 0, 0)
+    truth = Batch(digits[0].inputs[:1], digits[0].labels[:1])
+    outcomes = []
+    for controls in ({}, {id: 1 - digits[0].inputs[:1]}):
+        others = Others(candidates=public, controls=controls)
+        image = evaluate_all([Reconstruction(id=id, batch=guess)], [truth], others=others)[0].images[0]
+        outcomes.append(outcome_of({"failure": None, "certainty": image.certainty, **image.values, **image.compared}))
+    assert outcomes == [Outcome.IDENTIFIED, Outcome.NOTHING]
+
+
 def test_candidates_of_another_shape_are_refused(digits, public):
     with pytest.raises(UserError, match=r"\(1, 12, 12\) are expected"):
         identify(torch.rand(1, 1, 12, 12), torch.rand(1, 1, 12, 12), public)
@@ -98,7 +155,7 @@ def test_rotated_and_scaled_are_found_where_the_model_may_have_seen_such(digits,
     rows = [[angle.cos() / 0.9, -angle.sin() / 0.9, 0], [angle.sin() / 0.9, angle.cos() / 0.9, 0]]
     grid = torch.nn.functional.affine_grid(torch.tensor(rows).expand(4, 2, 3), [4, 1, 28, 28], align_corners=False)
     turned = torch.nn.functional.grid_sample(digits[0].inputs, grid, align_corners=False)
-    assert identify(turned, digits[0].inputs, public, coarse=True).likeness.min() > 0.9
+    assert identify(turned, digits[0].inputs, public, scaled=True).likeness.min() > 0.9
 
 
 def test_best_harmless_change_undoes_negative_mirror_and_shift(digits):

@@ -2,7 +2,20 @@
 
 import pytest
 
-from fl_privacy.metrics.outcome import LEAD, LEAST_CANDIDATES, LIKENESS, MARGIN_PSNR, READ, Outcome, outcome_of
+from fl_privacy.metrics.outcome import (
+    FAR_PSNR,
+    FOREIGN,
+    LEAD,
+    LEAST_CANDIDATES,
+    LIKENESS,
+    MARGIN_PSNR,
+    MARGIN_SSIM,
+    READ,
+    SAME,
+    SURE,
+    Outcome,
+    outcome_of,
+)
 
 BARE = {"failure": None, "certainty": "approximate", "exact": False, "likeness": 0.9, "candidates": 1000}
 NEAREST = {**BARE, "rank": 1, "lead": 2.0}
@@ -17,17 +30,26 @@ PSNR = {"aligned_psnr": 20.0, "control_psnr": 20.0 - MARGIN_PSNR, "aligned_ssim"
         ({**BARE, "exact": True}, Outcome.EXACT),
         (NEAREST, Outcome.IDENTIFIED),
         ({**NEAREST, "rank": 2}, Outcome.NOTHING),
-        ({**NEAREST, "control_lead": 1.8}, Outcome.NOTHING),
-        ({**NEAREST, "control_lead": 1.0}, Outcome.IDENTIFIED),
+        ({**NEAREST, "control_lead": 2.0 - LEAD + 0.01}, Outcome.NOTHING),
+        ({**NEAREST, "control_lead": -1.0}, Outcome.IDENTIFIED),
+        ({**NEAREST, "foreign": FOREIGN}, Outcome.IDENTIFIED),
+        ({**NEAREST, "foreign": FOREIGN + 0.01}, Outcome.NOTHING),
+        ({**NEAREST, "foreign": FOREIGN + 0.01, "likeness": SAME}, Outcome.IDENTIFIED),
+        ({**NEAREST, "foreign": FOREIGN + 0.01, "lead": SURE}, Outcome.IDENTIFIED),
+        ({**NEAREST, "foreign": FOREIGN + 0.01, **PSNR, "control_psnr": 20.0 - FAR_PSNR}, Outcome.IDENTIFIED),
+        ({**NEAREST, "likeness": LIKENESS - 0.01, "lead": SURE}, Outcome.IDENTIFIED),
         ({**NEAREST, "lead": LEAD - 0.01}, Outcome.NOTHING),
         ({**NEAREST, "likeness": LIKENESS - 0.01}, Outcome.NOTHING),
         ({**NEAREST, "candidates": LEAST_CANDIDATES - 1}, Outcome.NOTHING),
-        ({**BARE, "rank": 2, **PSNR}, Outcome.RECOGNIZABLE),
+        ({**BARE, "rank": 1, "lead": 0.1, **PSNR}, Outcome.RECOGNIZABLE),
+        ({**BARE, "rank": 1, "lead": 0.1, **PSNR, "foreign": FOREIGN + 0.01}, Outcome.NOTHING),
+        ({**BARE, "rank": 1, "lead": 0.1, **PSNR, "likeness": LIKENESS - 0.01}, Outcome.NOTHING),
+        ({**BARE, "rank": 2, **PSNR}, Outcome.NOTHING),
         ({**BARE, "candidates": 0, **PSNR}, Outcome.RECOGNIZABLE),
         ({**BARE, "rank": 200, **PSNR}, Outcome.NOTHING),
-        ({**BARE, "rank": 2, **PSNR, "control_psnr": 18.0}, Outcome.NOTHING),
-        ({**BARE, "rank": 2, **PSNR, "aligned_psnr": 14.0, "control_psnr": 9.0}, Outcome.NOTHING),
-        ({**BARE, "rank": 2, "aligned_ssim": 0.7, "control_ssim": 0.4}, Outcome.RECOGNIZABLE),
+        ({**BARE, "rank": 1, **PSNR, "control_psnr": 18.0}, Outcome.NOTHING),
+        ({**BARE, "rank": 1, **PSNR, "aligned_psnr": 14.0, "control_psnr": 9.0}, Outcome.NOTHING),
+        ({**BARE, "rank": 1, "aligned_ssim": 0.7, "control_ssim": 0.7 - MARGIN_SSIM - 0.01}, Outcome.RECOGNIZABLE),
         ({"failure": "The attack made no guess.", "certainty": "approximate"}, Outcome.NOTHING),
         ({"failure": None, "certainty": "approximate", "psnr": 40.0}, None),
         ({"failure": None, "certainty": "approximate", "token_f1": 0.9, "exact_match": 0.0}, None),

@@ -114,7 +114,7 @@ class AutoAttack:
             def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
                 nonlocal left
                 size = len(group.observations)
-                with within(seconds_left() * size / left):
+                with within(seconds_left() * size / max(size, left)):  # those that are attacked again are gone from it
                     left -= size
                     return self._attack(group, seed, report)
 

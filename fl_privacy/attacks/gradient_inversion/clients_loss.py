@@ -51,7 +51,7 @@ def _of_one(single: SingleExample) -> tuple[Loss, str]:
         if left < _FITS and _likely(loss, labels):
             found = _smoothed(labels) if loss is CROSS_ENTROPY else loss
             return found, f"The client's loss was found to be {found.name}, which gives its output layer's gradient."
-    if bool((single.slopes == 0).any()):  # no loss among these has none for an output: somebody took them out
+    if not _denies_softmax(single.slopes[0]):
         return CROSS_ENTROPY, ASSUMED
     raise NotAttackableError(
         "None of cross entropy, binary cross entropy and squared error gives the gradient of the output layer; give the"
@@ -67,12 +67,22 @@ def _of_many(observation: Observation, layer: tuple[str, str | None], gradient: 
     if float(columns.sum(0).norm()) < _FITS * float(columns.norm()):
         return CROSS_ENTROPY, ""
     rank = int((torch.linalg.svdvals(columns.cpu()) > _FITS * torch.linalg.matrix_norm(columns.cpu(), 2)).sum())
+    if bias is None or not _denies_softmax(bias):
+        return CROSS_ENTROPY, ASSUMED
     if rank > observation.upload.num_examples or rank == min(columns.shape):
         return CROSS_ENTROPY, ASSUMED
     raise NotAttackableError(
         "The client's loss is no cross entropy, whose gradients of the output layer add up to 0, and of a batch the"
         " update does not say which other; give loss= to Observation.of_gradients, as 'bce', 'mse' or a function."
     )
+
+
+def _denies_softmax(slopes: Tensor) -> bool:
+    """Tell whether the gradient (K,) of a bias is no cross entropy's, whose values add up to 0, and none was left out.
+
+    A defense that zeroes features or values of an update makes no client one of another loss.
+    """
+    return bool((slopes != 0).all()) and float(slopes.sum().abs()) > _FITS * float(slopes.norm())
 
 
 def _candidates(head: Head) -> list[Loss]:

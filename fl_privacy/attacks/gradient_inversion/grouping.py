@@ -1,5 +1,6 @@
 """Attacking many observations: which make one victim, which victims go together, and what becomes of the others."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,9 +10,15 @@ from fl_privacy.attacks.attack import Progress, Report
 from fl_privacy.attacks.deadline import even_share
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, why_not_attackable
 from fl_privacy.attacks.gradient_inversion.undisclosed import disclosed, restored
+from fl_privacy.errors import in_one_line, is_out_of_memory
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import ModelState, Observation, Reconstruction
+
+logger = logging.getLogger(__name__)
+
+UNFORESEEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError)
+"""Errors that the numbers of one victim can end in: of its factorizations, of empty sets of candidates, of shapes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +86,10 @@ class Group:
             for own, other in pairs
         )
 
+    def alone(self, position: int) -> "Group":
+        """The victim at ``position`` as a group of its own."""
+        return Group({position: self.observations[position]}, [one.alone(position) for one in self.earlier])
+
     def add(self, victim: Victim) -> None:
         """Take ``victim`` in."""
         self.observations[victim.position] = victim.observation
@@ -118,7 +129,8 @@ def attack_in_groups(
 
     Args:
         observations: whose ``wrong`` ones fail, and the others go on.
-        attack: a group that it raises ``NotAttackableError`` for fails.
+        attack: a group that it raises ``NotAttackableError`` for fails; of one that it raises another error for
+            (:data:`UNFORESEEN`) each victim is attacked alone, so that only those fail which the error is of.
         progress: told of a thousand parts of each victim.
         wrong: why an observation can't be attacked.
         as_victims: which observations make one victim.
@@ -136,10 +148,7 @@ def attack_in_groups(
         def report(share: float, before: int = done, size: int = size) -> None:
             progress(before + int(share * size), total)
 
-        try:
-            results |= attack(group, report)
-        except NotAttackableError as reason:
-            results |= {position: failed(o, str(reason)) for position, o in group.observations.items()}
+        results |= _attacked(group, attack, report)
         report(1.0)
         done += size
     for victim in victims:
@@ -148,9 +157,38 @@ def attack_in_groups(
     return [restored(asked[position], known[position], results[position]) for position in range(len(asked))]
 
 
+def _attacked(group: Group, attack: GroupAttack, report: Report) -> Mapping[int, Reconstruction]:
+    """What ``attack`` makes of ``group``; of each of its victims alone, where one of them ends it by an error."""
+    try:
+        return attack(group, report)
+    except NotAttackableError as reason:
+        return {position: failed(o, str(reason)) for position, o in group.observations.items()}
+    except UNFORESEEN as error:
+        broken = broke_off(group.first, error)  # raises what is none of a victim's numbers
+        if len(group.observations) == 1:
+            return dict.fromkeys(group.observations, broken)
+    results = dict[int, Reconstruction]()
+    for position in group.observations:
+        results |= _attacked(group.alone(position), attack, report)
+        report(len(results) / len(group.observations))
+    return results
+
+
 def failed(observation: Observation, reason: str) -> Reconstruction:
     """No guess, and the reason."""
     return Reconstruction(id=observation.id, batch=None, failure=reason)
+
+
+def broke_off(observation: Observation, error: Exception) -> Reconstruction:
+    """No guess, since the attack ended in an ``error`` of its own.
+
+    Raises:
+        Exception: ``error``, where memory ran out, which says nothing of the victim.
+    """
+    if is_out_of_memory(error):
+        raise error
+    logger.debug("The attack on %s broke off.", observation.id, exc_info=error)
+    return failed(observation, f"The attack broke off by an error of its own: {in_one_line(error)}.")
 
 
 def one_each(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
@@ -208,6 +246,8 @@ def read_group(
                 results[position] = read(observation, rng, meter)
         except NotAttackableError as reason:
             results[position] = failed(observation, str(reason))
+        except UNFORESEEN as error:
+            results[position] = broke_off(observation, error)
         meter(0.0)
     return results
 

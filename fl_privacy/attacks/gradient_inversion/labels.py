@@ -13,6 +13,9 @@ from fl_privacy.models import TextModel
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Tensors
 
+_MOST_EXPECTED = 2.0**50
+"""Examples of one class that an upload may seem to hold; a client may scale it by anything."""
+
 
 def choose_labels(
     observation: Observation, policy: LabelPolicy, model: nn.Module, *, loss_scale: float, seed: int
@@ -183,11 +186,22 @@ def _evidence(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | None
 
 
 def _to_labels(expected: Tensor, total: int) -> Tensor:
-    """Whole counts nearest to ``expected`` that sum to ``total``, as a sorted list of labels."""
-    wanted = expected.clamp_min(0)
+    """Whole counts nearest to ``expected`` that sum to ``total``, as a sorted list of labels; one after the other is
+    taken from all classes that have some, where there are too many."""
+    wanted = expected.double().clamp(0, _MOST_EXPECTED)
     counts = wanted.floor()
+    counts = (counts - _taken_from_each(counts, total)).clamp_min(0)
     while counts.sum() > total:
         counts[(counts - wanted).masked_fill(counts == 0, -torch.inf).argmax()] -= 1
     while counts.sum() < total:
         counts[(wanted - counts).argmax()] += 1
     return torch.arange(len(counts), device=counts.device).repeat_interleave(counts.long())
+
+
+def _taken_from_each(counts: Tensor, total: int) -> int:
+    """The largest number that all ``counts`` (K,) can lose, but none more than it has, and still sum to ``total``."""
+    low, high = 0, int(counts.max().nan_to_num(0.0)) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if float((counts - middle).clamp_min(0).sum()) >= total else (low, middle)
+    return low

@@ -50,7 +50,7 @@ class GuessedTexts:
     """Texts that are mostly right.
 
     Attributes:
-        tokens: for each position (n,) those that may have stood there.
+        tokens: for each position (n,) those that may have stood there, at least one.
         texts: (L,) each, the shortest first; as long as the longest where nobody says how long they are.
         held: (L,) where a word is that stood at one position only, and so mostly a right one.
     """
@@ -91,12 +91,14 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: L
     members = [(groups == group).nonzero().flatten() for group in range(number)]
     members.sort(key=lambda group: int(positions[group].max()) if len(group) else 0)
     texts, held = [], []
+    likeliest = shares.argmax(0)
     for group, length in zip(members, lengths.told or [longest] * number, strict=True):
-        text = words[shares.argmax(0)]
+        text = words[likeliest]
         text[positions[group]] = words[alone[group]]
         texts.append(text[:length])
         held.append(torch.isin(torch.arange(length, device=text.device), positions[group]))
     possible[most <= _ALONE] = True
+    possible[likeliest, torch.arange(longest, device=words.device)] = True  # where no word was alone
     return GuessedTexts([words[at] for at in possible.T], texts, held)
 
 

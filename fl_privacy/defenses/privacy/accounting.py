@@ -92,7 +92,8 @@ class Guarantee:
         )
         return (
             f"({self.epsilon(rounds):.4g}, {self.delta:.3g})-differential privacy of one {self.unit} against the server"
-            f" after {rounds} rounds of taking part ({self.accountant.upper()} accountant{sampling})."
+            f" after {rounds} rounds of taking part ({self.accountant.upper()} accountant{sampling}). It covers the"
+            " updates; the number of the client's examples counts as public."
         )
 
 

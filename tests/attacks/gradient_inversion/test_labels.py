@@ -60,6 +60,9 @@ def test_counts_are_whole_and_sum_to_the_batch() -> None:
     assert _to_labels(torch.tensor([1.6, -0.2, 0.5, 0.4]), 3).tolist() == [0, 0, 2]
     assert _to_labels(torch.tensor([2.9, 2.2, 0.0]), 3).tolist() == [0, 0, 1]
     assert _to_labels(torch.zeros(3), 2).tolist() == [0, 1]
+    assert _to_labels(torch.tensor([10.0, 3.2, 0.1]), 4).tolist() == [0, 0, 0, 0]
+    assert _to_labels(torch.tensor([5.0, 3.2, 2.1]), 4).tolist() == [0, 0, 0, 1]
+    assert _to_labels(torch.tensor([1e30, 1e9, -1e30]), 3).tolist() == [0, 0, 0]  # in no time
 
 
 def test_a_withheld_layer_yields_nothing() -> None:

@@ -18,7 +18,7 @@ from fl_privacy.attacks.text.lengths import Lengths
 from fl_privacy.models import TextModel
 from fl_privacy.models.text.base import Positions
 from fl_privacy.models.text.bert import Bert
-from fl_privacy.types import Batch, Certainty, Observation
+from fl_privacy.types import Batch, Certainty, Observation, VictimId
 from tests.attacks.text import test_disaggregation as wide
 from tests.attacks.text.test_dager import (
     LONGEST,
@@ -106,6 +106,18 @@ def test_a_text_that_is_there_twice_is_read_twice(make: Callable[[], TextModel],
     if make is not language_model:
         both = found.batch.labels[(found.batch.inputs[:, : tokens.shape[1]] == tokens[0]).all(1)]
         assert sorted(both.tolist()) == [0, 2]
+
+
+@pytest.mark.parametrize(("make", "lengths"), [(wide.encoder, [4, 3]), (encoder, [5, 3])])
+def test_texts_that_are_there_three_times_end_no_call(make: Callable[[], TextModel], lengths: list[int]) -> None:
+    """At some positions no word is likely then; the victims beside it are read all the same."""
+    few = wide.texts(lengths) if make is wide.encoder else texts(lengths, seed=80)
+    seen = observed(make, torch.cat([few, few[[1, 1]]]))
+    other = replace(observed(make, few), id=VictimId(0, 1, 0))
+    found = Dager()([seen, other], seed=0)
+    for one, tokens in zip(found, (torch.cat([few, few[[1, 1]]]), few), strict=True):
+        assert one.batch is not None and sorted_rows(one.batch.inputs) == sorted_rows(tokens)
+        assert one.certainty is Certainty.PROVEN
 
 
 def scaled(observation: Observation, factor: float, number: int) -> Observation:

@@ -17,7 +17,6 @@ from fl_privacy.attacks.text.words.bag import Bag, BagReader
 from fl_privacy.attacks.text.words.rows import is_text_with_words
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.models import TextModel
-from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 _ROWS_AT_ONCE = 1 << 27
@@ -36,9 +35,11 @@ class BagOfWords:
     Only the tokens of a batch send something to their rows. Pruning and rounding leave words that no other token can be
     mistaken for, and so do several steps of any optimizer, since what weight decay does to all rows is computed. Above
     noise a row is a word's by its likelihood under what the attacker's own simulation with the values sent says words'
-    rows look like, at the scale that all rows together make likeliest; so many are taken as are expected to have the
-    largest F1. How often a word is there follows from the length of its row, or for a single text from the rows of the
-    positions, of which that of its word is the sum: these order the words as well.
+    rows look like, at the scale that all rows together make likeliest. Rows of noise, drawn again from the elements of
+    the upload itself, say how many words noise alone would seem to be: at most one for each text, and one in ten of
+    those named. A word that is likely by its frequency alone is none. How often a word is there follows from the length
+    of its row, or for a single text from the rows of the positions, of which that of its word is the sum: these order
+    the words as well.
 
     The words of several texts are told apart by no row: they are dealt out to the texts.
     """
@@ -55,7 +56,7 @@ class BagOfWords:
                 raise NotAttackableError(WITHHELD)
             like = next(iter(first.sent.parameters.values()))
             quick = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
-            reader = BagReader(readable_model(quick), first, derive_generator(seed, "words"))
+            reader = BagReader(readable_model(quick), first, seed)
             size = max(1, _ROWS_AT_ONCE // model.words.weight.numel())
             places, found = list(group.observations), dict[int, Reconstruction]()
             for some in (places[i : i + size] for i in range(0, len(places), size)):

@@ -9,12 +9,13 @@ from torch import Tensor
 from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
 from fl_privacy.attacks.text.lengths import Lengths
 from fl_privacy.attacks.text.words.counts import repeated
-from fl_privacy.attacks.text.words.evidence import Found, found_words, is_exact, likely
+from fl_privacy.attacks.text.words.evidence import Found, found_words, is_exact
 from fl_privacy.attacks.text.words.expected import Expected, simulated
 from fl_privacy.attacks.text.words.order import placed
 from fl_privacy.attacks.text.words.rows import WordRows, where_words_are, word_rows
 from fl_privacy.effects import Noise
 from fl_privacy.models import TextModel
+from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation
 
 _USUAL = 0.5
@@ -52,15 +53,15 @@ class BagReader:
     Args:
         model: frozen, with the values sent, in single precision.
         first: one of the victims.
-        rng: draws the texts that are simulated where there is noise.
+        seed: of the texts that are simulated where there is noise, and of the noise that rows are compared with.
     """
 
-    def __init__(self, model: TextModel, first: Observation, rng: torch.Generator) -> None:
+    def __init__(self, model: TextModel, first: Observation, seed: int) -> None:
         place = where_words_are(model, first.upload.tensors)
         assert place is not None
-        self._model, self._rng = model, rng
+        self._model, self._seed = model, seed
         self._name, self._where = place
-        self._expected: Expected | None = None
+        self._expected: dict[tuple[object, ...], Expected] = {}
 
     def read(self, observations: Sequence[Observation]) -> list[Bag]:
         """Of each of ``observations``."""
@@ -79,8 +80,16 @@ class BagReader:
         noise = _told_noise(observation)
         model = None if is_exact(rows, most, noise) else self._simulated(observation, max(2, expected // texts))
         odds = _odds(observation, self._model.words.num_embeddings, expected).to(rows.values.device)
-        found = found_words(rows, odds=odds, most=most, expected=model, told_noise=noise)
-        tokens = likely(found, most)
+        found = found_words(
+            rows,
+            odds=odds,
+            most=most,
+            texts=texts,
+            expected=model,
+            told_noise=noise,
+            rng=derive_generator(self._seed, "words", str(observation.id)),
+        )
+        tokens = found.tokens
         if not len(tokens):
             return Bag(tokens, tokens, found.exact)
         ordered = self._ordered(observation, rows, tokens, total) if alone else None
@@ -112,17 +121,19 @@ class BagReader:
         return rows[self._model.first_position :]
 
     def _simulated(self, observation: Observation, length: int) -> Expected:
-        if self._expected is None:
-            known = observation.knowledge
-            self._expected = simulated(
+        known, length = observation.knowledge, min(length, observation.input_shape[0], _LONGEST_SIMULATED)
+        labels = None if known.labels is None or known.labels.dim() > 1 else tuple(torch.unique(known.labels).tolist())
+        key = (length, labels, id(known.public_images))
+        if key not in self._expected:
+            self._expected[key] = simulated(
                 self._model,
-                length=min(length, observation.input_shape[0], _LONGEST_SIMULATED),
+                length=length,
                 public=known.public_images,
                 labels=known.labels,
                 texts=observation.upload.num_examples,
-                rng=self._rng,
+                rng=derive_generator(self._seed, "words", str(length)),
             )
-        return self._expected
+        return self._expected[key]
 
 
 def _odds(observation: Observation, size: int, expected: int) -> Tensor:

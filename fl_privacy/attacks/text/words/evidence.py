@@ -1,4 +1,4 @@
-"""How likely each token is to be in the texts, by its row: beside exact zeros, and beside noise."""
+"""Which tokens are in the texts, by their rows: beside exact zeros, and beside noise with few false ones."""
 
 from dataclasses import dataclass
 
@@ -16,8 +16,14 @@ _AT_ONCE = 1 << 24
 _SURE = 30.0
 """Log likelihood ratio from which on a row tells no more of the distribution: a single long one, such as that of the
 token which is classified, would outweigh all others."""
-_MIXED = 1e-6
-"""Least probability of a token to be in a text."""
+_MIXED, _MOST_ODDS = 1e-6, 0.5
+"""Least and largest probability of a token to be in a text: no word is read by its frequency alone."""
+FALSE_PER_TEXT = 1.0
+"""Words for each text that noise alone may be taken for, on average, at most."""
+FALSE_SHARE = 0.1
+"""Share of the words found that noise alone may be taken for, on average, at most."""
+_TIMES, _DRAWN = 8, 1 << 25
+"""Rows of noise for each token that are compared with, and their elements at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,20 +31,27 @@ class Found:
     """What is known of the words of one victim.
 
     Attributes:
-        probability: (V,) of each token to be in the texts.
-        energy: (V,) squared length of its row, without that of the noise, at least 0.
+        tokens: (k,) those in the texts, the surest first.
+        energy: (V,) squared length of each row, without that of the noise, at least 0.
         exact: whether words are rows that no other token can have: there is no noise.
         noise: standard deviation of the noise on each element.
     """
 
-    probability: Tensor
+    tokens: Tensor
     energy: Tensor
     exact: bool
     noise: float
 
 
 def found_words(
-    rows: WordRows, *, odds: Tensor, most: int, expected: Expected | None, told_noise: float | None
+    rows: WordRows,
+    *,
+    odds: Tensor,
+    most: int,
+    texts: int,
+    expected: Expected | None,
+    told_noise: float | None,
+    rng: torch.Generator,
 ) -> Found:
     """What the ``rows`` of a single victim say.
 
@@ -46,21 +59,31 @@ def found_words(
         rows: n = 1.
         odds: (V,) prior probability of each token to be in the texts.
         most: tokens that the texts have at most.
+        texts: how many there are.
         expected: of the rows of words; ``None`` where rows are exact.
         told_noise: standard deviation of each element's noise, where the defense is known; ``None``: estimated.
+        rng: draws the rows of noise that are compared with.
     """
     values, untouched = rows.values[0], rows.untouched[0]
     energy = values.square().sum(1)
     if expected is None or is_exact(rows, most, told_noise):
-        return Found((~untouched).to(values.dtype), energy, True, 0.0)
+        return _exactly(untouched, energy)
     variance = _variance(energy, values.shape[1], ~untouched)
     if told_noise:
         variance = min(variance, told_noise**2)
     if variance == 0:
-        return Found((~untouched).to(values.dtype), energy, True, 0.0)
-    gain = _gain(values, expected, odds, variance, heavy=rows.where != "embeddings")
-    probability = torch.sigmoid(gain + torch.logit(odds.clamp(_MIXED, 1 - _MIXED)))
-    return Found(probability, (energy - values.shape[1] * variance).clamp_min(0), False, variance**0.5)
+        return _exactly(untouched, energy)
+    evidence = _likeliest(values, expected, odds, variance, heavy=rows.where != "embeddings")
+    prior = torch.logit(odds.clamp(_MIXED, _MOST_ODDS))
+    chosen = significant(
+        evidence.of(values) + prior, evidence.of(noise_rows(values, energy, most, rng)), prior, texts=texts, most=most
+    )
+    return Found(chosen, (energy - values.shape[1] * variance).clamp_min(0), False, variance**0.5)
+
+
+def _exactly(untouched: Tensor, energy: Tensor) -> Found:
+    words = (~untouched).nonzero().flatten()
+    return Found(words[energy[words].argsort(descending=True, stable=True)], energy, True, 0.0)
 
 
 def is_exact(rows: WordRows, most: int, told_noise: float | None) -> bool:
@@ -77,19 +100,41 @@ def _variance(energy: Tensor, width: int, touched: Tensor) -> float:
     return typical / width / (1 - 2 / (9 * width)) ** 3
 
 
-def _gain(values: Tensor, expected: Expected, odds: Tensor, variance: float, *, heavy: bool) -> Tensor:
-    """(V,) log likelihood ratio of each row, of a word's beside that of noise alone, by the distribution and scale
-    under which all rows together are likeliest."""
-    unit = _unit(values, expected, variance)
-    best, most = values.new_zeros(len(values)), -torch.inf
+@dataclass(frozen=True, eq=False)
+class _Evidence:
+    """Of a row to be a word's: by one distribution of such rows and one scale, beside noise alone.
+
+    Attributes:
+        model: the distribution.
+        scale: factor from what was simulated to what was uploaded.
+        variance: of the noise on an element.
+        heavy: whether other rows may be noise of a larger variance.
+    """
+
+    model: WordModel
+    scale: Tensor
+    variance: float
+    heavy: bool
+
+    def of(self, values: Tensor) -> Tensor:
+        """(n,) log likelihood ratio of each of ``values`` (n, d)."""
+        ratios = _ratios(values, self.model, self.scale[None], self.variance)[:, 0]
+        return ratios - _heavier(values, self.variance) if self.heavy else ratios
+
+
+def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float, *, heavy: bool) -> _Evidence:
+    """By the distribution and scale under which all rows (V, d) together are likeliest."""
+    scales = _unit(values, expected, variance) * 2.0 ** torch.arange(
+        2 - _SCALES, 2, dtype=torch.float64, device=values.device
+    )
+    best, most = None, -torch.inf
     for model in expected.models:
-        ratios = _ratios(values, model, unit, variance)
+        ratios = _ratios(values, model, scales, variance)
         total = torch.log1p(odds[:, None] * ratios.clamp_max(_SURE).expm1()).sum(0)
         at = int(total.argmax())
-        if float(total[at]) > most:
-            best, most = ratios[:, at], float(total[at])
-    if heavy:
-        best = best - _heavier(values, variance)
+        if best is None or float(total[at]) > most:
+            best, most = _Evidence(model, scales[at], variance, heavy), float(total[at])
+    assert best is not None, "there is always one without any direction"
     return best
 
 
@@ -99,9 +144,8 @@ def _unit(values: Tensor, expected: Expected, variance: float) -> float:
     return float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5)
 
 
-def _ratios(values: Tensor, model: WordModel, unit: float, variance: float) -> Tensor:
-    """(V, S) log of N(s mean, s^2 spread + variance) over N(0, variance) for each scale s."""
-    scales = unit * 2.0 ** torch.arange(2 - _SCALES, 2, dtype=torch.float64, device=values.device)
+def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -> Tensor:
+    """(V, S) log of N(s mean, s^2 spread + variance) over N(0, variance) for each s of ``scales`` (S,)."""
     spread, mean = (t.double() for t in (model.spread, model.mean))
     wide = scales[:, None] ** 2 * spread + variance
     middle = scales[:, None] * mean
@@ -123,13 +167,39 @@ def _heavier(values: Tensor, variance: float) -> Tensor:
     return (0.5 * (energy * (1 - 1 / factors) - width * factors.log())).max(1).values.clamp_min(0)
 
 
-def likely(found: Found, most: int) -> Tensor:
-    """(k,) the tokens, likeliest first, for which precision and recall are expected to have the largest mean (F1)."""
-    if found.exact:
-        words = found.probability.nonzero().flatten()
-        return words[found.energy[words].argsort(descending=True, stable=True)]
-    order = (found.probability + 1e-12 * found.energy / found.energy.max().clamp_min(1e-30)).argsort(descending=True)
-    sure = found.probability[order].double()
-    numbers = torch.arange(1, len(sure) + 1, dtype=torch.float64, device=sure.device)
-    score = (2 * sure.cumsum(0) / (numbers + sure.sum()))[:most]
-    return order[: int(score.argmax()) + 1] if float(sure.sum()) > 0.5 else order[:0]
+def noise_rows(values: Tensor, energy: Tensor, most: int, rng: torch.Generator) -> Tensor:
+    """(m, d) rows that are noise for sure, distributed as that in ``values`` (V, d), whatever its distribution.
+
+    Each element is that of another row at the same place, of all rows but the ``most`` longest, which may be words';
+    hence no row of them is a word's. As those left out have more than their share of the noise, all are scaled to the
+    median length of ``values``.
+    """
+    kept = values[energy.argsort()[: max(len(values) - most, len(values) // 2)]]
+    number = max(1, min(_TIMES * len(values), _DRAWN // values.shape[1]))
+    drawn = torch.empty(number, values.shape[1], dtype=values.dtype, device=values.device)
+    for column in range(values.shape[1]):
+        drawn[:, column] = kept[torch.randint(len(kept), (number,), generator=rng).to(kept.device), column]
+    usual, own = float(energy.median()), float(drawn.square().sum(1).median())
+    return drawn * (usual / own) ** 0.5 if usual and own else drawn
+
+
+def significant(score: Tensor, noise: Tensor, prior: Tensor, *, texts: int, most: int) -> Tensor:
+    """(k,) the tokens of so large a ``score``, the surest first, that few are expected to be noise.
+
+    Rows of noise alone, for all tokens, would bring :data:`FALSE_PER_TEXT` tokens for each text there, and
+    :data:`FALSE_SHARE` of those that are there (Benjamini and Hochberg 1995, with weights by Genovese et al. 2006).
+
+    Args:
+        score: (V,) evidence of each token, with its prior.
+        noise: (m,) evidence of rows that are noise, without any prior.
+        prior: (V,) log odds of each token, which is in its score.
+        texts: how many there are.
+        most: tokens that the texts have at most.
+    """
+    order = score.argsort(descending=True)[:most]
+    noise, (kinds, tokens) = noise.sort().values, torch.unique(prior, return_counts=True)
+    above = len(noise) - torch.searchsorted(noise, score[order, None] - kinds)  # (most, kinds)
+    expected = (above.double() @ tokens.double()) / len(noise)
+    numbers = torch.arange(1, len(order) + 1, device=score.device)
+    held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
+    return order[: int(held[-1]) + 1 if len(held) else 0]

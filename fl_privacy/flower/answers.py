@@ -1,0 +1,206 @@
+"""What a node has answered in a run: a question is answered by one draw of noise, however often it is asked."""
+
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+from flwr.app import Array, Context, Message, RecordDict
+
+from fl_privacy.errors import UserError
+from fl_privacy.files import PRIVATE_FILE, PRIVATE_FOLDER
+from fl_privacy.flower.inside.serialized import bytes_of, records_of
+from fl_privacy.flower.memory import answered_before, expect_near, expect_unanswered, last_of_all, remember_answer
+from fl_privacy.flower.node_secrets import SimulatedContext, is_simulation, state_folder, state_key, whose
+from fl_privacy.flower.sealing import read_own, write_own
+
+logger = logging.getLogger(__name__)
+
+ROUNDS_OF_RUN = "num-server-rounds"
+"""Key of a run's config, as Flower's own apps have it."""
+
+MOST_KEPT = 1 << 30
+"""Bytes of answers that a client keeps, over all runs; the oldest make room. A larger answer is not kept."""
+
+MOST_WAITED = 60.0
+"""Seconds for another process of the node that writes down what it answers."""
+
+COUNTED, KEPT = ".answered", ".answer"
+"""Ends of a client's files in the node's folder of a run: by kind the last round; one answer each."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The questions that the client of ``context`` has answered, by kind and round.
+
+    They are counted in the node's context and in a file beside the node's secret, which a restart leaves; the last
+    answer to each kind is in such a file too. A simulated node counts in its context alone and keeps no answer.
+
+    Attributes:
+        context: of the node.
+        rounds: of the run that are answered at most; ``None`` takes the run's own number. Where a run states none, a
+            round is at most ``memory.MOST_AHEAD`` after the last one.
+    """
+
+    context: Context
+    rounds: int | None = None
+
+    def again(self, kind: str, round: int, question: str) -> RecordDict | None:
+        """Return the answer to the same question of the same round, or ``None`` where it is new.
+
+        Args:
+            kind: of question.
+            round: its number.
+            question: its digest, see ``digest_of``.
+
+        Raises:
+            UserError: another question of this round or of a later one was answered, the answer is not kept any more,
+                or the run has no such round.
+        """
+        if self._in_file().get(kind) == round and (kept := self._kept(kind, question)) is not None:
+            return kept
+        self.expect_new(kind, round)
+        return None
+
+    def expect_new(self, kind: str, round: int) -> None:
+        """Raise ``UserError`` if this round or a later one was answered, or the run has no such round."""
+        counted, most = self._in_file(), self._most()
+        if most is None:
+            expect_near(max(last_of_all(self.context.state), *counted.values(), -1), round)
+        elif not 0 <= round <= most:
+            raise UserError(
+                f"A round of 0 to {most} is expected of this run, but got {round}; the question is refused."
+            )
+        expect_unanswered(self.context.state, kind, round)
+        if round <= (last := counted.get(kind, -1)):
+            raise UserError(answered_before(last, round))
+
+    def note(self, round: int, *kinds: str) -> None:
+        """Count questions of these ``kinds`` before their answer leaves.
+
+        Raises:
+            UserError: another process of the node was faster, or it can't be written down.
+        """
+        if not self.forgets:
+            with self._locked():
+                counted = self._in_file()
+                if (last := max(counted.get(kind, -1) for kind in kinds)) >= round:
+                    raise UserError(answered_before(last, round))
+                content = json.dumps({**counted, **dict.fromkeys(kinds, round)}).encode()
+                with _written_down():
+                    write_own(self._path(COUNTED), content, state_key(self.context))
+        for kind in kinds:
+            remember_answer(self.context.state, kind, round)
+
+    def keep(self, kind: str, question: str, answer: RecordDict) -> None:
+        """Keep ``answer`` for the same question, in place of the one before; a simulated node keeps none."""
+        if self.forgets:
+            return
+        path, content = self._path_of_answer(kind), bytes_of(answer)
+        with _written_down():
+            path.unlink(missing_ok=True)
+            if len(content) <= MOST_KEPT:
+                _make_room(self._client(), state_folder(self.context), len(content))
+                write_own(path, f"{question}\n".encode() + content, state_key(self.context))
+
+    @property
+    def forgets(self) -> bool:
+        """Whether the node is simulated: by its operator's word, in this process, or in an actor of Ray."""
+        return isinstance(self.context, SimulatedContext) or is_simulation() or _in_actor()
+
+    def _most(self) -> int | None:
+        told = self.context.run_config.get(ROUNDS_OF_RUN)
+        own = told if isinstance(told, int) and not isinstance(told, bool) else None
+        return own if self.rounds is None else self.rounds
+
+    def _kept(self, kind: str, question: str) -> RecordDict | None:
+        if self.forgets or not (path := self._path_of_answer(kind)).exists():
+            return None
+        with _written_down():
+            asked, _, content = read_own(path, state_key(self.context)).partition(b"\n")
+            return records_of(content) if asked.decode() == question else None
+
+    def _in_file(self) -> Mapping[str, int]:
+        if self.forgets or not (path := self._path(COUNTED)).exists():
+            return {}
+        with _written_down():
+            return {str(kind): int(last) for kind, last in json.loads(read_own(path, state_key(self.context))).items()}
+
+    def _client(self) -> str:
+        return "-".join(map(str, whose(self.context)))
+
+    def _path(self, end: str) -> Path:
+        return state_folder(self.context) / f"run-{self.context.run_id}" / f"{self._client()}{end}"
+
+    def _path_of_answer(self, kind: str) -> Path:
+        return self._path(f".{hashlib.sha256(kind.encode()).hexdigest()[:16]}{KEPT}")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        path = self._path(f"{COUNTED}.lock")
+        with _written_down():
+            path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+            lock = FileLock(path, mode=PRIVATE_FILE, timeout=MOST_WAITED)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+@contextmanager
+def _written_down() -> Iterator[None]:
+    """Say nothing to a server of the node's folders where they can't be read or written: its own log says it."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
+        logger.error("What was answered can't be looked up or written down: %s", error)
+        raise UserError(
+            "What this node answers is expected to be written down, but can't be; its own log says why."
+        ) from None
+
+
+def _make_room(client: str, folder: Path, size: int) -> None:
+    """Remove a client's oldest answers until one of ``size`` bytes is within ``MOST_KEPT``."""
+    found = []
+    for path in folder.glob(f"run-*/{client}.*{KEPT}"):
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            found.append((status.st_mtime, status.st_size, path))
+    left = sum(held for _, held, _ in found) + size
+    for _, held, path in sorted(found):
+        if left <= MOST_KEPT:
+            return
+        path.unlink(missing_ok=True)
+        left -= held
+
+
+def digest_of(message: Message) -> str:
+    """Tell questions apart: a hash of all that ``message`` says, its arrays and settings, in order."""
+    return digest_of_records(message.metadata.message_type, message.content)
+
+
+def digest_of_records(kind: str, content: RecordDict) -> str:
+    """A hash of all that a message of this kind says."""
+    found = hashlib.sha256(kind.encode())
+    for name, record in content.items():
+        found.update(f"\n{name!r} {type(record).__name__}".encode())
+        for key, value in record.items():
+            if isinstance(value, Array):
+                shape = tuple(value.shape)
+                found.update(f"\n{key!r} {value.dtype!r} {shape} {value.stype!r} {len(value.data)} ".encode())
+                found.update(value.data)
+            else:
+                found.update(f"\n{key!r} {value!r}".encode())
+    return found.hexdigest()
+
+
+def _in_actor() -> bool:
+    """Whether this process is one of Flower's simulation on Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None

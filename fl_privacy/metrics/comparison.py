@@ -1,0 +1,255 @@
+"""Guesses compared in every way, at one sight, with originals and with what these are to be told apart from."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fl_privacy.metrics.looks import Moved, Sight, Standing, turned
+from fl_privacy.metrics.outcome import LEAD
+from fl_privacy.metrics.public_images import PublicImages
+
+RIVALS = 10
+"""Nearest candidates that what a guess shows beyond the original is compared with."""
+
+LUCK = 0.3
+"""Of lead, by which the best of e = 2.7 guesses is ahead of one, or one that is compared with so many fewer candidates:
+1 over the largest of 1,000 normal strengths, since the gap between the largest two is exponential."""
+
+ENOUGH = 1000
+"""Candidates beside which a lead is not reduced."""
+
+_CEILING = 0.9995
+"""Correlations beyond are the same, to rounding of pixels."""
+
+_TIE = 1e-3
+"""Difference in spreads of the candidates that is rounding."""
+
+_LEAST_SPREAD = 0.01
+"""Of candidates, so that a guess in which there is nothing to see is near to none of them."""
+
+_LEAST_REST = 1e-3
+"""Share of a row that is no rounding, beyond what two images have in common."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Identified:
+    """How each original of a batch of B compares with the guesses at the batch.
+
+    Attributes:
+        guess: (B,) index of the guess that is most like it.
+        likeness: (B,) largest absolute correlation with that guess over all harmless changes, in [0, 1], in the way to
+            compare in which it is largest of those in which the original leads enough; without, of the best lead.
+        rank: (B,) its place among itself and the candidates in that way; 1 is the nearest. ``None`` without candidates.
+        lead: (B,) how far ahead of the nearest candidate, in standard deviations of the candidates, in the way in which
+            it leads most, less what several guesses, or few candidates, gain by luck; negative where it leads in none.
+        foreign: (B,) how much of what the guess shows beyond the original is another's, in [0, 1]: the largest
+            correlation with one of the nearest candidates, after both lost what they share with the original; the
+            smaller of that in the best lead and that in the largest likeness. NaN where the original is not nearest.
+        candidates: how many there were.
+    """
+
+    guess: Tensor
+    likeness: Tensor
+    rank: Tensor | None = None
+    lead: Tensor | None = None
+    foreign: Tensor | None = None
+    candidates: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Turns:
+    """By which turn each image is most like a guess.
+
+    Attributes:
+        own: (G, B) of the originals.
+        rest: (G, R) of the rivals.
+    """
+
+    own: Tensor
+    rest: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Look:
+    """G guesses at a batch of B originals beside R rivals, at one sight.
+
+    Attributes:
+        guesses: (G, C, H, W) in [0, 1].
+        originals: (B, C, H, W) in [0, 1].
+        others: whose ``rivals`` are looked at.
+        rivals: (R,) indices of these, sorted.
+        usual: (U,) those among them by whose correlations it is judged what is usual.
+        sight: how closely.
+        scaled: also scale and rotate originals and rivals.
+        turns: the only ones that are tried; ``None`` tries every turn.
+    """
+
+    guesses: Tensor
+    originals: Tensor
+    others: PublicImages
+    rivals: Tensor
+    usual: Tensor
+    sight: Sight
+    scaled: bool = False
+    turns: Turns | None = None
+
+    def ranked(self, candidates: int) -> Identified:
+        """Of which ``candidates`` are no means."""
+        raw, own, rest = (each.flatten(0, 1) for each in self._strengths)
+        luck = LUCK * math.log(len(self.guesses) * max(1.0, ENOUGH / max(1, candidates)))
+        leads = own - rest.amax(1, keepdim=True) - luck
+        lead, first = leads.max(0)
+        place = torch.where(lead >= LEAD, raw.masked_fill(leads < LEAD, -1.0).argmax(0), first)
+        best = own.gather(0, place[None])[0]
+        rank = 1 + (rest[place] >= best[:, None] - _TIE).sum(1)
+        either = zip(first.tolist(), place.tolist(), rank.tolist(), strict=True)
+        return Identified(
+            guess=place // self._strengths[1].shape[1],
+            likeness=raw.gather(0, place[None])[0].clamp(0, 1),
+            rank=rank,
+            lead=lead,
+            foreign=torch.tensor(
+                [
+                    min(self._foreign(b, at) for at in {one, other}) if nearer == 1 else math.nan
+                    for b, (one, other, nearer) in enumerate(either)
+                ]
+            ),
+            candidates=candidates,
+        )
+
+    def nearest(self, number: int) -> Tensor:
+        """Indices of the ``number`` rivals that are nearest to the guesses in any way."""
+        best = self._strengths[2].flatten(0, 1).amax(0)
+        return self.rivals[best.topk(min(number, len(best))).indices]
+
+    def behind(self) -> Tensor:
+        """(B,) how many rivals are nearer to the guesses, the nearest way of each counting."""
+        own, best = self._strengths[1].flatten(0, 1).amax(0), self._strengths[2].flatten(0, 1).amax(0)
+        return (best[None] >= own[:, None] - _TIE).sum(1)
+
+    @cached_property
+    def best_turns(self) -> Turns | None:
+        """By every turn, those in which originals and all of ``others.rivals`` are most like each guess."""
+        if not self.scaled:
+            return None
+        found = [by_pair[0] for by_pair in self._by_turn]
+        rest = torch.zeros(len(found), len(self.others.rivals), dtype=torch.long)
+        rest[:, self.rivals] = torch.stack([rest.argmax(0) for _, rest in found])
+        return Turns(own=torch.stack([own.argmax(0) for own, _ in found]), rest=rest)
+
+    @cached_property
+    def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of W ways: (G, W, B) correlations, their (G, W, B) strengths, and the (G, W, R) strengths of the rivals."""
+        at = torch.searchsorted(self.rivals, self.usual)
+        raws, owns, rests = [], [], []
+        for number in range(len(self.guesses)):
+            own, rest = (torch.stack(each) for each in zip(*self._correlations(number), strict=True))
+            strengths = _relative(own, rest, at)
+            raws.append(own)
+            owns.append(strengths[0])
+            rests.append(strengths[1])
+        return torch.stack(raws), torch.stack(owns), torch.stack(rests)
+
+    def _correlations(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each way to compare, the largest absolute correlation of a guess with (B,) originals and (R,) rivals."""
+        seen = Moved(self.guesses[number : number + 1], self.sight)
+        for of, to, window in self.sight.ways:
+            places = seen.rows(of, window)
+            yield largest(places, self._own.rows(to, window)), largest(places, self._rest(to, window))
+        for of, to in self.sight.turned if self.scaled else ():
+            if self.turns is None:
+                own, rest = self._by_turn[number][self.sight.turned.index((of, to))]
+                yield own.amax(0), rest.amax(0)
+            else:
+                places = seen.rows(of, 0)
+                yield (
+                    largest(places, self._turned_own[number].rows(to, 0)),
+                    largest(places, self._turned_rest[number].rows(to, 0)),
+                )
+
+    @cached_property
+    def _by_turn(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """By guess and pair of blurs, the (T, B) and (T, R) largest correlations by every turn."""
+        sight, every = replace(self.sight, between=False), self.others.turned(self.sight)
+        found = []
+        for guess in torch.split(self.guesses, 1):
+            seen, by_pair = Moved(guess, sight), []
+            for of, to in sight.turned:
+                places = seen.rows(of, 0)
+                own = [largest(places, standing.rows(to, 0)) for standing in self._turned_everyhow]
+                rest = [largest(places, standing.rows(to, 0))[self.rivals] for standing in every]
+                by_pair.append((torch.stack(own), torch.stack(rest)))
+            found.append(by_pair)
+        return found
+
+    @cached_property
+    def _own(self) -> Standing:
+        return Standing(self.originals, self.sight)
+
+    def _rest(self, blur: int, window: int) -> Tensor:
+        rows = self.others.standing(self.sight).rows(blur, window)
+        return rows if len(rows) == len(self.rivals) else rows[self.rivals]
+
+    @cached_property
+    def _turned_everyhow(self) -> list[Standing]:
+        number, many = len(self.others.turned(self.sight)), len(self.originals)
+        return [Standing(turned(self.originals, torch.full((many,), turn)), self.sight) for turn in range(number)]
+
+    @cached_property
+    def _turned_own(self) -> list[Standing]:
+        assert self.turns is not None
+        return [Standing(turned(self.originals, turn), self.sight) for turn in self.turns.own]
+
+    @cached_property
+    def _turned_rest(self) -> list[Standing]:
+        assert self.turns is not None
+        images = self.others.rivals[self.rivals]
+        return [Standing(turned(images, turn[self.rivals]), self.sight) for turn in self.turns.rest]
+
+    def _foreign(self, original: int, at: int) -> float:
+        """How much a guess shows of others beyond an original, by the guess and way ``at``."""
+        number, way = divmod(at, self._strengths[1].shape[1])
+        seen = Moved(self.guesses[number : number + 1], self.sight)
+        near = self._strengths[2][number, way].topk(min(RIVALS, len(self.rivals))).indices
+        own, rivals = self.originals[original : original + 1], self.others.rivals[self.rivals[near]]
+        ways = list(self.sight.ways)
+        if way < len(ways):
+            of, to, window = ways[way]
+        else:
+            of, to, window = *self.sight.turned[way - len(ways)], 0
+            turn = self._turn(number, original, way - len(ways))
+            own, rivals = turned(own, turn), turned(rivals, turn.expand(len(rivals)))
+        rows = seen.rows(of, window)
+        truth = Standing(own, self.sight).rows(to, window)[0]
+        shown = rows[int((rows @ truth).abs().argmax())]
+        return _shared_beyond(shown, truth, Standing(rivals, self.sight).rows(to, window))
+
+    def _turn(self, number: int, original: int, pair: int) -> Tensor:
+        if self.turns is not None:
+            return self.turns.own[number, original][None]
+        return self._by_turn[number][pair][0][:, original].argmax()[None]
+
+
+def largest(places: Tensor, rows: Tensor) -> Tensor:
+    """(N,) largest absolute correlation of ``places`` (V, D) with each of ``rows`` (N, D)."""
+    best: Tensor = (places @ rows.T).abs_().amax(0)
+    return best
+
+
+def _relative(own: Tensor, rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
+    """Correlations (W, B) and (W, R) -> Fisher's z relative to what is usual of that guess in that way."""
+    z_own, z_rest = (torch.atanh(found.clamp(max=_CEILING)) for found in (own, rest))
+    every = z_rest[:, usual]
+    mean, spread = every.mean(1, keepdim=True), every.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
+    return (z_own - mean) / spread, (z_rest - mean) / spread
+
+
+def _shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
+    """Largest partial correlation of ``shown`` (D,) with ``rivals`` (K, D), given ``truth`` (D,); rows of length 1."""
+    of_truth, of_rivals, between = shown @ truth, rivals @ shown, rivals @ truth
+    rest = ((1 - of_truth**2).clamp_min(_LEAST_REST) * (1 - between**2).clamp_min(_LEAST_REST)).sqrt()
+    return float(((of_rivals - of_truth * between) / rest).abs().amax().clamp(0, 1))

@@ -1,0 +1,38 @@
+"""Where an attack searches among a generator's images, its guesses at other clients' updates are controls."""
+
+import pytest
+import torch
+
+from fl_privacy.data import load_data
+from fl_privacy.experiment.judge import Judge
+from fl_privacy.metrics.beyond import Others
+from fl_privacy.metrics.outcome import Outcome, outcome_of
+from fl_privacy.metrics.public_images import PublicImages
+from fl_privacy.types import Batch, Reconstruction, VictimId
+
+
+class Truth:
+    """Two clients with a digit each."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+
+    def batch(self, victim):
+        return Batch(self.images[victim.client, None], self.labels[victim.client, None])
+
+
+@pytest.mark.parametrize(("prior", "expected"), [(False, Outcome.IDENTIFIED), (True, Outcome.NOTHING)])
+def test_a_generator_that_always_makes_the_same_image_reads_nobody(prior, expected):
+    train = load_data("mnist_mini").train
+    pair, public = train.batch(torch.tensor([0, 900])), train.batch(torch.arange(5, 4000, 19))
+    others = Others(candidates=PublicImages(images=public.inputs, labels=public.labels))
+    noise = 0.1 * torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    made = [
+        Reconstruction(id=VictimId(1, client), batch=Batch((pair.inputs[:1] + noise[client]).clamp(0, 1), label[None]))
+        for client, label in enumerate(pair.labels)
+    ]
+    judge = Judge(truth=Truth(pair.inputs, pair.labels), others=others, prior=prior)
+    first = judge._judged(made, [judge.truth.batch(each.id) for each in made], None)[0].images[0]
+    record = {"failure": first.failure, "certainty": first.certainty, **first.values, **first.compared}
+    assert outcome_of(record) is expected
+    assert ("control_lead" in record) is prior
