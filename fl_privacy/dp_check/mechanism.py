@@ -23,6 +23,7 @@ from fl_privacy.dp_check.bounds import (
 )
 from fl_privacy.dp_check.claims import Claim, expect_claim
 from fl_privacy.dp_check.draws import (
+    UNCHANGED,
     Mechanism,
     Neighbors,
     Pilot,
@@ -182,7 +183,7 @@ def check_mechanism(
         moved=drawn.moved,
         noise_std=drawn.noise_std,
         by=statistics.names[drawn.widest],
-        counted_by=tuple(statistics.names[number] for number, _ in drawn.tests),
+        unchanged=float(drawn.first[:, -1].mean()) if statistics.names[-1] == UNCHANGED else 0.0,
     )
     return _judged(measured, drawn, by=measured.by, gaussian=noise == "gaussian", level=confidence)
 

@@ -1,12 +1,15 @@
 """Says which fact of a mechanism disagrees with its claim."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fl_privacy.dp_check.bounds import gaussian_mu
 from fl_privacy.dp_check.claims import Claim
-from fl_privacy.dp_check.draws import DIFFERENCE, UNCHANGED, Pilot
+from fl_privacy.dp_check.draws import DIFFERENCE, Pilot
+
+MOST_UNCHANGED = 0.5
+"""Values of a release, on average, that may leave exactly as they are before that is named as a reason."""
 
 BEYOND = 1.1
 """By which factor a measured norm must exceed the one claimed before it is named as a reason."""
@@ -24,7 +27,7 @@ class Measured:
         moved: by how much the unit moves what is sent, in the direction that tells most.
         noise_std: standard deviation of the noise in that direction.
         by: name of that direction.
-        counted_by: names of the statistics whose counts were compared, the best first.
+        unchanged: mean number of values of the first neighbor that leave exactly as they are.
     """
 
     pilot: Pilot
@@ -34,7 +37,7 @@ class Measured:
     moved: float
     noise_std: float
     by: str = ""
-    counted_by: Sequence[str] = ()
+    unchanged: float = 0.0
 
     @property
     def bound(self) -> float | None:
@@ -84,7 +87,7 @@ def _same_noise_twice(found: Measured) -> str:
 
 
 def _unchanged_values(found: Measured) -> str:
-    if UNCHANGED not in found.counted_by[:1]:
+    if found.unchanged < MOST_UNCHANGED:
         return ""
     return "some values leave as they are, neither clipped nor noised"
 
