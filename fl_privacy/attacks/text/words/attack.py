@@ -41,6 +41,9 @@ class BagOfWords:
     length of its row, or for a single text from the rows of the positions, of which that of its word is the sum: these
     order the words as well.
 
+    Noise that leaves most elements alone lets more false words through, and a language model whose embeddings are its
+    output layer, too, is misread: nothing of it is called exact.
+
     The words of several texts are told apart by no row: they are dealt out to the texts.
     """
 

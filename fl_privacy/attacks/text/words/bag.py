@@ -89,11 +89,11 @@ class BagReader:
             told_noise=noise,
             rng=derive_generator(self._seed, "words", str(observation.id)),
         )
-        tokens = found.tokens
+        tokens, exact = found.tokens, found.exact and self._where == "embeddings"  # a head moves the rows of all tokens
         if not len(tokens):
-            return Bag(tokens, tokens, found.exact)
+            return Bag(tokens, tokens, exact)
         ordered = self._ordered(observation, rows, tokens, total) if alone else None
-        return Bag(tokens, self._times(found, tokens, total, ordered, observation), found.exact, ordered)
+        return Bag(tokens, self._times(found, tokens, total, ordered, observation), exact, ordered)
 
     def _times(
         self, found: Found, tokens: Tensor, total: int | None, ordered: Tensor | None, observation: Observation
