@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fl_privacy import checks
-from fl_privacy.dp_check.bounds import best_one_run_epsilon, one_run_epsilon, two_gaussians_epsilon
+from fl_privacy.dp_check.bounds import best_one_run_epsilon, two_gaussians_epsilon
 from fl_privacy.dp_check.claims import Claim, Unit
 from fl_privacy.dp_check.mechanism import ACCUSATION, shown_epsilon
 
@@ -52,10 +52,8 @@ class CanaryTest:
     @property
     def showable(self) -> float:
         """The largest bound that so many canaries can give, every guess being right."""
-        number = self.number
-        return one_run_epsilon(
-            canaries=number, guesses=number, right=number, delta=self.delta, error=1 - self.confidence
-        )
+        there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
+        return best_one_run_epsilon(there, absent, delta=self.delta, error=1 - self.confidence)[0]
 
     def contradicts(self, claim: Claim) -> bool:
         """Whether the guesses reject the claim with the confidence with which claims are called false."""

@@ -69,6 +69,7 @@ def _one_step(defense: Defense, seed: int) -> tuple[Mechanism, Neighbors]:
     """One step on four examples, times four, with a canary among them or an example without gradient in its place."""
     rng = derive_generator(seed, "dp_check", "examples")
     model = nn.Linear(8, 4, bias=False)
+    nn.init.zeros_(model.weight)  # every class is as likely, so that no example's gradient vanishes
     inputs, labels = torch.randn(4, 8, generator=rng), torch.randint(4, (4,), generator=rng)
     canary, blank = inputs.clone(), inputs.clone()
     canary[0], blank[0] = 100 * torch.randn(8, generator=rng), 0.0

@@ -11,9 +11,6 @@ from fl_privacy.report.numbers import MISSING, percent, ratio
 from fl_privacy.report.page import render
 from fl_privacy.results.claims import ClaimRecord
 
-TONES = {"contradicted": "leak"}
-"""Status of a claim -> tone of its headline; nothing makes a claim green."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimView:
@@ -21,18 +18,16 @@ class ClaimView:
 
     Attributes:
         record: what came of it.
-        tone: ``leak`` where it is false, else ``open``.
         rows: name and value of each figure.
     """
 
     record: ClaimRecord
-    tone: str
     rows: Sequence[tuple[str, str]]
 
 
 def claim_views(records: Sequence[ClaimRecord]) -> list[ClaimView]:
     """Make a view of each claim, in their order."""
-    return [ClaimView(record=r, tone=TONES.get(r.status, "open"), rows=_rows(r)) for r in records]
+    return [ClaimView(record=r, rows=_rows(r)) for r in records]
 
 
 def _rows(record: ClaimRecord) -> list[tuple[str, str]]:

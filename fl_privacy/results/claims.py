@@ -67,6 +67,11 @@ class ClaimRecord:
     notes: Sequence[str]
 
     @property
+    def tone(self) -> Literal["leak", "open"]:
+        """Color of its headline; nothing makes a claim green."""
+        return "leak" if self.is_false else "open"
+
+    @property
     def is_false(self) -> bool:
         """Whether the claim is contradicted."""
         return self.status == "contradicted"

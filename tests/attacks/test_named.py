@@ -7,10 +7,9 @@ import pytest
 
 from fl_privacy.attacks import reconstruct
 from fl_privacy.attacks.named import attack_named, attack_names
-from fl_privacy.config import options
-from fl_privacy.config.composition import compose_run
+from fl_privacy.config import compose_run, options
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.attack_by_name import build_attack
+from fl_privacy.experiment.build import build_attack
 from tests.attacks.victims import observations, smooth_net
 
 
@@ -20,7 +19,7 @@ def test_every_option_of_the_configuration_has_its_name() -> None:
 
 @pytest.mark.parametrize("name", attack_names())
 def test_an_attack_by_its_name_is_that_of_the_configuration(name: str) -> None:
-    built = build_attack(compose_run([f"attack={name}"]).attack, device="cpu", threads=None)
+    built = build_attack(compose_run([f"attack={name}"]).attack, device="cpu")
     made = attack_named(name)()
     assert type(built) is type(made)
     assert repr(getattr(built, "objective", None)) == repr(getattr(made, "objective", None))

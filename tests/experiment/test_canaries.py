@@ -1,5 +1,6 @@
 """``inference=canaries``: the training is the one without, and the run's own claim is held against what they show."""
 
+import html
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_canaries_are_of_what_is_protected_and_leave_the_training_alone(
     assert claim.unit == unit
     assert claim.status != "contradicted"
     assert claim.claimed is not None and claim.lower is not None and claim.lower <= claim.claimed
-    page = (asked.path / "report.html").read_text()
+    page = html.unescape((asked.path / "report.html").read_text())
     assert "Promised protection" in page and claim.headline in page
     plain = run("run", *SMALL, *defense, out=tmp_path / "without")
     assert [r["accuracy"] for r in plain.records("round")] == [r["accuracy"] for r in asked.records("round")]
