@@ -14,6 +14,7 @@ from fl_privacy.files import CONFIG_DIR
 Make = Callable[..., ReconstructionAttack]
 
 _FOLDER = CONFIG_DIR / "attack"
+_EXPONENT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$")
 _TARGET = re.compile(r"_target_:\s*fl_privacy\.attacks\.(\w+)")
 
 
@@ -51,7 +52,12 @@ def _settings(file: Path) -> Mapping[str, Any]:
             f"The attack {file.stem} is expected to find the package PyYAML, which reads its settings, but it is not"
             " installed; run `pip install PyYAML`."
         ) from error
-    content = yaml.safe_load("\n".join(lines))
+
+    class Loader(yaml.SafeLoader):
+        """Takes 1.0e6 for a number, as YAML 1.2 and OmegaConf do."""
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+    content = yaml.load("\n".join(lines), Loader)
     extended = [entry.partition("@")[0] for entry in content.pop("defaults", []) if entry != "_self_"]
     settings: dict[str, Any] = {}
     for base in extended:
