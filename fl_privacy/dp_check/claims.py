@@ -182,7 +182,7 @@ def composed_epsilons(*, noise_multiplier: float, sample_rate: float, steps: int
     event: Any = dp_accounting.GaussianDpEvent(noise_multiplier)
     if sample_rate < 1:
         event = dp_accounting.PoissonSampledDpEvent(sample_rate, event)
-    with _quiet():
+    with errors_alone("absl"):  # on orders left out, which changes the bound upward at most
         by_rdp = float(rdp.RdpAccountant().compose(event, steps).get_epsilon(delta))
         if sample_rate == 1:
             return by_rdp, gaussian_epsilon(math.sqrt(steps) / noise_multiplier, delta)
@@ -192,9 +192,12 @@ def composed_epsilons(*, noise_multiplier: float, sample_rate: float, steps: int
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Hold back the accountant's lines on orders that it leaves out, which changes its bound upward at most."""
-    logger = logging.getLogger("absl")
+def errors_alone(name: str) -> Iterator[None]:
+    """Hold back what the logger ``name`` says that is no error.
+
+    A filter, as a new level would empty what every logger of the process has cached.
+    """
+    logger = logging.getLogger(name)
     logger.addFilter(_is_error)
     try:
         yield

@@ -99,8 +99,10 @@ def _nothing_is_nothing(drawn: Pilot) -> bool:
 
 
 def _clipped_after_noise(found: Measured) -> str:
-    """A reply of one and the same norm each time, though its values vary."""
-    norms = found.pilot.norms[0]
+    """A reply of one and the same norm each time, though its values vary, and not the norm of what was given."""
+    norms, given = found.pilot.norms[0], found.pilot.neighbors.norm
+    if given is not None and float(norms.mean()) >= given / BEYOND:
+        return ""
     same = float(norms.std()) <= 1e-4 * float(norms.mean())
     if same and bool((found.pilot.deviations > 0).any()):
         return (
@@ -112,9 +114,12 @@ def _clipped_after_noise(found: Measured) -> str:
 
 def _not_clipped(found: Measured) -> str:
     given, bound, moved = found.pilot.neighbors.norm, found.bound, found.moved
-    if bound is None or found.surely_moved <= bound * BEYOND:
+    whole = given is not None and moved >= given / BEYOND
+    if bound is None and not whole:
         return ""
-    if given is not None and moved >= given / BEYOND and given > bound * BEYOND:
+    if bound is not None and found.surely_moved <= bound * BEYOND:
+        return ""
+    if given is not None and whole and (bound is None or given > bound * BEYOND):
         return f"nothing is clipped: an update of norm {given:.3g} moves what is sent by {moved:.3g}"
     return (
         f"one unit moves what is sent by {moved:.3g}, more than the norm {bound:.3g} to which it is said to be clipped"

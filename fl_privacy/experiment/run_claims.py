@@ -14,9 +14,8 @@ from fl_privacy.dp_check.claims import Unit
 from fl_privacy.dp_check.of_defense import on_defense
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.errors import UserError
-from fl_privacy.federation.client.examples import local_batches
+from fl_privacy.gradients.unrolled import number_of_steps
 from fl_privacy.results import Run, read_run
-from fl_privacy.rng import derive_generator
 from fl_privacy.types import LocalPlan
 
 DEFENSES: Mapping[str, Callable[..., Defense]] = {
@@ -79,10 +78,12 @@ def _facts(run: Run, defense: Defense, config: Mapping[str, Any], asked: Asked) 
     if run.partition is None or not fits(plan, Mapping[str, int | None]):
         missing = "how many examples clients hold, and how many steps a round has"
         return Facts(noise_multiplier=None, rounds=rounds, missing=(missing,)), ()
-    smallest = min(sum(counts) for counts in run.partition.counts)
-    local = LocalPlan(lr=0.1, **plan)
+    smallest = min((sum(counts) for counts in run.partition.counts), default=0)
+    if smallest < 1:
+        return Facts(noise_multiplier=None, rounds=rounds, missing=("a client that holds no example",)), ()
+    local = LocalPlan(lr=0.1, shares="delta", **plan)
     size = min(local.batch_size or smallest, smallest)
-    steps = len(local_batches(smallest, local, derive_generator(0)))
+    steps = number_of_steps(smallest, local)
     found = guarantee(defense, sample_rate=size / smallest, delta=asked.delta, steps_per_round=steps)
     facts = Facts(
         noise_multiplier=None if found.missing else found.noise_multiplier,

@@ -85,7 +85,11 @@ def claims_of_app(folder: Path, asked: Asked, *, train: bool = True) -> list[Cla
     known = replace(asked, rounds=max(asked.rounds, app.rounds), like=_shapes(app))
     found = [*_on_mods(app, known), *_on_strategy(app, known)]
     reply, watch, problems = _trained(app) if train and app.arrays is not None else (None, OpacusWatch(), ())
-    found += watch.verdicts(replace(asked, like=None), rounds=app.rounds)
+    seen = attempt(lambda: watch.verdicts(replace(asked, like=None), rounds=app.rounds))
+    if isinstance(seen, Failure):
+        problems = (*problems, f"A step of Opacus could not be drawn here: {seen.reason}.")
+    else:
+        found += seen
     notes = (*app.problems, *problems, *_metrics_in_words(reply))
     if not found:
         return [ClaimVerdict(subject=folder.resolve().name, claim=None, notes=notes)]
@@ -118,10 +122,10 @@ def read_app(folder: Path) -> App:
 
 def _imported(name: str, kind: str) -> Any:
     module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"The app's {kind} {name!r} can't be imported ({error}); install what it needs.") from error
+    found = attempt(lambda: getattr(importlib.import_module(module), attribute))
+    if isinstance(found, Failure):
+        raise UserError(f"The app's {kind} {name!r} can't be imported ({found.reason}); install what it needs.")
+    return found
 
 
 def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -162,7 +166,9 @@ def _begun(app: App, server: ServerApp) -> App:
 
 
 def _begun_legacy(app: App, make: Callable[[Context], Any], context: Context) -> App:
-    parts = make(context)
+    parts = attempt(lambda: make(context))
+    if isinstance(parts, Failure):
+        raise UserError(f"The app's server app ended before its training ({parts.reason}); run it by `flwr run` first.")
     parameters = getattr(parts.strategy, "initial_parameters", None)
     rounds = getattr(parts.config, "num_rounds", 1) or 1
     said = "The strategy is one of Flower's legacy API, whose own noise, if it adds any, is not looked at."

@@ -1,9 +1,7 @@
 """Flower's mods and strategies for differential privacy as functions to draw from, and what they claim."""
 
-import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -16,7 +14,7 @@ from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedCl
 
 from fl_privacy import checks
 from fl_privacy.dp_check import Claim, Facts
-from fl_privacy.dp_check.claims import Stated
+from fl_privacy.dp_check.claims import Stated, errors_alone
 from fl_privacy.dp_check.draws import Mechanism
 from fl_privacy.errors import UserError
 from fl_privacy.flower.inside.identity import identify_process
@@ -68,24 +66,6 @@ def _stated_by_strategy(
     )
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hold back the line that Flower writes at each call of a mod: thousands of them say nothing.
-
-    A filter, as a new level would empty what every logger of the process has cached.
-    """
-    logger = logging.getLogger("flwr")
-    logger.addFilter(_is_error)
-    try:
-        yield
-    finally:
-        logger.removeFilter(_is_error)
-
-
-def _is_error(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR
-
-
 def mechanism_of_mod(
     mod: Mod, *, config: Mapping[str, float] | None = None, metrics: Mapping[str, float] | None = None
 ) -> Mechanism:
@@ -111,7 +91,7 @@ def mechanism_of_mod(
             values = MetricRecord({NUM_EXAMPLES: 1, **(metrics or {})})
             return Message(RecordDict({ARRAYS: own, METRICS: values}), reply_to=question)
 
-        with _quiet():
+        with errors_alone("flwr"):
             reply = mod(message, context, client)
         if reply.has_error():
             raise UserError(f"A mod is expected to answer a training message, but: {reply.error.reason}; see its log.")
@@ -147,7 +127,7 @@ def mechanism_of_strategy(
         number = next(rounds)
         sent, own = records.of(update)
         config = {ROUND: number, CLIPPING_NORM: float(getattr(subject, CLIPPING_NORM, math.inf))}
-        with _quiet():
+        with errors_alone("flwr"):
             replies = [
                 _reply(records.nothing if client else own, client, sent=sent, config=config, mods=mods)
                 for client in range(clients)

@@ -21,6 +21,7 @@ from fl_privacy.dp_check.draws import Mechanism
 from fl_privacy.dp_check.of_defense import on_defense
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, mechanism_of_strategy, stated_by
 from fl_privacy.types import Tensors
 
@@ -39,10 +40,9 @@ def located(name: str) -> Any:
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(f"{module!r} can't be imported ({error}); run where it can be.") from error
+    found: Any = attempt(lambda: importlib.import_module(module))
+    if isinstance(found, Failure):
+        raise UserError(f"{module!r} can't be imported ({found.reason}); run where it can be.")
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise UserError(f"{module} is expected to have {attribute!r}, but has not; see its names by dir({module}).")
@@ -64,7 +64,10 @@ def verdicts_on(subject: object, asked: Asked, *, name: str = "", mods: Sequence
         UserError: it is none of these.
     """
     if inspect.isfunction(subject) and not inspect.signature(subject).parameters:
-        return verdicts_on(subject(), asked, name=name, mods=mods)
+        made = attempt(subject)
+        if isinstance(made, Failure):
+            raise UserError(f"{name or subject.__name__}() is expected to make a mechanism, but raised {made.reason}.")
+        return verdicts_on(made, asked, name=name, mods=mods)
     name = name or getattr(subject, "__name__", type(subject).__name__)
     if isinstance(subject, Defense):
         return on_defense(subject, asked)

@@ -15,6 +15,9 @@ KEYS = {
 }
 """Metric of a client, as clients that train by Opacus report it -> what it is."""
 
+MOST_STATED = 1e12
+"""Of a figure that a client states; a larger one, or none that is finite, counts as not stated."""
+
 COUNTS = frozenset({"num-examples", "num_examples"})
 
 
@@ -38,7 +41,7 @@ class StatedByReplies:
                 continue
             for record in reply.content.metric_records.values():
                 for name, value in list(record.items())[:64]:
-                    if isinstance(value, bool) or not isinstance(value, int | float):
+                    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_STATED:
                         continue
                     self.metrics.add(str(name)[:64])
                     if name in KEYS:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NoReturn
 
 from fl_privacy import checks
+from fl_privacy.errors import UserError
 from fl_privacy.inference.kinds import About
 
 
@@ -28,5 +29,12 @@ class Canaries:
         checks.one_of("inference.canaries.unit", self.unit, ("auto", "client", "example"))
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> NoReturn:
-        """Refuse: canaries are no examples that are asked about; see ``experiment.canary_stage``."""
-        raise NotImplementedError("canaries are inserted by the run itself")
+        """Refuse: canaries are no examples that are asked about; a run inserts them by itself.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(
+            "inference=canaries is expected of fl-privacy run, which inserts them, but something else asked for them;"
+            " choose another inference here."
+        )

@@ -11,6 +11,8 @@ MODULE = """
 from flwr.clientapp.mod import LocalDpMod
 none = LocalDpMod(1.0, 0.0, 1.0, 1e-5)
 number = 3
+def makes():
+    return {}["nothing"]
 def answer(update):
     return {name: value * 0 for name, value in update.items()}
 """
@@ -19,6 +21,7 @@ def answer(update):
 @pytest.fixture
 def subjects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "claimed_subjects.py").write_text(MODULE)
+    (tmp_path / "claimed_broken.py").write_text("def (")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
@@ -55,6 +58,8 @@ def test_a_function_of_your_own(subjects: Path, capsys: pytest.CaptureFixture[st
         (["claimed_subjects:number"], "is a int"),
         (["claimed_subjects:missing"], "'missing'"),
         (["no_such_module:mod"], "can't be imported"),
+        (["claimed_broken:mod"], "can't be imported (SyntaxError"),
+        (["claimed_subjects:makes"], "is expected to make a mechanism, but raised KeyError"),
         (["nothing"], "module:attribute"),
         (["."], "neither"),
         (["claimed_subjects:none", "noise=pink"], "noise"),

@@ -8,6 +8,7 @@ import torch
 
 from fl_privacy.defenses import dp_noise, dp_sgd, pruning
 from fl_privacy.dp_check import Claim, Facts, recompute
+from fl_privacy.dp_check import asked as asking
 from fl_privacy.dp_check.asked import Asked
 from fl_privacy.dp_check.bounds import gaussian_epsilon, gaussian_mu
 from fl_privacy.dp_check.canaries import canary_test, estimated_epsilon
@@ -111,3 +112,15 @@ def test_our_own_defenses_are_held_to_their_own_noise() -> None:
     assert step.check is not None and step.check.moved == pytest.approx(0.5, abs=0.25)
     (none,) = on_defense(pruning(rate=0.9), Asked(draws=200))
     assert none.status is Status.UNCLAIMED
+
+
+def test_noise_without_clipping_is_said_to_clip_nothing() -> None:
+    rng = torch.Generator().manual_seed(0)
+    found = asking.tested(
+        "noise",
+        lambda update: {n: t + torch.randn(t.shape, generator=rng) for n, t in update.items()},
+        None,
+        Asked(epsilon=0.1, draws=300),
+    )
+    assert found.status is Status.CONTRADICTED
+    assert found.check is not None and found.check.reason.startswith("nothing is clipped")

@@ -1,6 +1,7 @@
 """``inference=canaries``: the training is the one without, and the run's own claim is held against what they show."""
 
 import html
+import json
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,14 @@ def test_a_run_is_checked_later_and_keeps_what_its_canaries_showed(
     assert len(read_run(asked.path).claims) == 3
     assert run_command_line(["report", str(asked.path), "--brief"]) == 0
     assert "Promised protection" in (asked.path / "brief.html").read_text()
+
+
+def test_a_run_folder_that_states_any_number_of_steps_is_counted_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = run("run", *SMALL, "defense=dp_noise", "defense.clip_norm=1.0", "defense.scale=1.0", out=tmp_path)
+    stated = json.loads((asked.path / "run.json").read_text())
+    stated["config"]["federation"]["plan"] = {"batch_size": 1, "epochs": 1 << 50}
+    (asked.path / "run.json").write_text(json.dumps(stated))
+    assert run_command_line(["check-dp", str(asked.path), "--draws", "200", "parameters=20"]) in (0, 1)
+    assert "Traceback" not in capsys.readouterr().err
