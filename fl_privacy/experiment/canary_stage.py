@@ -146,14 +146,16 @@ class CanaryStage:
         return derive_generator(self.federation.config.seed, "canaries", *names)
 
     def _choose(self, like: Tensors) -> None:
-        """Draw directions (m, s), orthonormal where there are coordinates enough, once they have a space."""
+        """Draw directions (m, s) once they have a space: of clients, each of which is scored by its own upload, any;
+        of examples, which are added up, orthonormal ones where there are coordinates enough."""
         if self._directions is not None:
             return
         size = sum(value.numel() for value in like.values())
-        self._coordinates = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES]
+        self._coordinates = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]
         number, space = self.canaries.number, len(self._coordinates)
         drawn = torch.randn(space, number, generator=self._rng("directions"))
-        unit = torch.linalg.qr(drawn)[0] if number <= space else drawn / drawn.norm(dim=0)
+        together = self.unit == "example" and number <= space
+        unit = torch.linalg.qr(drawn)[0] if together else drawn / drawn.norm(dim=0)
         self._directions = unit.T.contiguous()
 
     def _update(self, along: Tensor, like: Tensors) -> Tensors:
@@ -171,17 +173,29 @@ class CanaryStage:
         return torch.cat([part.cpu().to(torch.float32) for part in whole])[self._coordinates]
 
     def _by_clients(self, sent: Observation) -> Tensor:
-        """(m,) scores of clients whose update is the canary, or nothing, behind the hooks of the upload."""
+        """(m,) scores of clients whose update is the canary, or nothing, behind the hooks of the upload.
+
+        Of a large model the hooks get the chosen coordinates alone: nothing else of a canary is other than 0.
+        """
         assert self._directions is not None
-        norm, like = clip_norm_of(self._defense) or 1.0, sent.upload.tensors
+        norm, sizes = clip_norm_of(self._defense) or 1.0, self._chosen_sizes(sent.upload.tensors)
         scores = torch.zeros(len(self._directions), dtype=torch.float64)
         for number, direction in counted("canary", list(enumerate(self._directions))):
-            update = self._update(direction * norm * bool(self._taken[number]), like)
+            parts = (direction * norm * bool(self._taken[number])).split(list(sizes.values()))
+            update: Tensors = dict(zip(sizes, parts, strict=True))
             rng = self._rng("noise", sent.id.round, number)
             for hook in self._defense.upload:
                 update = hook(update, ClientState(), rng)
-            scores[number] = float(self._chosen(update, like) @ direction)
+            row = [update[name].flatten() if name in update else torch.zeros(size) for name, size in sizes.items()]
+            scores[number] = float(torch.cat(row).cpu().to(torch.float32) @ direction)
         return scores
+
+    def _chosen_sizes(self, like: Tensors) -> dict[str, int]:
+        """How many of the chosen coordinates, which are in order, lie in each array that has any."""
+        assert self._coordinates is not None
+        ends = torch.tensor([value.numel() for value in like.values()]).cumsum(0)
+        counts = torch.bincount(torch.searchsorted(ends, self._coordinates, right=True), minlength=len(ends))
+        return {name: count for name, count in zip(like, counts.tolist(), strict=True) if count}
 
     def _by_examples(self, sent: Observation) -> Tensor:
         """(m,) scores of gradients that were added to a client's local steps."""

@@ -3,6 +3,7 @@
 from fl_privacy.flower.answering_once import answer_once_mod
 from fl_privacy.flower.auditing import AuditedStrategy, audit
 from fl_privacy.flower.backends import run_in_process, run_on_grid, run_ray
+from fl_privacy.flower.canary_mod import canary_mod
 from fl_privacy.flower.client_app import numpy_client_app, simulated_client_app
 from fl_privacy.flower.clients import (
     ATSClient,
@@ -48,6 +49,7 @@ __all__ = [
     "SplitFedClient",
     "answer_once_mod",
     "audit",
+    "canary_mod",
     "defend",
     "defense_mod",
     "guard_mod",

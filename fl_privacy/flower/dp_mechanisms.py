@@ -17,6 +17,7 @@ from fl_privacy.dp_check import Claim, Facts
 from fl_privacy.dp_check.claims import Stated, errors_alone
 from fl_privacy.dp_check.draws import Mechanism
 from fl_privacy.errors import UserError
+from fl_privacy.flower.arrays import array_values
 from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.records import NUM_EXAMPLES, PARTITION, PARTITIONS, ROUND, to_record, to_tensor
 from fl_privacy.types import Tensors
@@ -96,7 +97,7 @@ def mechanism_of_mod(
         if reply.has_error():
             raise UserError(f"A mod is expected to answer a training message, but: {reply.error.reason}; see its log.")
         return {
-            name: to_tensor(array.numpy())
+            name: to_tensor(array_values(array))
             for record in reply.content.array_records.values()
             for name, array in record.items()
         }
@@ -139,7 +140,7 @@ def mechanism_of_strategy(
                 f"{type(subject).__name__} is expected to aggregate {clients} replies, but returned none; give clients="
                 " the number that it samples."
             )
-        released = {name: to_tensor(array.numpy()) * clients for name, array in arrays.items()}
+        released = {name: to_tensor(array_values(array)) * clients for name, array in arrays.items()}
         if isinstance(subject, DifferentialPrivacyAdaptiveBase):
             released[CLIPPING_NORM] = torch.tensor([math.log(subject.clipping_norm)], dtype=torch.float64)
         return released

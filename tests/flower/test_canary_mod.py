@@ -1,0 +1,138 @@
+"""Canaries in other people's apps: what passes the mods shows their epsilon, and nothing else is changed."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.clientapp.typing import ClientAppCallable
+
+from fl_privacy.errors import UserError
+from fl_privacy.flower import canary_mod
+from fl_privacy.flower.canary_mod import CANARIES, SCORES, canaries_of
+from fl_privacy.flower.inside.identity import identify_process
+from fl_privacy.results.claims import read_claims
+
+MODEL = {"weight": torch.linspace(-1, 1, 40).view(5, 8), "bias": torch.zeros(5)}
+
+
+@pytest.fixture(autouse=True)
+def identified() -> None:
+    identify_process()
+
+
+def context(partition: int = 0) -> Context:
+    return Context(1, 1, {"partition-id": partition, "num-partitions": 2}, RecordDict(), {})
+
+
+def question(round: int, kind: str = "train") -> Message:
+    config = ConfigRecord({"server-round": round, "clipping_norm": 1.0})
+    return Message(RecordDict({"arrays": ArrayRecord(MODEL), "config": config}), 1, kind)
+
+
+def app(message: Message, _: Context) -> Message:
+    """Move by what the global streams say, as a training without a seed does."""
+    step = float(torch.rand(())) + np.random.rand() + random.random()
+    arrays = ArrayRecord({name: value + step for name, value in MODEL.items()})
+    return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 3})}), reply_to=message)
+
+
+def answers(mod: object, node: Context, rounds: int = 2) -> list[dict[str, np.ndarray]]:
+    torch.manual_seed(1), np.random.seed(2), random.seed(3)
+    replies = [mod(question(round), node, app) for round in range(1, rounds + 1)]  # type: ignore[operator]
+    return [{n: a.numpy() for n, a in r.content.array_records["arrays"].items()} for r in replies]
+
+
+@pytest.mark.parametrize(("sensitivity", "status"), [(1.0, "open"), (0.0, "contradicted")])
+def test_a_mod_without_noise_is_found_and_an_honest_one_is_not(tmp_path: Path, sensitivity: float, status: str) -> None:
+    node = context()
+    answers(canary_mod(LocalDpMod(1.0, sensitivity, 3.0, 1e-5), number=500, out=tmp_path), node)
+    (claim,) = read_claims(tmp_path)
+    assert claim.status == status
+    assert claim.subject == "a client's mods in each round" and claim.claimed == 3.0
+    assert claim.lower is not None and (claim.lower > 3.0) is (status == "contradicted")
+    assert "promised protection" in (tmp_path / "claim.html").read_text()
+
+
+def test_replies_and_streams_are_those_without_canaries() -> None:
+    def protected() -> LocalDpMod:
+        return LocalDpMod(1.0, 1.0, 3.0, 1e-5)
+
+    plain, with_them = answers(protected(), context()), answers(canary_mod(protected(), number=20), context())
+    after = float(torch.rand(())), np.random.rand(), random.random()
+    answers(protected(), context())
+    assert after == (float(torch.rand(())), np.random.rand(), random.random())
+    for one, other in zip(plain, with_them, strict=True):
+        assert {name: value.tobytes() for name, value in one.items()} == {
+            name: value.tobytes() for name, value in other.items()
+        }
+
+
+def test_nothing_of_them_is_in_a_reply() -> None:
+    node = context()
+    reply = canary_mod(LocalDpMod(1.0, 1.0, 3.0, 1e-5), number=20)(question(1), node, app)
+    assert set(reply.content.keys()) == {"arrays", "metrics"}
+    assert CANARIES in node.state and SCORES in node.state
+    assert node.state[SCORES]["scores"].data not in [a.data for a in reply.content["arrays"].values()]  # type: ignore
+
+
+def test_rounds_have_canaries_of_their_own_unless_the_training_is_claimed() -> None:
+    each, whole = context(), context()
+    answers(canary_mod(LocalDpMod(1.0, 1.0, 3.0, 1e-5), number=30), each, rounds=3)
+    answers(canary_mod(LocalDpMod(1.0, 1.0, 3.0, 1e-5), number=30, claimed=5.0), whole, rounds=3)
+    of_each, of_whole = canaries_of(each), canaries_of(whole)
+    assert of_each is not None and of_whole is not None
+    assert (of_each.number, of_whole.number) == (90, 30)
+
+
+def test_other_nodes_and_evaluations_are_left_alone() -> None:
+    other = context(partition=1)
+    answers(canary_mod(LocalDpMod(1.0, 1.0, 3.0, 1e-5), number=20), other)
+    assert not other.state
+    node, asked = context(), []
+
+    def evaluate(message: Message, _: Context) -> Message:
+        asked.append(message)
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 3})}), reply_to=message)
+
+    canary_mod(LocalDpMod(1.0, 1.0, 3.0, 1e-5), number=20)(question(1, "evaluate"), node, evaluate)
+    assert len(asked) == 1 and not node.state
+
+
+def test_own_mods_get_the_model_as_it_is() -> None:
+    seen = set()
+
+    def own(message: Message, node: Context, call_next: ClientAppCallable) -> Message:
+        reply = call_next(message, node)
+        seen.update((name, tuple(a.shape)) for name, a in reply.content.array_records["arrays"].items())
+        return reply
+
+    node = context()
+    answers(canary_mod(own, fixedclipping_mod, clip_norm=1.0, number=20), node, rounds=1)
+    assert seen == {("weight", (5, 8)), ("bias", (5,))}
+    found = canaries_of(node)
+    assert found is not None and found.bound == pytest.approx(found.showable), "nothing hides them"
+
+
+def test_a_mod_that_fails_on_them_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:
+    calls = []
+
+    def once(message: Message, node: Context, call_next: ClientAppCallable) -> Message:
+        calls.append(message)
+        if len(calls) > 1:
+            raise RuntimeError("only once")
+        return call_next(message, node)
+
+    reply = canary_mod(once, clip_norm=1.0, number=20)(question(1), context(), app)
+    assert not reply.has_error()
+    assert "took no part" in caplog.text and "only once" in caplog.text
+
+
+def test_what_it_needs_is_said() -> None:
+    with pytest.raises(UserError, match="got none"):
+        canary_mod()
+    with pytest.raises(UserError, match=r"clip_norm=1\.0"):
+        canary_mod(fixedclipping_mod)
