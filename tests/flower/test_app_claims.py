@@ -1,0 +1,165 @@
+"""An app as it stands: its mods, its strategy and what Opacus does in its clients' training, held to their claims."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.dp_check.asked import Asked
+from fl_privacy.dp_check.verdict import ClaimVerdict, Status
+from fl_privacy.errors import UserError
+from fl_privacy.flower.app_claims import claims_of_app, read_app
+
+SERVER = """
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg, DifferentialPrivacyServerSideFixedClipping
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    strategy = {strategy}
+    arrays = ArrayRecord({{"weight": torch.zeros(2, 4), "bias": torch.zeros(2)}})
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=context.run_config["num-server-rounds"],
+                   train_config=ConfigRecord({{"lr": 0.1}}))
+"""
+
+CLIENT = """
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod
+
+app = ClientApp(mods=[{mods}])
+
+@app.train()
+def train(message, context):
+    model = torch.nn.Linear(4, 2)
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    {train}
+    arrays = ArrayRecord({{name.removeprefix("_module."): value for name, value in model.state_dict().items()}})
+    metrics = MetricRecord({{"train_loss": 0.5, "num-examples": 16}})
+    return Message(RecordDict({{"arrays": arrays, "metrics": metrics}}), reply_to=message)
+"""
+
+OPACUS = """
+    torch.manual_seed(0)
+    from opacus import PrivacyEngine
+    data = torch.utils.data.TensorDataset(torch.randn(16, 4), torch.randint(2, (16,)))
+    engine, optimizer = PrivacyEngine(), torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer, loader = engine.make_private(
+        module=model, optimizer=optimizer, data_loader=torch.utils.data.DataLoader(data, batch_size=4),
+        noise_multiplier=1.0, max_grad_norm=1.0, {more})
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    engine.get_epsilon(1e-5)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Of an app; what was imported of it is forgotten afterwards."""
+    known, paths = set(sys.modules), list(sys.path)
+    yield tmp_path
+    sys.path[:] = paths
+    for name in set(sys.modules) - known:
+        if name.partition(".")[0] == "app_under_test":
+            del sys.modules[name]
+
+
+def write(
+    folder: Path, *, strategy: str = "FedAvg()", mods: str = "", train: str = "model.weight.data += 0.01", rounds: int = 3, extra: str = ""
+) -> Path:
+    package = folder / "app_under_test"
+    package.mkdir()
+    (package / "__init__.py").write_text(extra)
+    (package / "server.py").write_text(SERVER.format(strategy=strategy))
+    (package / "client.py").write_text(CLIENT.format(mods=mods, train=train.strip()))
+    (folder / "pyproject.toml").write_text(
+        f"""[tool.flwr.app.components]
+serverapp = "app_under_test.server:app"
+clientapp = "app_under_test.client:app"
+[tool.flwr.app.config]
+num-server-rounds = {rounds}
+"""
+    )
+    return folder
+
+
+def claims(folder: Path, *, draws: int = 300) -> list[ClaimVerdict]:
+    return claims_of_app(folder, Asked(draws=draws))
+
+
+def test_a_mod_that_adds_too_little_is_contradicted_and_figures_beside_the_arrays_are_named(folder: Path) -> None:
+    (found,) = claims(write(folder, mods="LocalDpMod(1.0, 0.25, 1.0, 1e-5)"))
+    assert found.status == Status.CONTRADICTED
+    assert found.claim is not None and found.claim.epsilon == 1.0
+    assert any("train_loss" in note and "does not cover" in note for note in found.notes)
+
+
+def test_of_a_claim_about_one_round_the_whole_training_is_said(folder: Path) -> None:
+    (found,) = claims(write(folder, mods="LocalDpMod(1.0, 1.0, 1.0, 1e-5)", rounds=10))
+    assert found.status == Status.OPEN
+    assert any("10 rounds" in note and "spends" in note for note in found.notes)
+
+
+def test_a_strategy_that_noises_the_mean_is_drawn(folder: Path) -> None:
+    strategy = "DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 2)"
+    (found,) = claims(write(folder, strategy=strategy))
+    assert found.check is not None and not found.check.contradicted
+    assert "DifferentialPrivacyServerSideFixedClipping" in found.subject
+
+
+def test_an_app_that_promises_nothing_says_so(folder: Path) -> None:
+    (found,) = claims(write(folder))
+    assert found.status == Status.UNCLAIMED
+
+
+@pytest.mark.parametrize(
+    ("more", "status"), [("", Status.OPEN), ("poisson_sampling=False", Status.UNSUPPORTED)], ids=["poisson", "shuffled"]
+)
+def test_opacus_is_watched_and_its_sampling_looked_at(folder: Path, more: str, status: Status) -> None:
+    pytest.importorskip("opacus")
+    found = claims(write(folder, train=OPACUS.format(more=more), rounds=2))
+    accountant = next(each for each in found if "accountant" in each.subject)
+    step = next(each for each in found if "one step" in each.subject)
+    assert accountant.claim is not None and accountant.claim.unit == "example"
+    assert accountant.status in ({status} if status == Status.UNSUPPORTED else {Status.OPEN, Status.UNTESTED})
+    assert any("all 2 rounds spend" in note for note in accountant.notes)
+    assert step.check is not None and step.check.moved == pytest.approx(1.0, abs=0.35), "a canary of the clipping norm"
+    assert not step.check.contradicted
+
+
+def test_opacus_is_put_back(folder: Path) -> None:
+    opacus = pytest.importorskip("opacus")
+    before = opacus.PrivacyEngine.make_private, opacus.PrivacyEngine.get_epsilon
+    claims(write(folder, train=OPACUS.format(more="")), draws=200)
+    assert before == (opacus.PrivacyEngine.make_private, opacus.PrivacyEngine.get_epsilon)
+
+
+def test_a_training_that_fails_leaves_what_is_stated(folder: Path) -> None:
+    (found,) = claims(write(folder, mods="LocalDpMod(1.0, 1.0, 1.0, 1e-5)", train="raise OSError('no data here')"))
+    assert found.claim is not None
+    assert any("no data here" in note for note in found.notes)
+
+
+def test_the_server_app_stops_where_its_training_would_begin(folder: Path) -> None:
+    app = read_app(write(folder, rounds=7))
+    assert app.rounds == 7
+    assert app.config == {"lr": 0.1}
+    assert app.arrays is not None and set(app.arrays) == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("what", ["nothing", "no components", "an import that fails"])
+def test_what_is_no_app_is_one_line(folder: Path, what: str) -> None:
+    if what == "no components":
+        (folder / "pyproject.toml").write_text("[tool.flwr.app]\n")
+    if what == "an import that fails":
+        write(folder, extra="import a_package_that_is_not_there")
+    with pytest.raises(UserError):
+        claims(folder)
