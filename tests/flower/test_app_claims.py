@@ -73,7 +73,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def write(
-    folder: Path, *, strategy: str = "FedAvg()", mods: str = "", train: str = "model.weight.data += 0.01", rounds: int = 3, extra: str = ""
+    folder: Path,
+    *,
+    strategy: str = "FedAvg()",
+    mods: str = "",
+    train: str = "model.weight.data += 0.01",
+    rounds: int = 3,
+    extra: str = "",
 ) -> Path:
     package = folder / "app_under_test"
     package.mkdir()
