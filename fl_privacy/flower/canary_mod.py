@@ -75,16 +75,16 @@ def canary_mod(
     Raises:
         UserError: no mod is given, or nobody says to which norm they clip.
     """
-    if not mods:
-        raise UserError(
-            "canary_mod is expected to be given the mods that protect an update, but got none;"
-            " canary_mod(LocalDpMod(...))."
-        )
+    norm = _norm_of(mods) if clip_norm is None else clip_norm
     checks.whole("number", number, at_least=20, at_most=100_000, example=500)
     checks.number("delta", delta, above=0, below=1, example=1e-5)
-    norm = clip_norm if clip_norm is not None else _norm_of(mods)
     checks.number("clip_norm", norm, above=0, example=1.0)
     all_of_them = together(mods)
+
+    def in_front(message: Message, context: Context, like: Tensors) -> None:
+        _let_pass(all_of_them, message, context, like, norm=norm, number=number, same=claimed is not None)
+        if out is not None:
+            write_canaries(context, Path(out), mods=mods, delta=delta, claimed=claimed)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         training = message.metadata.message_type.partition(".")[0] == "train"
@@ -94,14 +94,7 @@ def canary_mod(
         if not like or reply.has_error():
             return reply
         with streams_put_back():
-            found = attempt(
-                lambda: _let_pass(
-                    all_of_them, message, context, like, norm=norm, number=number, same=claimed is not None
-                )
-            )
-            if not isinstance(found, Failure) and out is not None:
-                place = Path(out)
-                found = attempt(lambda: write_canaries(context, place, mods=mods, delta=delta, claimed=claimed))
+            found = attempt(lambda: in_front(message, context, like))
         if isinstance(found, Failure):
             logger.warning("Canaries took no part in this round: %s.", found.reason)
         return reply
@@ -197,6 +190,11 @@ class _About:
 
 
 def _norm_of(mods: Sequence[Mod]) -> float:
+    if not mods:
+        raise UserError(
+            "canary_mod is expected to be given the mods that protect an update, but got none;"
+            " canary_mod(LocalDpMod(...))."
+        )
     for mod in mods:
         stated = stated_by(mod)
         if stated is not None and stated.clip_norm:
