@@ -8,7 +8,7 @@ import torch
 
 from fl_privacy import checks
 from fl_privacy.dp_check.bounds import gaussian_epsilon
-from fl_privacy.dp_check.claims import Claim, Recomputed, Stated, recompute
+from fl_privacy.dp_check.claims import Claim, Recomputed, Stated, Unit, recompute
 from fl_privacy.dp_check.claims import Neighbors as NeighborKind
 from fl_privacy.dp_check.draws import Mechanism, Neighbors
 from fl_privacy.dp_check.mechanism import check_mechanism
@@ -76,11 +76,11 @@ class Asked:
         bias = max(1, self.parameters // 10)
         return {"weight": torch.zeros(self.parameters - bias), "bias": torch.zeros(bias)}
 
-    def claim(self, stated: Claim | None, by: str) -> Claim | None:
-        """Give what is asked for, or else what is ``stated``."""
+    def claim(self, stated: Claim | None, by: str, *, unit: Unit = "client") -> Claim | None:
+        """Give what is asked for, or else what is ``stated``; ``unit`` is protected where nothing says so."""
         if self.epsilon is None:
             return stated
-        unit = stated.unit if stated else "client"
+        unit = stated.unit if stated else unit
         return Claim(
             epsilon=self.epsilon, delta=self.delta, unit=unit, neighbors=self.neighbors, rounds=self.rounds, by=by
         )
@@ -98,7 +98,7 @@ def tested(
         asked: how.
         pair: inputs of the mechanism, where it takes something else than an update.
     """
-    claim = asked.claim(stated.claim if stated else None, name)
+    claim = asked.claim(stated.claim if stated else None, name, unit=stated.unit if stated else "client")
     recomputed = recomputed_by(stated, asked, claim)
     held = claim or _own_claim(stated, asked)
     notes = notes_on(stated)
@@ -134,7 +134,9 @@ def _own_claim(stated: Stated | None, asked: Asked) -> Claim | None:
         return None
     assert stated is not None
     epsilon = gaussian_epsilon(stated.facts.rounds**0.5 / multiplier, asked.delta)
-    return Claim(epsilon=epsilon, delta=asked.delta, rounds=stated.facts.rounds, by="its noise multiplier")
+    return Claim(
+        epsilon=epsilon, delta=asked.delta, unit=stated.unit, rounds=stated.facts.rounds, by="its noise multiplier"
+    )
 
 
 def notes_on(stated: Stated | None) -> tuple[str, ...]:

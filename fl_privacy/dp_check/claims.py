@@ -92,12 +92,14 @@ class Stated:
     Attributes:
         claim: ``None`` where it states no epsilon.
         facts: of the mechanism that it is configured to be.
-        clip_norm: l2 norm to which one client's change is clipped.
+        clip_norm: l2 norm to which what one unit changes is clipped.
+        unit: what is protected, where no claim says so.
     """
 
     claim: Claim | None
     facts: Facts
     clip_norm: float
+    unit: Unit = "client"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from torch import nn
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.defenses.privacy.accounting import guarantee
 from fl_privacy.dp_check.asked import Asked, recomputed_by, tested
-from fl_privacy.dp_check.claims import Facts, Stated
+from fl_privacy.dp_check.claims import Facts, Stated, Unit
 from fl_privacy.dp_check.draws import Mechanism, Neighbors
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.effects import Clipped, ClippedExamples, Noise
@@ -21,7 +21,7 @@ def on_defense(defense: Defense, asked: Asked) -> list[ClaimVerdict]:
     stated = stated_by_defense(defense, asked)
     if defense.upload and not defense.gradient:
         return [tested(defense.name, _upload(defense, asked.seed), stated, asked)]
-    if len(defense.gradient) == 1 and any(isinstance(part.effect, ClippedExamples) for part in defense.parts):
+    if len(defense.gradient) == 1 and stated.unit == "example":
         mechanism, pair = _one_step(defense, asked.seed)
         once = replace(stated, facts=replace(stated.facts, releases=1, rounds=1))
         return [tested(f"one step of {defense.name}", mechanism, once, replace(asked, rounds=1), pair=pair)]
@@ -38,7 +38,9 @@ def stated_by_defense(defense: Defense, asked: Asked) -> Stated:
         rounds=asked.rounds,
         missing=(found.missing,) if found.missing else (),
     )
-    return Stated(claim=None, facts=facts, clip_norm=clip_norm_of(defense) or 1.0)
+    of_examples = any(isinstance(part.effect, ClippedExamples) for part in defense.parts)
+    unit: Unit = "example" if of_examples else "client"
+    return Stated(claim=None, facts=facts, clip_norm=clip_norm_of(defense) or 1.0, unit=unit)
 
 
 def clip_norm_of(defense: Defense) -> float | None:

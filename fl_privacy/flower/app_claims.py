@@ -30,6 +30,7 @@ from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.inside.legacy import FitIns, fitins_to_recorddict, ndarrays_to_parameters, parameters_to_ndarrays
 from fl_privacy.flower.opacus_watch import OpacusWatch, watched_opacus
 from fl_privacy.flower.records import PARTITION, PARTITIONS, ROUND, to_tensor
+from fl_privacy.flower.stated_by_replies import COUNTS, KEYS, SETTINGS
 from fl_privacy.flower.transport import LocalGrid
 from fl_privacy.types import Tensors
 
@@ -269,7 +270,7 @@ def _metrics_in_words(reply: Message | None) -> tuple[str, ...]:
         name
         for record in reply.content.metric_records.values()
         for name in record
-        if name not in ("num-examples", "num_examples")
+        if name not in COUNTS | SETTINGS | KEYS.keys()
     ]
     if not names:
         return ()

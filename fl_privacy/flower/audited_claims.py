@@ -9,7 +9,7 @@ from fl_privacy.dp_check.claims import Claim, Facts, recompute
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.flower.dp_mechanisms import stated_by
 from fl_privacy.flower.dp_subjects import verdicts_on
-from fl_privacy.flower.stated_by_replies import COUNTS, KEYS, StatedByReplies
+from fl_privacy.flower.stated_by_replies import COUNTS, KEYS, SETTINGS, StatedByReplies
 from fl_privacy.results.claims import ClaimRecord, records_of
 
 DRAWS = 500
@@ -31,7 +31,7 @@ def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) ->
         )
     if "epsilon" in replies.stated:
         found.append(_of_clients(replies.stated, rounds))
-    beside = sorted(replies.metrics - COUNTS - KEYS.keys())
+    beside = sorted(replies.metrics - COUNTS - SETTINGS - KEYS.keys())
     if found and beside:
         note = (
             f"Beside their arrays clients send {', '.join(beside[:6])}: figures of their data that no noise covers;"

@@ -84,7 +84,7 @@ class OpacusWatch:
             return []
         once = Stated(
             claim=None, facts=Facts(noise_multiplier=float(self.optimizer.noise_multiplier)),
-            clip_norm=float(self.optimizer.max_grad_norm),
+            clip_norm=float(self.optimizer.max_grad_norm), unit="example",
         )  # fmt: skip
         draws = asked.draws or MOST_DRAWS
         question = Asked(delta=asked.delta, draws=draws, seed=asked.seed)

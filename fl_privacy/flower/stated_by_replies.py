@@ -20,6 +20,9 @@ MOST_STATED = 1e12
 
 COUNTS = frozenset({"num-examples", "num_examples"})
 
+SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_grad_norm", "max-grad-norm"})
+"""Metrics that say how a client was told to train; they are no figures of its data."""
+
 
 @dataclass(eq=False)
 class StatedByReplies:

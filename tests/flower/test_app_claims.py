@@ -41,7 +41,7 @@ def train(message, context):
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     {train}
     arrays = ArrayRecord({{name.removeprefix("_module."): value for name, value in model.state_dict().items()}})
-    metrics = MetricRecord({{"train_loss": 0.5, "num-examples": 16}})
+    metrics = MetricRecord({{"train_loss": 0.5, "num-examples": 16, "max_grad_norm": 1.0}})
     return Message(RecordDict({{"arrays": arrays, "metrics": metrics}}), reply_to=message)
 """
 
@@ -105,7 +105,7 @@ def test_a_mod_that_adds_too_little_is_contradicted_and_figures_beside_the_array
     (found,) = claims(write(folder, mods="LocalDpMod(1.0, 0.25, 1.0, 1e-5)"))
     assert found.status == Status.CONTRADICTED
     assert found.claim is not None and found.claim.epsilon == 1.0
-    assert any("train_loss" in note and "does not cover" in note for note in found.notes)
+    assert any("sends train_loss: figures" in note and "does not cover" in note for note in found.notes)
 
 
 def test_of_a_claim_about_one_round_the_whole_training_is_said(folder: Path) -> None:
@@ -139,6 +139,7 @@ def test_opacus_is_watched_and_its_sampling_looked_at(folder: Path, more: str, s
     assert any("all 2 rounds spend" in note for note in accountant.notes)
     assert step.check is not None and step.check.moved == pytest.approx(1.0, abs=0.35), "a canary of the clipping norm"
     assert not step.check.contradicted
+    assert step.claim is not None and step.claim.unit == "example"
 
 
 def test_opacus_is_put_back(folder: Path) -> None:
