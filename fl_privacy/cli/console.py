@@ -1,5 +1,6 @@
 """Progress on the terminal: a bar and time left for all long work, a live table of the rounds."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -67,7 +68,7 @@ class RichMonitor(Monitor):
         if not self.console.is_terminal and (report.round % max(1, self._total // 10) == 0 or report.round == 1):
             shown = f", accuracy {evaluation.accuracy:.1%}" if evaluation else ""
             shown += f", epsilon {epsilon:.3g}" if epsilon is not None else ""
-            self.say(f"Round {report.round}/{self._total}: train loss {report.train_loss:.3f}{shown}")
+            self.say(f"Round {report.round}/{self._total}: train loss {loss_in_words(report, epsilon)}{shown}")
 
     @contextmanager
     def working(self, title: str) -> Iterator[None]:
@@ -158,13 +159,20 @@ class RichMonitor(Monitor):
             table.add_row(
                 str(report.round),
                 str(len(report.clients)) + (f" (-{len(report.excluded)})" if report.excluded else ""),
-                f"{report.train_loss:.4f}",
+                loss_in_words(report, epsilon),
                 f"{evaluation.accuracy:.2%}" if evaluation else "",
                 f"{report.seconds:.2f}",
                 f"{report.upload_bytes / 1e6:.2f}",
                 *([f"{epsilon:.3g}"] if epsilon is not None else []),
             )
         return table
+
+
+def loss_in_words(report: RoundReport, epsilon: float | None) -> str:
+    """Write the mean training loss, which clients that promise differential privacy do not send."""
+    if math.isnan(report.train_loss) and epsilon is not None:
+        return "withheld"
+    return f"{report.train_loss:.3f}"
 
 
 def describe(stages: tuple[Stage, ...]) -> str:

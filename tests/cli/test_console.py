@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fl_privacy.cli import console
 from fl_privacy.cli.lines import Remaining, time_left
+from fl_privacy.federation.rounds import RoundReport
 from fl_privacy.progress import counted
 
 
@@ -124,3 +125,14 @@ def test_time_left_is_that_of_the_work_at_hand(monkeypatch: pytest.MonkeyPatch) 
     assert left("round 2", 0.0) is None
     now = 12.0
     assert left("round 2", 0.5) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "epsilon", "expected"),
+    [(float("nan"), 2.0, "withheld"), (float("nan"), None, "nan"), (0.25, 2.0, "0.250")],
+)
+def test_a_loss_that_clients_keep_to_themselves_is_called_withheld(
+    loss: float, epsilon: float | None, expected: str
+) -> None:
+    report = RoundReport(round=1, clients=(0,), train_loss=loss, seconds=0.1, defense_seconds=0.0, upload_bytes=1)
+    assert console.loss_in_words(report, epsilon) == expected
