@@ -23,8 +23,7 @@ DEFENSES = {
 }
 CASES = {
     ("lenet", "mnist_mini"): "model=lenet data=mnist_mini",
-    ("convnet", "cifar10"): "model=convnet data=cifar10 holdout=45000",
-    ("resnet18", "cifar10"): "model=resnet18 data=cifar10 holdout=48000",
+    ("resnet10", "cifar10"): "model=resnet10 data=cifar10 holdout=48000",
 }
 TRAINING = "federation=fedavg federation.clients=4 federation.plan.batch_size=32"
 """One epoch of each client's examples in a round."""

@@ -1,6 +1,7 @@
 """What is shown where there is no terminal."""
 
 import io
+import math
 import re
 import time
 
