@@ -1,7 +1,6 @@
 """What is shown where there is no terminal."""
 
 import io
-import math
 import re
 import time
 
