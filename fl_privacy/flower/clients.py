@@ -41,6 +41,9 @@ NAMES = "names"
 ATTEMPT = "attempt"
 """Key of the config: the number of the protocol's run under SecAgg+, where a round that failed is tried again."""
 
+MOST_EXAMPLES = "most-examples"
+"""Key of the config: as how many examples a client counts at most under SecAgg+, whose sums a larger weight would end."""
+
 MOST_ATTEMPTS = 100
 """Of each round under SecAgg+."""
 
@@ -274,9 +277,10 @@ class MaskableClient(PrivacyClient):
                     " raise secure_aggregation.clip or lower the learning rate."
                 )
         counts = {name: array.tolist() for name, array in named.items() if name not in masked}
+        most = _integer(config, MOST_EXAMPLES) if MOST_EXAMPLES in config else num_examples
         return (
             list(masked.values()),
-            num_examples,
+            min(num_examples, most),
             {**metrics, NAMES: json.dumps(list(masked)), COUNTS: json.dumps(counts)},
         )
 
