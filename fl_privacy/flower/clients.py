@@ -42,7 +42,7 @@ ATTEMPT = "attempt"
 """Key of the config: the number of the protocol's run under SecAgg+, where a round that failed is tried again."""
 
 MOST_EXAMPLES = "most-examples"
-"""Key of the config: as how many examples a client counts at most under SecAgg+, whose sums a larger weight would end."""
+"""Key of the config: as how many examples a client counts at most under SecAgg+; a larger weight would end its sum."""
 
 MOST_ATTEMPTS = 100
 """Of each round under SecAgg+."""

@@ -217,7 +217,9 @@ class _Summing(LegacyStrategy):
     ) -> list[tuple[ClientProxy, FitIns]]:
         proxies = {}
         for client in self.server.select(server_round):
-            if client in self.traffic.nodes:
+            if client in self.traffic.breaking:  # without it, since Flower needs the shares of all that were asked
+                self.traffic.failed[client] = self.traffic.breaking[client]
+            elif client in self.traffic.nodes:
                 proxies[client] = GridClientProxy(self.traffic.nodes[client], self.traffic, 1)
             else:
                 self.traffic.failed[client] = "its node is not connected"

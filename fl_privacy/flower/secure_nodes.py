@@ -38,7 +38,7 @@ def run_secure_on_grid(
     """``run_secure_aggregation`` with clients on nodes of their own, whose apps are ``masking_client_app``.
 
     A node that joins or comes back takes part from the next round on. A round that too few nodes finish, as when one
-    dies between two stages, is tried again.
+    dies between two stages, is tried again, without those whose replies broke the protocol.
 
     Args:
         grid: leads to the nodes.
@@ -57,6 +57,7 @@ def run_secure_on_grid(
     traffic = Traffic(prompt, {})
     attempts = itertools.count(1)
     for round in range(1, rounds + 1):
+        traffic.breaking.clear()
         for left in reversed(range(TRIES)):
             nodes.refresh(prompt)
             traffic.nodes = {client: nodes[client] for client in server.clients if client in nodes}

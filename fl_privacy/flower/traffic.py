@@ -13,6 +13,8 @@ from fl_privacy.flower.inside.legacy import RECORD_KEY_CONFIGS, SecAggKey, bytes
 from fl_privacy.flower.masked_replies import MaskedReplies
 from fl_privacy.flower.transport import SILENCE, RelayGrid, error_reply, pair
 
+NOT_COUNTED = "its reply does not count"
+
 
 class Traffic(RelayGrid):
     """A grid that keeps account of what the server receives.
@@ -23,6 +25,7 @@ class Traffic(RelayGrid):
         masked: the arrays by which each client last replied, as the server sees them.
         failed: why a client did not reply, or its reply does not count.
         expected: what replies have to look like; ``None`` takes any.
+        breaking: why the reply of a client did not count in this round.
     """
 
     def __init__(self, grid: Grid, nodes: Mapping[int, int]) -> None:
@@ -32,6 +35,7 @@ class Traffic(RelayGrid):
         self.masked: dict[int, list[np.ndarray]] = {}
         self.failed: dict[int, str] = {}
         self.expected: MaskedReplies | None = None
+        self.breaking: dict[int, str] = {}
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Nodes get copies of what the workflow sends: those in this process would take keys out of it."""
@@ -48,6 +52,8 @@ class Traffic(RelayGrid):
             client = client_of[message.metadata.dst_node_id]
             if isinstance(reply, Failure):
                 self.failed.setdefault(client, reply.reason)
+                if reply.reason.startswith(NOT_COUNTED):
+                    self.breaking[client] = reply.reason
                 continue
             self.received += sum(map(len, _payload(reply.content)))
             record = reply.content.config_records.get(RECORD_KEY_CONFIGS)
@@ -60,7 +66,7 @@ class Traffic(RelayGrid):
         if isinstance(reply, Failure) or self.expected is None:
             return reply
         reason = self.expected.fault(asked, reply.content, self.nodes.values())
-        return reply if reason is None else Failure(f"its reply does not count: {reason}")
+        return reply if reason is None else Failure(f"{NOT_COUNTED}: {reason}")
 
 
 def _payload(content: RecordDict) -> list[bytes]:
