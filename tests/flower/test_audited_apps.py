@@ -170,7 +170,7 @@ def final(app: App, draw: Callable[[Augmented], float], seed: int, out: Path | N
 
 
 def soon(place: int, kind: int, seed: int, app: str) -> bool:
-    """Whether a case is not left to `make fuzz`: each app once, without the one whose claims are tested by many draws."""
+    """Whether a case is not left to `make fuzz`: each app once, but for the one whose claims take many draws."""
     return (kind, seed) == (place % len(DRAWS), 0) and app != "differential privacy"
 
 
