@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
 
-from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.federation.replies import Failure, attempt, fault
 from fl_privacy.flower.clients import COUNTS, NAMES
 from fl_privacy.flower.inside.legacy import (
     RECORD_KEY_CONFIGS,
@@ -21,7 +21,7 @@ from fl_privacy.flower.inside.legacy import (
 )
 from fl_privacy.flower.inside.masks import bytes_to_public_key
 from fl_privacy.flower.records import DEFENSE_SECONDS, TRAIN_LOSS
-from fl_privacy.types import ModelState, Tensors
+from fl_privacy.types import ModelState, Tensors, Upload
 
 MOST_BYTES_OF_KEYS = 1 << 16
 """Of a public key, a ciphertext or a share of a key."""
@@ -98,10 +98,8 @@ class MaskedReplies:
     def _buffers_fault(self, told: Any) -> str | None:
         if not isinstance(told, dict) or told.keys() != self.counts.keys():
             return "its buffers in the clear are not those that were sent"
-        for name, like in self.counts.items():
-            if torch.tensor(told[name], dtype=like.dtype).shape != like.shape:
-                return f"{name}: expected shape {tuple(like.shape)}"
-        return None
+        made = {name: torch.tensor(told[name], dtype=like.dtype) for name, like in self.counts.items()}
+        return fault(Upload(tensors={}, buffers=made, num_examples=1), ModelState({}, self.counts))
 
 
 def _keys_fault(got: ConfigRecord) -> str | None:

@@ -218,6 +218,9 @@ LIES = {
     "names nested": in_metrics(names="[" * 20_000),
     "no counts": in_metrics(counts="{}"),
     "counts of text": in_metrics(counts='{"norm.num_batches_tracked": "many"}'),
+    "counts of 2^60": in_metrics(counts=f'{{"norm.num_batches_tracked": {2**60}}}'),
+    "counts below 0": in_metrics(counts='{"norm.num_batches_tracked": -1}'),
+    "counts in a list": in_metrics(counts='{"norm.num_batches_tracked": [1, 2]}'),
     "loss of text": in_metrics(**{"train-loss": "low"}),
 }
 
