@@ -14,7 +14,7 @@ from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.answers import Answers, digest_of
 from fl_privacy.flower.arrays import array_values, plain_array
 from fl_privacy.flower.audit_records import merged_config
-from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, PrivacyClient, Reply
+from fl_privacy.flower.clients import NAMES, Arrays, Config, MaskableClient, NumPyClient, PrivacyClient, Reply
 from fl_privacy.flower.defended_client import DefendedClient
 from fl_privacy.flower.records import (
     BUFFERS,
@@ -187,6 +187,8 @@ def _evaluate(evaluate: Callable[[Arrays, Config], tuple[float, int, Config]], c
 
 
 def _fitter(client: NumPyClient, content: RecordDict) -> Fit:
+    if isinstance(client, MaskableClient):
+        raise UserError("An update under SecAgg+ is expected to be asked for in its stages alone; this is refused.")
     if PARAMETERS not in content and isinstance(client, PrivacyClient):
         shares = client.wrapped.plan.shares
         if shares != "weights":
