@@ -249,8 +249,8 @@ def private_pieces(folder: Path, images: list[Path]) -> list[tuple[str, bytes]]:
                     pieces += [
                         (f"{path}: {name}", values[i : i + 4].numpy().tobytes()) for i in range(0, len(values) - 3, 97)
                     ]
-        elif path.is_file():
-            pieces.append((str(path), path.read_bytes()))
+        elif path.is_file() and (content := path.read_bytes()):  # of a lock, nothing
+            pieces.append((str(path), content))
     for root in images[:2]:
         for file in root.rglob("*.png"):
             pixels = np.asarray(Image.open(file))
