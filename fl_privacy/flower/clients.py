@@ -24,6 +24,7 @@ from fl_privacy.flower.records import (
     TEST,
     TRAIN_LOSS,
     VICTIM,
+    images_of_probe,
     to_array,
     to_tensor,
 )
@@ -115,8 +116,9 @@ class PrivacyClient(NumPyClient):
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
         """The upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
-        asked = f"probe-{_integer(config, VICTIM)}", self._round(config)
-        self._expect_new(*asked)
+        images, round = images_of_probe(config.get(VICTIM), config.get(BATCH_SIZE)), self._round(config)
+        for image in images:
+            self._expect_new(image, round)
         state = self.memory.load(self.wrapped.device)
         result = self.wrapped.probe(
             self._sent(parameters, config),
@@ -125,7 +127,9 @@ class PrivacyClient(NumPyClient):
             probe=_integer(config, VICTIM),
             batch_size=_integer(config, BATCH_SIZE),
         )
-        self.memory.save(state if self.wrapped.defense.examples else self.memory.load(self.wrapped.device), after=asked)
+        kept = state if self.wrapped.defense.examples else self.memory.load(self.wrapped.device)
+        for image in images:
+            self.memory.save(kept, after=(image, round))
         return _reply(result)
 
     def personalize(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:

@@ -49,6 +49,18 @@ def test_each_probe_is_answered_once_a_round() -> None:
         client.probe(*question(client, 1, victim=0, **{"batch-size": 1}))
 
 
+def test_an_image_is_probed_once_a_round_in_whatever_batch() -> None:
+    client = PrivacyClient(deployed(), RecordDict())
+    client.probe(*question(client, 1, victim=1, **{"batch-size": 2}))  # images 2 and 3
+    for victim, size in ((2, 1), (3, 1), (0, 4), (1, 3)):
+        with pytest.raises(UserError, match="answered before"):
+            client.probe(*question(client, 1, victim=victim, **{"batch-size": size}))
+    for victim, size in ((-1, 1), (0, 0), (0, -3), (0, 2**40), (True, 1)):
+        with pytest.raises(UserError, match="A probe is expected"):
+            client.probe(*question(client, 1, victim=victim, **{"batch-size": size}))
+    client.probe(*question(client, 1, victim=1, **{"batch-size": 1}))
+
+
 def test_a_simulation_may_ask_twice_and_hears_the_same() -> None:
     client = PrivacyClient(harness.clients(harness.FEDAVG, NOISE)[0])
     first, second = (client.fit(*question(client, 2))[0] for _ in range(2))
