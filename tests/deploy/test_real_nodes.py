@@ -3,10 +3,13 @@
 `make test-deploy`; some minutes.
 """
 
+import contextlib
 import json
 import shlex
+import sqlite3
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from torch import Tensor
 
 from fl_privacy.config import compose_run
 from fl_privacy.deploy.certificates import make_authority, make_node_key
-from fl_privacy.deploy.loopback import LoopbackFederation, Secured, loopback_federation
+from fl_privacy.deploy.loopback import START_SECONDS, LoopbackFederation, Secured, loopback_federation
 from fl_privacy.deploy.writing import Deployment, write_deployment
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.flower.memory import NodeMemory
@@ -231,6 +234,21 @@ def test_nothing_private_is_on_the_wire_in_plain_text(
     assert len(secrets) > 100
     for what, piece in secrets:
         assert piece not in wire, what
+
+
+def test_a_node_joins_again_when_the_superlink_s_database_was_locked(tmp_path: Path) -> None:
+    """Flower ends the node's heartbeats, or its loop over messages, at the first reply of status 500."""
+    with loopback_federation(LoopbackFederation(tmp_path)) as federation:
+        federation.start_superlink()
+        federation.start_node("node", {"partition-id": 0, "num-partitions": 1})
+        federation.wait_for("node", lambda: "SuperNode ID" in federation.said("node"), "join")
+        with contextlib.closing(sqlite3.connect(tmp_path / "superlink.db", isolation_level=None)) as lock:
+            lock.execute("BEGIN IMMEDIATE")
+            said = partial(federation.said, "node")
+            federation.wait_for("node", lambda: "gets no more messages" in said(), "notice it", 2 * START_SECONDS)
+            lock.execute("ROLLBACK")
+        federation.wait_for("node", lambda: said().count("SuperNode ID") == 2, "join again", 2 * START_SECONDS)
+        assert "database is locked" in federation.said("superlink")
 
 
 def is_heard(wire: bytes, tensor: Tensor) -> bool:
