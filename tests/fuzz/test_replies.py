@@ -183,8 +183,8 @@ def about(value: object) -> object:
 
 
 COMPARED = {"control_psnr", "control_ssim", "control_lead", "lead", "foreign", "candidates"}
-"""What depends on the images that an original is compared with: those that nobody attacks, of all partitions that clients
-claim. Its rank among them, by which it is called read, and its likeness do not: each is read exactly."""
+"""What depends on the images that an original is compared with: those that nobody attacks, of all partitions that
+clients claim. Its rank among them, by which it is called read, and its likeness do not: each is read exactly."""
 
 
 def own(row: dict[str, Any]) -> dict[str, Any]:
