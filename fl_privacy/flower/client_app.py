@@ -41,6 +41,9 @@ Fit = Callable[[Arrays, Config], Reply]
 
 MakeClient = Callable[[Context], NumPyClient]
 
+Kinds = Callable[[], Sequence[str]]
+"""Names of what a question asks for, each of which is answered once a round."""
+
 
 def numpy_client_app(
     make_client: MakeClient,
@@ -77,9 +80,7 @@ def numpy_client_app(
         content[CLIENT] = _identity(context)
         return Message(content, reply_to=message)
 
-    def upload(
-        message: Message, context: Context, fit: Callable[[NumPyClient], Fit], kinds: Callable[[], Sequence[str]]
-    ) -> Message:
+    def upload(message: Message, context: Context, fit: Callable[[NumPyClient], Fit], kinds: Kinds) -> Message:
         def work(client: NumPyClient) -> RecordDict:
             return _once(client, message, context, kinds, lambda: _train(fit(client), message.content))
 
@@ -91,8 +92,7 @@ def numpy_client_app(
 
     @app.train("probe")
     def probe(message: Message, context: Context) -> Message:
-        config = merged_config(context, message.content)
-        images = partial(images_of_probe, config.get(VICTIM), config.get(BATCH_SIZE))
+        images = partial(_probed_images, message, context)
         return upload(message, context, lambda client: _prober(client, is_audited(context)), images)
 
     @app.evaluate()
@@ -136,7 +136,7 @@ def _once(
     client: NumPyClient,
     message: Message,
     context: Context,
-    kinds: Callable[[], Sequence[str]],
+    kinds: Kinds,
     work: Callable[[], RecordDict],
 ) -> RecordDict:
     """The answer of ``work``, or the same as before where ``client`` answers once and was asked before."""
@@ -160,6 +160,11 @@ def _once(
     answers.note(round, first, *others)
     answers.keep(first, question, reply)
     return reply
+
+
+def _probed_images(message: Message, context: Context) -> list[str]:
+    config = merged_config(context, message.content)
+    return images_of_probe(config.get(VICTIM), config.get(BATCH_SIZE))
 
 
 def _train(fit: Fit, content: RecordDict) -> RecordDict:
