@@ -84,6 +84,8 @@ def _try_nodes(trial: _Trial, deployment: Deployment, federation: LoopbackFedera
                 "fl-privacy-key": str(node / "state.key"),
             }
             federation.start_node(f"node-{number}", config, key=node / "node.key")
+        for number in numbers:
+            federation.wait_for_node(f"node-{number}")
         return small_run(federation, deployment.app, len(numbers))
 
     def start_stranger() -> None:

@@ -55,6 +55,8 @@ def start_nodes(federation: LoopbackFederation, app: str, again: str = "", nodes
         }
         named = ("--app", f"tests.deploy.hostile_app:{app}")
         federation.start_node(f"node-{number}{again}", config, extra=named)
+    for number in range(nodes):
+        federation.wait_for_node(f"node-{number}{again}")
 
 
 def start_run(federation: LoopbackFederation, does: str) -> Path:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fl_privacy.config import compose_run
 from fl_privacy.deploy.certificates import make_authority, make_node_key
-from fl_privacy.deploy.loopback import START_SECONDS, LoopbackFederation, Secured, loopback_federation
+from fl_privacy.deploy.loopback import JOINED, START_SECONDS, LoopbackFederation, Secured, loopback_federation
 from fl_privacy.deploy.writing import Deployment, write_deployment
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.flower.memory import NodeMemory
@@ -99,6 +99,8 @@ def test_three_runs_outlive_a_node_that_is_killed(
 ) -> None:
     for number in range(NODES):
         start(federation, deployment, number, proxy.address if number == NODES - 1 else None)
+    for number in range(NODES):
+        federation.wait_for_node(f"node-{number}")
     for name, overrides in RUNS.items():
         asked = f"{COMMON} {overrides} out={federation.folder / name}"
         waits = {"round-timeout": 90, "reconnect-timeout": 150}
@@ -211,6 +213,8 @@ def test_nothing_private_is_on_the_wire_in_plain_text(
                 "fl-privacy-state": str(tmp_path / f"state-{number}"),
             }
             federation.start_node(f"node-{number}", config, superlink=proxy.address)
+        for number in range(2):
+            federation.wait_for_node(f"node-{number}")
         for name in ("spn", "passports"):
             config = {"overrides": f"{overrides} {RUNS[name]} out={tmp_path / name}", "own-data": True}
             federation.run(name, deployment.app, {**config, "authenticated-nodes": False, "round-timeout": 90})
@@ -241,13 +245,13 @@ def test_a_node_joins_again_when_the_superlink_s_database_was_locked(tmp_path: P
     with loopback_federation(LoopbackFederation(tmp_path)) as federation:
         federation.start_superlink()
         federation.start_node("node", {"partition-id": 0, "num-partitions": 1})
-        federation.wait_for("node", lambda: "SuperNode ID" in federation.said("node"), "join")
+        federation.wait_for_node("node")
         with contextlib.closing(sqlite3.connect(tmp_path / "superlink.db", isolation_level=None)) as lock:
             lock.execute("BEGIN IMMEDIATE")
             said = partial(federation.said, "node")
             federation.wait_for("node", lambda: "gets no more messages" in said(), "notice it", 2 * START_SECONDS)
             lock.execute("ROLLBACK")
-        federation.wait_for("node", lambda: said().count("SuperNode ID") == 2, "join again", 2 * START_SECONDS)
+        federation.wait_for("node", lambda: said().count(JOINED) == 2, "join again", 2 * START_SECONDS)
         assert "database is locked" in federation.said("superlink")
 
 
