@@ -77,6 +77,14 @@ def test_an_exact_loss_stays_with_a_client_that_promises_privacy(defense: Any) -
         client.evaluate(*question(client, 1))
 
 
+def test_exact_figures_do_not_leave_at_the_end_of_a_round_either() -> None:
+    for defense, told in ((NOISE, set()), (pruning(rate=0.5), {"accuracy"})):
+        client = PrivacyClient(deployed(defense), RecordDict())
+        loss, number, metrics = client.personalize(*question(client, 1, test=1))
+        assert metrics.keys() - {"seconds"} == told
+        assert (loss, number) == (0.0, 0) if not told else loss > 0
+
+
 def test_without_such_a_promise_the_loss_is_told() -> None:
     client = PrivacyClient(deployed(pruning()))
     assert client.fit(*question(client, 1))[2]["train-loss"] > 0
