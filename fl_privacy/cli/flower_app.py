@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message, MessageType
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
@@ -33,6 +33,7 @@ from fl_privacy.experiment.threat_model import Whereabouts
 from fl_privacy.federation import Client, ClientSource, Failure, Server
 from fl_privacy.federation.replies import attempt
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
+from fl_privacy.flower.audit_records import is_training
 from fl_privacy.flower.backends import NodeRules
 from fl_privacy.flower.clients import MaskableClient
 from fl_privacy.flower.memory import node_memory
@@ -210,7 +211,7 @@ class _NodeApp(ClientApp):
         return Message(Error(CLIENT_RAISED, reply.reason), reply_to=message) if isinstance(reply, Failure) else reply
 
     def _app(self, message: Message, context: Context) -> ClientApp:
-        if message.metadata.message_type != MessageType.TRAIN:
+        if not is_training(message):  # however it is spelled: Flower takes train.default for train
             return _plain_app
         config = _order(context).config
         if config.secure_aggregation.name != SECAGG:

@@ -42,8 +42,8 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float) -> int:
     Args:
         arguments: of ``flower-supernode``, without those for its Runtime API, which listens on loopback alone.
         app: ``package.module:attribute``, a ClientApp.
-        patience: seconds to try again where the SuperLink does not admit the node: one that was cut off is taken for
-            connected for a minute.
+        patience: seconds to try again where the SuperLink does not admit the node, since one that was cut off is taken
+            for connected for a minute, or has failed, so that the node gets no more messages; 0 ends the node instead.
 
     Raises:
         UserError: ``arguments`` set what this command sets itself, or the app can't be loaded.
@@ -67,12 +67,17 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float) -> int:
         write_private(Path(folder) / "secret", secret)
         own = ["--isolation", "process", "--superexec-auth-secret-file", str(Path(folder) / "secret")]
         ended = run_supernode([*arguments, *own])
-    left = patience - (time.monotonic() - started) - AGAIN_SECONDS
-    if ended.not_admitted and left > 0:
-        logger.warning("The SuperLink takes this node for connected still, or does not know its key: trying again")
+    left = patience if ended.lost else patience - (time.monotonic() - started) - AGAIN_SECONDS
+    reason = "The SuperLink takes this node for connected still, does not know its key, or failed"
+    if ended.lost:
+        reason = f"The SuperLink failed, and this node gets no more messages ({ended.lost})"
+    if (ended.not_admitted or ended.lost) and left > 0:
+        logger.warning("%s: trying again", reason)
         again = [sys.executable, "-m", "fl_privacy", "supernode", "--app", app, "--patience", f"{left:.1f}"]
         # at once: Flower ends this program soon, with its threads and handlers
         os.execve(sys.executable, [*again, *arguments], {**os.environ, PAUSE_VARIABLE: str(AGAIN_SECONDS)})
+    if ended.lost:
+        raise UserError(f"{reason}; look at the SuperLink's log and start the node again.")
     return ended.status
 
 

@@ -17,8 +17,12 @@ from fl_privacy.errors import UserError
 
 ADDRESS = "127.0.0.1"
 START_SECONDS = 90.0
+JOIN_SECONDS = 300.0
 STOP_SECONDS = 10.0
 _POLL = 0.2
+
+JOINED = "SuperNode ID:"
+"""What a node says once the SuperLink has let it in."""
 
 
 def free_port() -> int:
@@ -112,6 +116,17 @@ class LoopbackFederation:
         if key:
             command += ["--auth-supernode-private-key", str(key)]
         self.start(name, command)
+
+    def wait_for_node(self, name: str, seconds: float = JOIN_SECONDS) -> None:
+        """Until a node has joined.
+
+        A run that is started before takes turns with all nodes that load PyTorch. Flower starts its server once more
+        for each 30 seconds that this takes, until so many load that none comes to an end.
+
+        Raises:
+            UserError: it has ended before, or takes longer.
+        """
+        self.wait_for(name, lambda: JOINED in self.said(name), "join the SuperLink", seconds)
 
     def run(self, name: str, app: Path, run_config: Mapping[str, object]) -> None:
         """Start ``flwr run``, whose process ends with the run."""
@@ -212,6 +227,7 @@ class LoopbackFederation:
             "FLWR_HOME": str(self.folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PYTHONDONTWRITEBYTECODE": "",  # else each process compiles all that it imports
         }
         return {**os.environ, **told, **self.environment}
 

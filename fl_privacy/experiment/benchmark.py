@@ -18,6 +18,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_dataset
 from fl_privacy.experiment.trade_off import Job, planned_job
 from fl_privacy.files import write_whole
+from fl_privacy.foreign_files import read_text
 from fl_privacy.report.benchmark import Measured, Tried, measured_of, read_standings
 from fl_privacy.report.benchmark_json import benchmark_as_plain
 from fl_privacy.report.benchmark_page import render_benchmark
@@ -185,7 +186,7 @@ def read_problems(out: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        found = parse_json(path.read_text())
+        found = parse_json(read_text(path))
     except ValueError as error:
         raise UserError(f"{path} is expected to hold JSON, but is damaged ({error}); remove it.") from error
     if not fits(found, dict[str, str]):

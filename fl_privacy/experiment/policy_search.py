@@ -16,6 +16,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.experiment.policy_scorer import PolicyScorer
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.files import write_whole
+from fl_privacy.foreign_files import read_text
 from fl_privacy.policy_search import PrivacyPlan, Scored, Selection, TrainingPlan, require_fsim
 from fl_privacy.report.policy_search import Findings, render_search
 from fl_privacy.results import folder_name
@@ -124,8 +125,8 @@ def _claim(folder: Path, *, overwrite: bool) -> Lock:
 def _selected_by(folder: Path) -> object:
     """The demands that the policies in ``folder`` were chosen by."""
     try:
-        return json.loads((folder / POLICY_FILE).read_text()).get("selection")
-    except (ValueError, AttributeError):
+        return json.loads(read_text(folder / POLICY_FILE)).get("selection")
+    except (UserError, ValueError, AttributeError, RecursionError):
         return None
 
 

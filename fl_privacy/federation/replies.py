@@ -31,11 +31,23 @@ VARIANCE, COUNT = "running_var", "num_batches_tracked"
 """Last names of batch norm's buffers that are never below zero."""
 
 
+MOST_LETTERS = 1000
+"""Of a reason, which a client may have written: it is logged and recorded in each round."""
+
+
 @dataclass(frozen=True)
 class Failure:
-    """Why a client's reply does not count, in one line."""
+    """Why a client's reply does not count, in one line of at most ``MOST_LETTERS`` that can be printed."""
 
     reason: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", printable(self.reason))
+
+
+def printable(text: str) -> str:
+    """The beginning of ``text``, without what would move a terminal's cursor."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:MOST_LETTERS])
 
 
 def attempt(function: Callable[[], T]) -> T | Failure:
@@ -98,7 +110,7 @@ def sort_out(
         if isinstance(reply, Failure):
             excluded[client] = reply.reason
         elif reason := fault(reply, state):
-            excluded[client] = reason
+            excluded[client] = printable(reason)
         else:
             usable[client] = reply
     for kind, change in _changes(state, shares).items():

@@ -98,7 +98,7 @@ def _asked(context: Context, message: Message) -> tuple[str, int]:
     """
     number, probe = merged_config(context, message.content).get(ROUND), asked_probe(message.content)
     if isinstance(number, int) and not isinstance(number, bool):
-        kind = str(message.metadata.message_type)
+        kind = str(message.metadata.message_type).removesuffix(".default")  # which Flower takes for the same
         return (kind if probe is None else f"{kind}.probe-{probe[0]}"), number
     raise UserError(
         f"A defended client expects the number of the round as {ROUND!r} in the server's config, but it is missing:"

@@ -18,7 +18,7 @@ from torch import nn
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Failure, audited_rounds
-from fl_privacy.federation.replies import attempt
+from fl_privacy.federation.replies import attempt, printable
 from fl_privacy.flower.audit_checks import expect_rounds, expect_strategy
 from fl_privacy.flower.audit_records import ANSWERS, asked_probe, probing, told_defense, told_images
 from fl_privacy.flower.audit_report import ATTACK, AuditReport
@@ -264,7 +264,7 @@ class AuditedStrategy(StrategyAround):
         for each in replies:
             if each.has_error():
                 said = (each.error.reason or "").strip().splitlines() or [f"Flower's error {each.error.code}"]
-                self._seen[said[-1][:200]] += 1
+                self._seen[printable(said[-1])[:200]] += 1
         for message, reply in pair(sent, replies):
             if not isinstance(reply, Failure):
                 self._attempt(lambda: self._note_defense(message, reply))  # noqa: B023

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
@@ -14,9 +15,10 @@ from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.answers import Answers, digest_of
 from fl_privacy.flower.arrays import array_values, plain_array
 from fl_privacy.flower.audit_records import merged_config
-from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, PrivacyClient, Reply
+from fl_privacy.flower.clients import NAMES, Arrays, Config, MaskableClient, NumPyClient, PrivacyClient, Reply
 from fl_privacy.flower.defended_client import DefendedClient
 from fl_privacy.flower.records import (
+    BATCH_SIZE,
     BUFFERS,
     CLIENT,
     CLIENT_RAISED,
@@ -31,12 +33,16 @@ from fl_privacy.flower.records import (
     SIMULATED,
     VICTIM,
     all_arrays,
+    images_of_probe,
     shortest,
 )
 
 Fit = Callable[[Arrays, Config], Reply]
 
 MakeClient = Callable[[Context], NumPyClient]
+
+Kinds = Callable[[], Sequence[str]]
+"""Names of what a question asks for, each of which is answered once a round."""
 
 
 def numpy_client_app(
@@ -74,20 +80,20 @@ def numpy_client_app(
         content[CLIENT] = _identity(context)
         return Message(content, reply_to=message)
 
-    def upload(message: Message, context: Context, fit: Callable[[NumPyClient], Fit], kind: str) -> Message:
+    def upload(message: Message, context: Context, fit: Callable[[NumPyClient], Fit], kinds: Kinds) -> Message:
         def work(client: NumPyClient) -> RecordDict:
-            return _once(client, message, context, kind, lambda: _train(fit(client), message.content))
+            return _once(client, message, context, kinds, lambda: _train(fit(client), message.content))
 
         return answer(message, context, work)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return upload(message, context, lambda client: _fitter(client, message.content), "train")
+        return upload(message, context, lambda client: _fitter(client, message.content), lambda: ["train"])
 
     @app.train("probe")
     def probe(message: Message, context: Context) -> Message:
-        number = merged_config(context, message.content).get(VICTIM)
-        return upload(message, context, lambda client: _prober(client, is_audited(context)), f"probe-{number}")
+        images = partial(_probed_images, message, context)
+        return upload(message, context, lambda client: _prober(client, is_audited(context)), images)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -127,7 +133,11 @@ def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
 
 
 def _once(
-    client: NumPyClient, message: Message, context: Context, kind: str, work: Callable[[], RecordDict]
+    client: NumPyClient,
+    message: Message,
+    context: Context,
+    kinds: Kinds,
+    work: Callable[[], RecordDict],
 ) -> RecordDict:
     """The answer of ``work``, or the same as before where ``client`` answers once and was asked before."""
     round = merged_config(context, message.content).get(ROUND)
@@ -141,12 +151,20 @@ def _once(
     if not once or not isinstance(round, int) or isinstance(round, bool):
         return work()  # without a round, such a client refuses by itself
     answers, question = Answers(context, most), digest_of(message)
-    if (kept := answers.again(kind, round, question)) is not None:
+    first, *others = kinds()
+    if (kept := answers.again(first, round, question)) is not None:
         return kept
+    for other in others:
+        answers.expect_new(other, round)
     reply = work()
-    answers.note(round, kind)
-    answers.keep(kind, question, reply)
+    answers.note(round, first, *others)
+    answers.keep(first, question, reply)
     return reply
+
+
+def _probed_images(message: Message, context: Context) -> list[str]:
+    config = merged_config(context, message.content)
+    return images_of_probe(config.get(VICTIM), config.get(BATCH_SIZE))
 
 
 def _train(fit: Fit, content: RecordDict) -> RecordDict:
@@ -187,6 +205,8 @@ def _evaluate(evaluate: Callable[[Arrays, Config], tuple[float, int, Config]], c
 
 
 def _fitter(client: NumPyClient, content: RecordDict) -> Fit:
+    if isinstance(client, MaskableClient):
+        raise UserError("An update under SecAgg+ is expected to be asked for in its stages alone; this is refused.")
     if PARAMETERS not in content and isinstance(client, PrivacyClient):
         shares = client.wrapped.plan.shares
         if shares != "weights":

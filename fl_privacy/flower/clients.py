@@ -24,6 +24,7 @@ from fl_privacy.flower.records import (
     TEST,
     TRAIN_LOSS,
     VICTIM,
+    images_of_probe,
     to_array,
     to_tensor,
 )
@@ -40,6 +41,9 @@ NAMES = "names"
 
 ATTEMPT = "attempt"
 """Key of the config: the number of the protocol's run under SecAgg+, where a round that failed is tried again."""
+
+MOST_EXAMPLES = "most-examples"
+"""Key of the config: as how many examples a client counts at most under SecAgg+; a larger weight would end its sum."""
 
 MOST_ATTEMPTS = 100
 """Of each round under SecAgg+."""
@@ -112,8 +116,9 @@ class PrivacyClient(NumPyClient):
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
         """The upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
-        asked = f"probe-{_integer(config, VICTIM)}", self._round(config)
-        self._expect_new(*asked)
+        images, round = images_of_probe(config.get(VICTIM), config.get(BATCH_SIZE)), self._round(config)
+        for image in images:
+            self._expect_new(image, round)
         state = self.memory.load(self.wrapped.device)
         result = self.wrapped.probe(
             self._sent(parameters, config),
@@ -122,16 +127,21 @@ class PrivacyClient(NumPyClient):
             probe=_integer(config, VICTIM),
             batch_size=_integer(config, BATCH_SIZE),
         )
-        self.memory.save(state if self.wrapped.defense.examples else self.memory.load(self.wrapped.device), after=asked)
+        kept = state if self.wrapped.defense.examples else self.memory.load(self.wrapped.device)
+        for image in images:
+            self.memory.save(kept, after=(image, round))
         return _reply(result)
 
     def personalize(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
-        """End the round: train the private part on the new model, and if ``config["test"]`` test both together."""
-        round = self._round(config)
+        """End the round: train the private part on the new model, and if ``config["test"]`` test both together.
+
+        A deployed client whose defense promises differential privacy does not test: exact figures would break it.
+        """
+        round, told = self._round(config), bool(_integer(config, TEST))
         self._expect_new("personalize", round)
         state = self.memory.load(self.wrapped.device)
         end = self.wrapped.personalize(
-            self._sent(parameters, config), state, round=round, test=bool(_integer(config, TEST))
+            self._sent(parameters, config), state, round=round, test=told and not self._keeps_figures
         )
         self.memory.save(state, after=("personalize", round))
         if end.evaluation is None:
@@ -159,6 +169,10 @@ class PrivacyClient(NumPyClient):
     def answers_once(self) -> bool:
         """Whether a round is answered once: not in a simulation, whose draws repeat."""
         return isinstance(self.wrapped.seed, Secret)
+
+    @property
+    def _keeps_figures(self) -> bool:
+        return self.answers_once and promises_privacy(self.wrapped.defense)
 
     def _expect_new(self, kind: str, round: int) -> None:
         self.memory.expect_new(kind, round, bounded=self.last_round is not None)
@@ -274,9 +288,10 @@ class MaskableClient(PrivacyClient):
                     " raise secure_aggregation.clip or lower the learning rate."
                 )
         counts = {name: array.tolist() for name, array in named.items() if name not in masked}
+        most = _integer(config, MOST_EXAMPLES) if MOST_EXAMPLES in config else num_examples
         return (
             list(masked.values()),
-            num_examples,
+            min(num_examples, most),
             {**metrics, NAMES: json.dumps(list(masked)), COUNTS: json.dumps(counts)},
         )
 

@@ -52,7 +52,16 @@ class DefendedClient(NumPyClient):
     rounds: int | None = None
 
     def get_parameters(self, config: Config) -> Arrays:
-        """Those of the inner client."""
+        """Return those of the inner client in a simulation.
+
+        Raises:
+            UserError: outside of one: the network of the inner client may be trained already, on its own examples.
+        """
+        if self.answers_once:
+            raise UserError(
+                "A defended client is expected to be asked for no parameters, which may be trained ones without the"
+                " defense; start from weights of the server's own (initial_parameters=...)."
+            )
         return self.inner.get_parameters(config)
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:

@@ -29,7 +29,15 @@ from fl_privacy.flower.audit_records import (
 )
 from fl_privacy.flower.guarded_upload import made_of
 from fl_privacy.flower.kept_norms import keep_own_norms, own_norms
-from fl_privacy.flower.records import METRICS, NUM_EXAMPLES, ROUND, model_tensors, model_values, to_array
+from fl_privacy.flower.records import (
+    METRICS,
+    NUM_EXAMPLES,
+    ROUND,
+    images_of_probe,
+    model_tensors,
+    model_values,
+    to_array,
+)
 from fl_privacy.normalization import Normalization
 from fl_privacy.rng import streams_put_back
 
@@ -96,8 +104,8 @@ def _answered(message: Message, context: Context, answers: Answers, answer: Call
     """What ``answer`` replies, or the same as before to the same question: each image leaves once a round."""
     asked = asked_probe(message.content)
     assert asked is not None
-    (number, size), round, question = asked, _round_of(message, context), digest_of(message)
-    first, *others = [f"probed-image-{image}" for image in range(number * size, (number + 1) * size)]
+    round, question = _round_of(message, context), digest_of(message)
+    first, *others = images_of_probe(*asked)
     if (kept := answers.again(first, round, question)) is None:
         for other in others:
             answers.expect_new(other, round)

@@ -272,3 +272,26 @@ def load_state(memory: RecordDict, device: torch.device | str = "cpu") -> Client
 def save_state(memory: RecordDict, state: ClientState) -> None:
     """Keep ``state`` for the next round."""
     memory[MEMORY] = to_record(state.tensors)
+
+
+MOST_PROBED = 1 << 16
+"""Images of a probe."""
+
+
+def images_of_probe(probe: object, size: object) -> list[str]:
+    """Name the images that leave with a probe, by which each is counted once a round, in whatever batch.
+
+    Args:
+        probe: number of the batch, from 0.
+        size: of each batch.
+
+    Raises:
+        UserError: there is no such probe.
+    """
+    whole = isinstance(probe, int) and isinstance(size, int) and not isinstance(probe, bool)
+    if not whole or probe < 0 or not 1 <= size <= MOST_PROBED:  # type: ignore[operator]
+        raise UserError(
+            f"A probe is expected to have a number from 0 and a size of 1 to {MOST_PROBED}, but got {probe!r} and"
+            f" {size!r}."
+        )
+    return [f"probed-image-{image}" for image in range(probe * size, (probe + 1) * size)]  # type: ignore[operator]

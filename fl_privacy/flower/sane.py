@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 
 from fl_privacy.checks import number
 from fl_privacy.errors import UserError
-from fl_privacy.federation.replies import FACTOR, Failure, attempt, sort_out
+from fl_privacy.federation.replies import FACTOR, Failure, attempt, printable, sort_out
 from fl_privacy.flower.records import NUM_EXAMPLES, to_tensors
 from fl_privacy.flower.strategy_around import StrategyAround
 from fl_privacy.flower.transport import pair
@@ -133,7 +133,7 @@ def _metric_faults(replies: Sequence[RecordDict], weighted_by: str) -> dict[int,
         if layout != usual:
             faults[index] = "its metrics have other names or kinds than most"
         elif reason := _number_fault(reply, weighted_by):
-            faults[index] = reason
+            faults[index] = printable(reason)
     return faults
 
 

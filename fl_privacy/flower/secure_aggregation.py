@@ -21,7 +21,7 @@ from fl_privacy.federation import Client, RoundReport, Server
 from fl_privacy.federation.replies import unrounded
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.backends import quiet_flower
-from fl_privacy.flower.clients import ATTEMPT, COUNTS, NAMES, MaskableClient
+from fl_privacy.flower.clients import ATTEMPT, COUNTS, MOST_EXAMPLES, NAMES, MaskableClient
 from fl_privacy.flower.guarding import secagg_guard_mod
 from fl_privacy.flower.inside.legacy import (
     MAIN_CONFIGS_RECORD,
@@ -42,6 +42,7 @@ from fl_privacy.flower.inside.legacy import (
     parameters_to_ndarrays,
     secaggplus_mod,
 )
+from fl_privacy.flower.masked_replies import MaskedReplies
 from fl_privacy.flower.mods import reproducible_mod
 from fl_privacy.flower.records import (
     DEFENSE_SECONDS,
@@ -182,9 +183,10 @@ def train_secure_round(
         UserError: too few clients were left.
     """
     traffic.failed.clear()
+    traffic.expected = MaskedReplies.to(server.state, int(workflow.max_weight))
     started, before = time.perf_counter(), traffic.received
     step = 2 * workflow.clipping_range / workflow.quantization_range
-    strategy = _Summing(server, traffic, round if attempt is None else attempt, step)
+    strategy = _Summing(server, traffic, round if attempt is None else attempt, step, int(workflow.max_weight))
     context = LegacyContext(_server_context(), strategy=strategy)
     context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({WorkflowKey.CURRENT_ROUND: round})
     context.state.array_records[MAIN_PARAMS_RECORD] = ArrayRecord()
@@ -207,6 +209,7 @@ class _Summing(LegacyStrategy):
     traffic: Traffic
     attempt: int
     step: float
+    most: int
     report: Callable[[float, int], RoundReport] | None = field(default=None, init=False)
 
     def configure_fit(
@@ -214,7 +217,9 @@ class _Summing(LegacyStrategy):
     ) -> list[tuple[ClientProxy, FitIns]]:
         proxies = {}
         for client in self.server.select(server_round):
-            if client in self.traffic.nodes:
+            if client in self.traffic.breaking:  # without it, since Flower needs the shares of all that were asked
+                self.traffic.failed[client] = self.traffic.breaking[client]
+            elif client in self.traffic.nodes:
                 proxies[client] = GridClientProxy(self.traffic.nodes[client], self.traffic, 1)
             else:
                 self.traffic.failed[client] = "its node is not connected"
@@ -223,7 +228,8 @@ class _Summing(LegacyStrategy):
     def _instructions(self, client: int, round: int) -> FitIns:
         state = self.server.sent_to(client, round)
         values = {**state.parameters, **state.buffers}
-        config: dict[str, Scalar] = {ROUND: round, ATTEMPT: self.attempt, NAMES: json.dumps(list(values))}
+        config: dict[str, Scalar] = {ROUND: round, ATTEMPT: self.attempt, MOST_EXAMPLES: self.most}
+        config[NAMES] = json.dumps(list(values))
         return FitIns(ndarrays_to_parameters([to_array(t) for t in values.values()]), config)
 
     def aggregate_fit(

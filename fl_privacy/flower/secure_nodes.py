@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure, RoundReport, Server
+from fl_privacy.federation.replies import MOST_EXAMPLES, attempt
 from fl_privacy.flower.nodes import Nodes
 from fl_privacy.flower.records import CLIENT, NUM_EXAMPLES
 from fl_privacy.flower.secure_aggregation import Masking, expect_all_shared, train_secure_round
@@ -37,7 +38,7 @@ def run_secure_on_grid(
     """``run_secure_aggregation`` with clients on nodes of their own, whose apps are ``masking_client_app``.
 
     A node that joins or comes back takes part from the next round on. A round that too few nodes finish, as when one
-    dies between two stages, is tried again.
+    dies between two stages, is tried again, without those whose replies broke the protocol.
 
     Args:
         grid: leads to the nodes.
@@ -56,11 +57,12 @@ def run_secure_on_grid(
     traffic = Traffic(prompt, {})
     attempts = itertools.count(1)
     for round in range(1, rounds + 1):
+        traffic.breaking.clear()
         for left in reversed(range(TRIES)):
             nodes.refresh(prompt)
             traffic.nodes = {client: nodes[client] for client in server.clients if client in nodes}
             if workflow is None:
-                workflow = masking.workflow(_most_examples(traffic, timeout), timeout)
+                workflow = masking.workflow(_most_examples(traffic, timeout, server.plan.norm_factor), timeout)
             try:
                 report = train_secure_round(
                     server, traffic, workflow, round=round, threshold=masking.threshold, attempt=next(attempts)
@@ -75,13 +77,16 @@ def run_secure_on_grid(
     return traffic
 
 
-def _most_examples(traffic: Traffic, timeout: float) -> int:
-    """The largest number of examples that a node has, which scales the weights of all."""
+def _most_examples(traffic: Traffic, timeout: float, factor: float) -> int:
+    """The largest number of examples that a node says it has, which scales the weights of all.
+
+    At most ``factor`` times the lower median: one node's claim of 2^62 would leave nothing of the others' updates.
+    """
     questions = [Message(RecordDict(), node, EXAMPLES) for node in traffic.nodes.values()]
     replies = [r for _, r in pair(questions, traffic.send_and_receive(questions, timeout=timeout))]
-    told = [r.content.config_records[CLIENT].get(NUM_EXAMPLES) for r in replies if isinstance(r, Message)]
-    numbers = [count for count in told if isinstance(count, int) and count > 0]
+    told = [attempt(lambda: r.content.config_records[CLIENT][NUM_EXAMPLES]) for r in replies if isinstance(r, Message)]  # noqa: B023
+    numbers = sorted(n for n in told if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MOST_EXAMPLES)
     if not numbers:
         reason = next((r.reason for r in replies if isinstance(r, Failure)), "none is positive")
         raise UserError(f"Nodes are expected to say how many examples they have, but failed: {reason}")
-    return max(numbers)
+    return int(min(numbers[-1], factor * numbers[(len(numbers) - 1) // 2]))

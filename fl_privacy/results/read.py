@@ -246,7 +246,7 @@ def find_baseline(out: Path, config: Mapping[str, Any]) -> Baseline | None:
     for summary in sorted(out.glob("*/summary.json")):
         try:
             identity = read_identity(summary.with_name(IDENTITY))
-            accuracy = parse_json(summary.read_text())["final_accuracy"]
+            accuracy = parse_json(_read_text(summary))["final_accuracy"]
         except (
             UserError,
             OSError,

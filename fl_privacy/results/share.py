@@ -9,6 +9,7 @@ import yaml
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private, write_whole
+from fl_privacy.foreign_files import read_text
 from fl_privacy.results.claims import CLAIM
 from fl_privacy.results.occupancy import CONFIG, IDENTITY, METRICS, SUMMARY
 
@@ -16,6 +17,7 @@ Shared = Literal["figures", "originals"]
 """What a copy holds: figures alone, or originals and reconstructions as well."""
 
 NOTE = "share.json"
+_MOST_NOTE = 1 << 12
 FIGURES = ("environment.json", "threat_model.json", "defense.json", "partition.json", CLAIM, METRICS, SUMMARY)
 PICTURES = ("reconstructions/*.safetensors", "reconstructions/*.json", "pictures/*.png")
 
@@ -66,8 +68,8 @@ def shared_as(folder: Path) -> Shared | None:
     if not note.is_file():
         return None
     try:
-        found = json.loads(note.read_text())
-    except (ValueError, RecursionError):
+        found = json.loads(read_text(note, _MOST_NOTE))
+    except (UserError, ValueError, RecursionError):
         found = None
     match found:
         case {"holds": "originals"}:
@@ -79,7 +81,7 @@ def shared_as(folder: Path) -> Shared | None:
 
 def _copy_configuration(source: Path, destination: Path, write: Any) -> None:
     try:
-        content = json.loads((source / IDENTITY).read_text())
+        content = json.loads(read_text(source / IDENTITY))
         paths = _absolute_paths(content["config"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{source / 'run.json'} is expected to describe a run, but is damaged ({error}).") from error

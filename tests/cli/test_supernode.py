@@ -68,6 +68,22 @@ def test_a_node_that_is_not_admitted_is_started_again_until_patience_ends(
     assert command[-3:] == ["--strange", "--port", "9"]
 
 
+def test_a_node_whose_superlink_failed_is_started_again_or_ends_in_a_line(
+    ends: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = Ended(1, not_admitted=False, lost="Server error '500 Internal Server Error'")
+    monkeypatch.setattr("fl_privacy.flower.inside.supernode.run_supernode", lambda arguments: lost)
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(command))
+    with pytest.raises(UserError, match=r"gets no more messages \(Server error '500.*; look at the SuperLink's log"):
+        supernode.run_node([], app=APP, patience=0)
+    assert not started
+
+    with pytest.raises(UserError):  # where execve returns, as only here
+        supernode.run_node([], app=APP, patience=30)
+    assert started[0][-2:] == ["--patience", "30.0"], "it may have run for days"
+
+
 def test_an_app_that_is_not_installed_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_app.py").write_text("1 / 0")
     (tmp_path / "leaving_app.py").write_text("raise SystemExit(3)")

@@ -1,4 +1,4 @@
-"""Apps of real nodes and of their server, one of which lies: 400 replies of a client, or 100 messages of a server."""
+"""Apps of real nodes and of their server, some of which lie: 400 replies of clients, or 100 messages of a server."""
 
 import json
 import random
@@ -30,11 +30,17 @@ from tests.flower.liars import Small, fedavg, honest_app, pictures
 from tests.fuzz.test_replies import LIES, tolerant
 
 NODES = 3
-LIAR = 2
-"""The partition that lies."""
 
-IMAGES, ROUNDS = 19, 20
-"""Of a client, each probed in each round: with the training's 20 replies in a round, 400 in all."""
+AUDITED = 4
+"""Nodes of the training under audit."""
+
+LIARS = 2, 3
+"""The partitions that lie there."""
+
+IMAGES, ROUNDS = 19, 10
+"""Of a client, each probed in each round: with the training's reply of each round, 200 replies of each liar."""
+
+REPLIES_THAT_LIE = len(LIARS) * ROUNDS * (IMAGES + 1)
 
 MESSAGES = 100
 
@@ -54,16 +60,18 @@ def trained(strategy: Any, grid: Grid) -> Result:
 
 
 class _Lying(ClientApp):
-    """Honest nodes, but for one that makes lies of its replies."""
+    """Honest nodes, and some that make lies of their replies, each its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._honest, self._lies = honest_app(IMAGES), iter(drawn(ROUNDS * (IMAGES + 1), LIES))
+        lies = drawn(REPLIES_THAT_LIE, LIES)
+        self._honest = honest_app(IMAGES)
+        self._lies = {liar: iter(lies[rank :: len(LIARS)]) for rank, liar in enumerate(LIARS)}
 
     def __call__(self, message: Message, context: Context) -> Message:
         reply = self._honest(message, context)
-        if context.node_config["partition-id"] == LIAR and reply.has_content():
-            tolerant(next(self._lies))(reply.content, asked_probe(message.content) is not None)
+        if (lies := self._lies.get(context.node_config["partition-id"])) and reply.has_content():
+            tolerant(next(lies))(reply.content, asked_probe(message.content) is not None)
         return reply
 
 
@@ -94,14 +102,14 @@ def main(grid: Grid, context: Context) -> None:
 
 def audited(grid: Grid, out: Path) -> None:
     """Train under audit."""
-    nodes_of(grid)
+    nodes_of(grid, number=AUDITED)
     strategy = audit(
-        fedavg(NODES),
+        fedavg(AUDITED),
         model=Small,
         data=partial(pictures, number=IMAGES),
         out=out,
         attack="analytic",
-        victims=NODES * IMAGES,
+        victims=AUDITED * IMAGES,
         rounds="all",
     )
     result = trained(strategy, grid)
@@ -181,9 +189,9 @@ def undefended(question: hostile.Question) -> hostile.Seen:
     return hostile.SEEN
 
 
-def nodes_of(grid: Grid, without: Collection[int] = ()) -> list[int]:
+def nodes_of(grid: Grid, without: Collection[int] = (), number: int = NODES) -> list[int]:
     """The nodes, when all are there."""
-    until(lambda: len(set(grid.get_node_ids()) - set(without)) == NODES)
+    until(lambda: len(set(grid.get_node_ids()) - set(without)) == number)
     return sorted(set(grid.get_node_ids()) - set(without))
 
 

@@ -1,4 +1,4 @@
-"""Real nodes, of which one lies, and a real server that is after the updates of defended ones; `make test-deploy`."""
+"""Real nodes, of which two lie, and a real server that is after the updates of defended ones; `make test-deploy`."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 
 from fl_privacy.deploy.loopback import LoopbackFederation, loopback_federation
 from fl_privacy.flower import LocalGrid
-from tests.deploy.hostile_app import IMAGES, LIAR, MESSAGES, NODES, ROUNDS, trained
+from tests.deploy.hostile_app import AUDITED, IMAGES, LIARS, MESSAGES, NODES, REPLIES_THAT_LIE, ROUNDS, trained
 from tests.flower.liars import fedavg, honest_app, rows_of_honest
 
 pytestmark = pytest.mark.deploy
@@ -46,15 +46,17 @@ def federation(tmp_path: Path) -> Iterator[LoopbackFederation]:
         yield federation
 
 
-def start_nodes(federation: LoopbackFederation, app: str, again: str = "") -> None:
-    for number in range(NODES):
+def start_nodes(federation: LoopbackFederation, app: str, again: str = "", nodes: int = NODES) -> None:
+    for number in range(nodes):
         config = {
             "partition-id": number,
-            "num-partitions": NODES,
+            "num-partitions": nodes,
             "fl-privacy-state": str(federation.folder / f"state-{number}"),
         }
         named = ("--app", f"tests.deploy.hostile_app:{app}")
         federation.start_node(f"node-{number}{again}", config, extra=named)
+    for number in range(nodes):
+        federation.wait_for_node(f"node-{number}{again}")
 
 
 def start_run(federation: LoopbackFederation, does: str) -> Path:
@@ -72,17 +74,20 @@ def ended(federation: LoopbackFederation, does: str, out: Path) -> dict[str, Any
 
 
 def test_four_hundred_replies_that_lie_change_nothing(federation: LoopbackFederation) -> None:
-    start_nodes(federation, "lying")
+    assert REPLIES_THAT_LIE == 400
+    start_nodes(federation, "lying", nodes=AUDITED)
     out = start_run(federation, "audit")
     assert ended(federation, "audit", out)["failure"] == ""
-    alone = trained(fedavg(NODES), LocalGrid(range(NODES), honest_app(IMAGES)))
+    alone = trained(fedavg(AUDITED), LocalGrid(range(AUDITED), honest_app(IMAGES)))
     assert alone.arrays is not None
     with np.load(out / "weights.npz") as weights:
         assert set(weights) == set(alone.arrays)
         for name, array in alone.arrays.items():  # sums are in the order of replies
             np.testing.assert_allclose(weights[name], array.numpy(), rtol=1e-5, atol=1e-6)
     rows = rows_of_honest(out).values()
-    assert len({row["id"] for row in rows}) == ROUNDS * IMAGES * LIAR, "each probe of the honest is attacked"
+    assert len({row["id"] for row in rows}) == ROUNDS * IMAGES * (AUDITED - len(LIARS)), (
+        "each probe of the honest is attacked"
+    )
     assert all(row["exact"] for row in rows if row["attacker"] == "plain"), "and read, as where nobody lies"
 
 

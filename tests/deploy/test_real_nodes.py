@@ -3,10 +3,13 @@
 `make test-deploy`; some minutes.
 """
 
+import contextlib
 import json
 import shlex
+import sqlite3
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from torch import Tensor
 
 from fl_privacy.config import compose_run
 from fl_privacy.deploy.certificates import make_authority, make_node_key
-from fl_privacy.deploy.loopback import LoopbackFederation, Secured, loopback_federation
+from fl_privacy.deploy.loopback import JOINED, START_SECONDS, LoopbackFederation, Secured, loopback_federation
 from fl_privacy.deploy.writing import Deployment, write_deployment
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.flower.memory import NodeMemory
@@ -96,6 +99,8 @@ def test_three_runs_outlive_a_node_that_is_killed(
 ) -> None:
     for number in range(NODES):
         start(federation, deployment, number, proxy.address if number == NODES - 1 else None)
+    for number in range(NODES):
+        federation.wait_for_node(f"node-{number}")
     for name, overrides in RUNS.items():
         asked = f"{COMMON} {overrides} out={federation.folder / name}"
         waits = {"round-timeout": 90, "reconnect-timeout": 150}
@@ -144,7 +149,8 @@ def test_what_nodes_keep_is_sealed_and_their_own(federation: LoopbackFederation,
     assert len(kept) >= NODES * 3
     for path in kept:
         assert path.stat().st_mode & 0o077 == 0
-        assert path.read_bytes().startswith(b"fl-privacy sealed 1\n")
+        content = path.read_bytes()
+        assert content.startswith(b"fl-privacy sealed 1\n") or (path.suffix == ".lock" and not content)
 
 
 def test_strangers_are_refused(federation: LoopbackFederation, deployment: Deployment, tmp_path: Path) -> None:
@@ -207,6 +213,8 @@ def test_nothing_private_is_on_the_wire_in_plain_text(
                 "fl-privacy-state": str(tmp_path / f"state-{number}"),
             }
             federation.start_node(f"node-{number}", config, superlink=proxy.address)
+        for number in range(2):
+            federation.wait_for_node(f"node-{number}")
         for name in ("spn", "passports"):
             config = {"overrides": f"{overrides} {RUNS[name]} out={tmp_path / name}", "own-data": True}
             federation.run(name, deployment.app, {**config, "authenticated-nodes": False, "round-timeout": 90})
@@ -232,6 +240,21 @@ def test_nothing_private_is_on_the_wire_in_plain_text(
         assert piece not in wire, what
 
 
+def test_a_node_joins_again_when_the_superlink_s_database_was_locked(tmp_path: Path) -> None:
+    """Flower ends the node's heartbeats, or its loop over messages, at the first reply of status 500."""
+    with loopback_federation(LoopbackFederation(tmp_path)) as federation:
+        federation.start_superlink()
+        federation.start_node("node", {"partition-id": 0, "num-partitions": 1})
+        federation.wait_for_node("node")
+        with contextlib.closing(sqlite3.connect(tmp_path / "superlink.db", isolation_level=None)) as lock:
+            lock.execute("BEGIN IMMEDIATE")
+            said = partial(federation.said, "node")
+            federation.wait_for("node", lambda: "gets no more messages" in said(), "notice it", 2 * START_SECONDS)
+            lock.execute("ROLLBACK")
+        federation.wait_for("node", lambda: said().count(JOINED) == 2, "join again", 2 * START_SECONDS)
+        assert "database is locked" in federation.said("superlink")
+
+
 def is_heard(wire: bytes, tensor: Tensor) -> bool:
     values = tensor.numpy().astype("<f4").tobytes()
     return values[:16] in wire
@@ -248,8 +271,8 @@ def private_pieces(folder: Path, images: list[Path]) -> list[tuple[str, bytes]]:
                     pieces += [
                         (f"{path}: {name}", values[i : i + 4].numpy().tobytes()) for i in range(0, len(values) - 3, 97)
                     ]
-        elif path.is_file():
-            pieces.append((str(path), path.read_bytes()))
+        elif path.is_file() and (content := path.read_bytes()):  # of a lock, nothing
+            pieces.append((str(path), content))
     for root in images[:2]:
         for file in root.rglob("*.png"):
             pixels = np.asarray(Image.open(file))

@@ -12,11 +12,15 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.hazmat.primitives.serialization.ssh import load_ssh_public_key
+from flwr.app import Context, RecordDict, UserConfig
 
 from fl_privacy.deploy import write_deployment
 from fl_privacy.deploy.certificates import expect_valid, make_authority, make_server_certificate, read_certificate
+from fl_privacy.deploy.trial import _expect_sealed
 from fl_privacy.deploy.writing import Deployment
 from fl_privacy.errors import UserError
+from fl_privacy.flower import node_memory
+from fl_privacy.flower.answers import Answers
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +175,20 @@ def test_the_image_is_built_of_versions_that_are_known(deployment: Deployment) -
     image = (deployment.folder / "Dockerfile").read_text()
     assert "--constraint /tmp/constraints.txt" in image
     assert re.search(r"^ARG IMAGE=python:\d+\.\d+\.\d+-slim-\w+\nFROM \$\{IMAGE\}$", image, re.MULTILINE)
+
+
+def test_the_check_takes_what_a_node_keeps_and_nothing_in_plain_text(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(os.urandom(32))
+    (tmp_path / "key").chmod(0o600)
+    places = {"fl-privacy-state": str(tmp_path / "state-0"), "fl-privacy-key": str(tmp_path / "key")}
+    told = UserConfig({"partition-id": 0, "num-partitions": 1, **places})
+    node = Context(5, 1, told, RecordDict(), UserConfig())
+    memory = node_memory(node)
+    memory.save(memory.load(), after=("train", 1))
+    Answers(node).note(1, "train")
+    assert _expect_sealed(tmp_path, 1) == "3 files"  # a client's state, its rounds and their lock
+
+    (tmp_path / "state-0" / "notes").write_text("plain")
+    (tmp_path / "state-0" / "notes").chmod(0o600)
+    with pytest.raises(UserError, match="expected to be encrypted"):
+        _expect_sealed(tmp_path, 1)

@@ -300,6 +300,16 @@ def test_buffers_keep_their_dtype() -> None:
     assert subject.state.buffers[VARIANCE].dtype == torch.float16
 
 
+def test_what_a_client_says_is_short_and_moves_no_cursor() -> None:
+    said = "\x1b]0;mine\x07\x1b[2J" + "A" * 10_000_000
+    named = Upload(tensors={said: torch.ones(1)}, num_examples=1)
+    excluded = sort_out({0: Failure(said), 1: named, 2: honest(2)}, state(), "delta").excluded
+    assert set(excluded) == {0, 1}
+    for reason in excluded.values():
+        assert len(reason) <= 1000 and reason.isprintable() and "mine" in reason
+    assert Failure("Größe übertrifft 3").reason == "Größe übertrifft 3"
+
+
 def test_an_exception_becomes_one_line():
     def fail():
         raise OSError("first line\nsecond line")

@@ -320,7 +320,8 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.just(_emptied),
 )
 KINDS = st.sampled_from(
-    ["train"] * 8 + ["train.probe", "train.more", "evaluate", "evaluate.personalize", "query", "query.examples", "x"]
+    ["train"] * 7
+    + ["train.default", "train.probe", "train.more", "evaluate", "evaluate.personalize", "query", "query.examples", "x"]
 )
 QUESTIONS = st.tuples(KINDS, st.lists(CHANGES, min_size=1, max_size=3), st.integers(1, 3))
 """Kind of message, what is changed in it, and the round that it starts from."""

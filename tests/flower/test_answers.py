@@ -54,6 +54,16 @@ def test_the_same_question_is_answered_with_the_same_bytes_and_another_one_not()
     assert "number of the round" in refusal(mod(asked(SENT, None), place, trains))
 
 
+def test_a_question_that_is_spelled_otherwise_is_the_same_one() -> None:
+    """Flower calls the same function for train.default as for train."""
+    mod, place = defended(), node()
+    message = asked(SENT, 3)
+    message.metadata._message_type = "train.default"  # type: ignore[attr-defined]
+    assert mod(message, place, trains).has_content()
+    assert "answered before" in refusal(mod(asked(SENT, 3), place, trains))
+    assert "answered before" in refusal(mod(asked(OTHER, 3), place, trains))
+
+
 def test_the_same_answer_says_the_same_beside_its_arrays() -> None:
     mod, place = defended(), node()
     first, again = (mod(asked(SENT, 3), place, trains).content for _ in range(2))

@@ -221,9 +221,10 @@ def test_a_node_masks_its_update_whatever_the_server_asks(tmp_path: Path) -> Non
     grid = grid_of(f"{SECURED} secure_aggregation=secagg", nodes=3)
     wrapped = make_client(grid.contexts[FIRST_NODE]).wrapped
     records = state_records(public_state(wrapped.model, wrapped.defense))
-    content = RecordDict({**records, CONFIG: ConfigRecord({"server-round": 1, "victim": 0, "batch-size": 1})})
+    numbers = {"server-round": 1, "attempt": 1, "victim": 0, "batch-size": 1}
+    content = RecordDict({**records, CONFIG: ConfigRecord(numbers)})
 
-    for kind in ("train", "train.probe"):
+    for kind in ("train", "train.default", "train.probe", "train.other"):
         (reply,) = grid.send_and_receive([Message(content, FIRST_NODE, kind)])
         assert reply.has_error(), kind
 

@@ -49,6 +49,18 @@ def test_each_probe_is_answered_once_a_round() -> None:
         client.probe(*question(client, 1, victim=0, **{"batch-size": 1}))
 
 
+def test_an_image_is_probed_once_a_round_in_whatever_batch() -> None:
+    client = PrivacyClient(deployed(), RecordDict())
+    client.probe(*question(client, 1, victim=1, **{"batch-size": 2}))  # images 2 and 3
+    for victim, size in ((2, 1), (3, 1), (0, 4), (1, 3)):
+        with pytest.raises(UserError, match="answered before"):
+            client.probe(*question(client, 1, victim=victim, **{"batch-size": size}))
+    for victim, size in ((-1, 1), (0, 0), (0, -3), (0, 2**40), (True, 1)):
+        with pytest.raises(UserError, match="A probe is expected"):
+            client.probe(*question(client, 1, victim=victim, **{"batch-size": size}))
+    client.probe(*question(client, 1, victim=1, **{"batch-size": 1}))
+
+
 def test_a_simulation_may_ask_twice_and_hears_the_same() -> None:
     client = PrivacyClient(harness.clients(harness.FEDAVG, NOISE)[0])
     first, second = (client.fit(*question(client, 2))[0] for _ in range(2))
@@ -63,6 +75,14 @@ def test_an_exact_loss_stays_with_a_client_that_promises_privacy(defense: Any) -
     assert metrics["train-loss-withheld"] == 1
     with pytest.raises(UserError, match="promises differential privacy"):
         client.evaluate(*question(client, 1))
+
+
+def test_exact_figures_do_not_leave_at_the_end_of_a_round_either() -> None:
+    for defense, told in ((NOISE, set()), (pruning(rate=0.5), {"accuracy"})):
+        client = PrivacyClient(deployed(defense), RecordDict())
+        loss, number, metrics = client.personalize(*question(client, 1, test=1))
+        assert metrics.keys() - {"seconds"} == told
+        assert (loss, number) == (0.0, 0) if not told else loss > 0
 
 
 def test_without_such_a_promise_the_loss_is_told() -> None:

@@ -152,7 +152,7 @@ def test_hooks_see_the_change_of_the_weights() -> None:
         return update
 
     client = defend(Doubler(3.0), Defense(upload=(look, halve)))
-    arrays, number, metrics = client.fit(client.get_parameters({}), {"server-round": 1})
+    arrays, number, metrics = client.fit(Doubler().get_parameters({}), {"server-round": 1})
 
     assert {name: t.unique().tolist() for name, t in seen.items()} == {"0": [2.0], "1": [2.0]}
     assert [a.ravel()[0] for a in arrays] == [2.0, 2.0, 5]
@@ -166,7 +166,7 @@ def test_a_withheld_name_comes_back_as_it_was_sent() -> None:
         return {"head": update["head"]}
 
     client = defend(Doubler(), Defense(upload=(withhold,)), names=["body", "head", "count"])
-    arrays, _, _ = client.fit(client.get_parameters({}), {"server-round": 1})
+    arrays, _, _ = client.fit(Doubler().get_parameters({}), {"server-round": 1})
 
     assert [a.ravel()[0] for a in arrays] == [1.0, 2.0, 5]
 
@@ -191,9 +191,17 @@ def test_the_noise_is_that_of_a_client_of_this_package() -> None:
         assert np.allclose(mine, other, atol=1e-6)
 
 
+def test_no_parameters_leave_a_defended_client_beside_its_defense() -> None:
+    """A client that keeps its network, as Flower's first apps do, would answer with its trained weights."""
+    kept = Doubler()
+    with pytest.raises(UserError, match="asked for no parameters"):
+        defend(kept, dp_noise(scale=1.0), names=["weight", "bias", "count"]).get_parameters({})
+    assert defend(kept, NONE, seed=1).get_parameters({}), "a simulation may"
+
+
 def test_noise_without_a_seed_never_repeats() -> None:
     client = defend(Doubler(), dp_noise(scale=1.0), names=["weight", "bias", "norm.num_batches_tracked"])
-    first, second = (client.fit(client.get_parameters({}), {"server-round": k})[0][0] for k in (1, 2))
+    first, second = (client.fit(Doubler().get_parameters({}), {"server-round": k})[0][0] for k in (1, 2))
 
     assert not np.array_equal(first, second)
 
@@ -203,7 +211,7 @@ def test_hooks_remember_in_the_context() -> None:
     factors = []
     for round in (1, 2):
         client = defend(Doubler(), Defense(upload=(harness.with_memory,)), memory=memory)
-        factors.append(client.fit(client.get_parameters({}), {"server-round": round})[0][0].ravel()[0])
+        factors.append(client.fit(Doubler().get_parameters({}), {"server-round": round})[0][0].ravel()[0])
 
     assert factors == pytest.approx([2.1, 2.2])
 

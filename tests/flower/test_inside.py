@@ -2,6 +2,12 @@
 
 import ast
 import inspect
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import flwr
@@ -123,8 +129,50 @@ def test_a_message_is_pulled_and_its_reply_pushed_as_expected(function: object, 
 
 
 def test_a_supernode_leaves_answering_to_others_who_know_its_secret(capsys: pytest.CaptureFixture[str]) -> None:
-    assert supernode.run_supernode(["--help"]) == supernode.Ended(0, not_admitted=False)
+    assert supernode.run_supernode(["--help"]) == supernode.Ended(0, not_admitted=False, lost="")
 
     said = capsys.readouterr().out
     for option in ("--isolation", "--superexec-auth-secret-file", "--port", "--node-config"):
         assert option in said
+
+
+FAILED = "Server error '500 Internal Server Error' for url 'http://127.0.0.1:9092/v1/fleet/send-node-heartbeat'"
+
+
+def heartbeat_that_dies() -> None:
+    """As Flower's, to which a SuperLink whose database is locked has replied once."""
+
+    def send() -> bool:
+        raise RuntimeError(FAILED + "\nFor more information")
+
+    signal.signal(signal.SIGINT, lambda number, frame: sys.exit(0))  # so does Flower
+    supernode.HeartbeatSender(send).start()
+    time.sleep(30)
+    pytest.fail("the node goes on without its heartbeats")
+
+
+def messages_that_end() -> None:
+    """As Flower's loop, which logs what ended it and returns."""
+    logging.getLogger("flwr").error(RuntimeError(FAILED))
+
+
+@pytest.mark.parametrize("node", [heartbeat_that_dies, messages_that_end])
+def test_a_node_that_gets_no_more_messages_ends(node: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flwr.supernode.cli.flower_supernode", node)
+    hook, interrupted = threading.excepthook, signal.getsignal(signal.SIGINT)
+    try:
+        assert supernode.run_supernode([]) == supernode.Ended(1, not_admitted=False, lost=FAILED)
+    finally:
+        signal.signal(signal.SIGINT, interrupted)
+    assert threading.excepthook is hook
+
+
+def test_a_superlink_that_fails_while_a_node_joins_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def join() -> None:
+        logging.getLogger("flwr").error(
+            "Exit Code: 600\nFailed to initialize the connection to the SuperLink.\n%s", FAILED
+        )
+        raise SystemExit(1)
+
+    monkeypatch.setattr("flwr.supernode.cli.flower_supernode", join)
+    assert supernode.run_supernode([]) == supernode.Ended(1, not_admitted=True, lost="")

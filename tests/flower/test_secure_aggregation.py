@@ -1,17 +1,24 @@
 """SecAgg+ by Flower: the plain mean, from updates that the server can't read."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fl_privacy.defenses import none
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, run_rounds
-from fl_privacy.flower.secure_aggregation import run_secure_aggregation
+from fl_privacy.flower.clients import MaskableClient
+from fl_privacy.flower.nodes import Nodes
+from fl_privacy.flower.records import CLIENT, NUM_EXAMPLES, PARTITION, PARTITIONS
+from fl_privacy.flower.secure_aggregation import Masking, masking_client_app, run_secure_aggregation
+from fl_privacy.flower.secure_nodes import EXAMPLES, run_secure_on_grid
 from fl_privacy.flower.traffic import Traffic
+from fl_privacy.flower.transport import FIRST_NODE, LocalGrid
 from fl_privacy.types import LocalPlan
 from tests.federation import harness
 
@@ -19,10 +26,10 @@ PLAN = LocalPlan(shares="delta", lr=0.1, epochs=1, batch_size=5)
 ROUNDS = 2
 
 
-def secure(plan: LocalPlan = PLAN, **clients: Any) -> tuple[Any, harness.Recording, Traffic]:
+def secure(plan: LocalPlan = PLAN, rounds: int = ROUNDS, **clients: Any) -> tuple[Any, harness.Recording, Traffic]:
     server, seen = harness.server(plan), harness.Recording()
     traffic = run_secure_aggregation(
-        server, harness.clients(plan, none(), **clients), rounds=ROUNDS, on_round=seen.reports.append
+        server, harness.clients(plan, none(), **clients), rounds=rounds, on_round=seen.reports.append
     )
     return server.state, seen, traffic
 
@@ -107,3 +114,141 @@ def test_a_run_gives_the_same_bits_again_and_leaves_numpy_s_stream_alone() -> No
     harness.assert_same_state(one, other)
     np.random.seed(1)
     assert (np.random.get_state()[1] == left).all()
+
+
+PROTOCOL = "secaggplus_configs"
+LIAR = 1
+
+Lie = Callable[[str, RecordDict], None]
+"""Changes a reply; gets the stage of the protocol."""
+
+
+class LyingNodes(LocalGrid):
+    """Nodes on which one client lies: of its number of examples, and in its replies."""
+
+    def __init__(self, lie: Lie, claims: Any = harness.EXAMPLES_EACH) -> None:
+        clients = harness.clients(PLAN, none())
+
+        def make(context: Context) -> MaskableClient:
+            return MaskableClient(clients[int(context.node_config[PARTITION])], context.state, clip=8.0)
+
+        super().__init__(range(harness.CLIENTS), masking_client_app(make))
+        self._lie, self._claims = lie, claims
+
+    def _answer(self, message: Message) -> Message:
+        client = message.metadata.dst_node_id - FIRST_NODE
+        if message.metadata.message_type != "train":
+            told = self._claims if client == LIAR else harness.EXAMPLES_EACH
+            said: dict[str, Any] = {PARTITION: client, PARTITIONS: harness.CLIENTS}
+            said |= {NUM_EXAMPLES: told} if message.metadata.message_type == EXAMPLES else {}
+            return Message(RecordDict({CLIENT: ConfigRecord(said)}), reply_to=message)
+        stage = str(message.content.config_records[PROTOCOL]["stage"])
+        reply = super()._answer(message)
+        if client == LIAR and reply.has_content():
+            self._lie(stage, reply.content)
+        return reply
+
+
+def with_liar(lie: Lie, claims: Any = harness.EXAMPLES_EACH, rounds: int = 1) -> tuple[Any, harness.Recording]:
+    server, seen = harness.server(PLAN), harness.Recording()
+    run_secure_on_grid(
+        LyingNodes(lie, claims),
+        server,
+        rounds=rounds,
+        on_round=seen.reports.append,
+        nodes=Nodes(server.clients),
+        masking=Masking(),
+    )
+    return server.state, seen
+
+
+def in_protocol(stage: str, **values: Any) -> Lie:
+    def lie(now: str, content: RecordDict) -> None:
+        if now == stage:
+            content.config_records[PROTOCOL].update(values)
+
+    return lie
+
+
+def in_metrics(**values: Any) -> Lie:
+    def lie(now: str, content: RecordDict) -> None:
+        if now == "collect_masked_vectors":
+            content.config_records["fitres.metrics"].update(values)
+
+    return lie
+
+
+def claiming(number: Any) -> Lie:
+    def lie(now: str, content: RecordDict) -> None:
+        if now == "collect_masked_vectors":
+            content.metric_records["fitres.num_examples"] = MetricRecord({"num_examples": number})
+
+    return lie
+
+
+def without(record: str) -> Lie:
+    def lie(now: str, content: RecordDict) -> None:
+        content.pop(record, None)
+
+    return lie
+
+
+def honest(now: str, content: RecordDict) -> None:
+    """Change nothing."""
+
+
+HUGE = (
+    b"\x93NUMPY\x01\x00v\x00"
+    + b"{'descr': '<i8', 'fortran_order': False, 'shape': (4000000000000,), }".ljust(117)
+    + b"\n"
+)
+VECTORS = "collect_masked_vectors"
+LIES = {
+    "2^62 examples": claiming(2**62),
+    "no examples": claiming(0),
+    "nan examples": claiming(float("nan")),
+    "no record": without(PROTOCOL),
+    "no keys": in_protocol("setup", pk1=b"none"),
+    "text for a key": in_protocol("setup", pk2="none"),
+    "one ciphertext": in_protocol("share_keys", ctxts=[b""]),
+    "twice a node": in_protocol("share_keys", dsts=[FIRST_NODE, FIRST_NODE]),
+    "no arrays": in_protocol(VECTORS, masked_params=[]),
+    "a header of 32 TB": in_protocol(VECTORS, masked_params=[HUGE] * 20),
+    "other names": in_metrics(names='["weight"]'),
+    "names nested": in_metrics(names="[" * 20_000),
+    "no counts": in_metrics(counts="{}"),
+    "counts of text": in_metrics(counts='{"norm.num_batches_tracked": "many"}'),
+    "counts of 2^60": in_metrics(counts=f'{{"norm.num_batches_tracked": {2**60}}}'),
+    "counts below 0": in_metrics(counts='{"norm.num_batches_tracked": -1}'),
+    "counts in a list": in_metrics(counts='{"norm.num_batches_tracked": [1, 2]}'),
+    "loss of text": in_metrics(**{"train-loss": "low"}),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_reply_that_breaks_the_protocol_is_left_out(name: str) -> None:
+    state, seen = with_liar(LIES[name])
+    (report,) = seen.reports
+    assert report.clients == (0, 2) and "its reply does not count" in report.excluded[LIAR]
+    alone, _, _ = secure(faults=((LIAR, "raises"),), rounds=1)
+    for tensor, expected in zip(state.parameters.values(), alone.parameters.values(), strict=True):
+        torch.testing.assert_close(tensor, expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("claim", [2**62, 2**63 - 1, 10**15, True, -1, "many", [1, 2]])
+def test_one_claim_of_examples_leaves_the_others_their_weights(claim: Any) -> None:
+    state, seen = with_liar(honest, claims=claim)
+    (report,) = seen.reports
+    assert report.clients == (0, 1, 2)
+    expected, _, _ = secure(rounds=1)
+    for tensor, mean in zip(state.parameters.values(), expected.parameters.values(), strict=True):
+        torch.testing.assert_close(tensor, mean, rtol=1e-3, atol=2e-3)  # a hundred times the median blurs by as much
+
+
+def test_shares_of_keys_that_one_withholds_come_from_the_others() -> None:
+    state, seen = with_liar(in_protocol("unmask", nids=[FIRST_NODE] * 3))
+    (report,) = seen.reports
+    assert report.clients == (0, 1, 2)
+    expected, _, _ = secure(rounds=1)
+    for tensor, mean in zip(state.parameters.values(), expected.parameters.values(), strict=True):
+        torch.testing.assert_close(tensor, mean, rtol=1e-4, atol=2e-5)

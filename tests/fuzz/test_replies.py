@@ -182,8 +182,9 @@ def about(value: object) -> object:
     return pytest.approx(value, rel=1e-6, abs=1e-9) if isinstance(value, float) else value
 
 
-COMPARED = {"control_psnr", "control_ssim", "control_lead", "rank", "lead", "foreign", "likeness", "candidates"}
-"""What depends on the images that an original is compared with: those that nobody attacks, whoever says of which."""
+COMPARED = {"control_psnr", "control_ssim", "control_lead", "lead", "foreign", "candidates"}
+"""What depends on the images that an original is compared with: those that nobody attacks, of all partitions that
+clients claim. Its rank among them, by which it is called read, and its likeness do not: each is read exactly."""
 
 
 def own(row: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from flwr.common import (
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from flwr.common.secure_aggregation.secaggplus_constants import Key as SecAggKey
 from flwr.common.secure_aggregation.secaggplus_constants import Stage as SecAggStage
-from flwr.compat.common.recorddict_compat import fitins_to_recorddict
+from flwr.compat.common.recorddict_compat import fitins_to_recorddict, recorddict_to_fitres
 from flwr.server import LegacyContext
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
@@ -48,5 +48,6 @@ __all__ = [
     "fitins_to_recorddict",
     "ndarrays_to_parameters",
     "parameters_to_ndarrays",
+    "recorddict_to_fitres",
     "secaggplus_mod",
 ]

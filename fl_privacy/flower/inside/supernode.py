@@ -5,7 +5,10 @@ SuperNode leaves the answering to who asks for it over its Runtime API.
 """
 
 import logging
+import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,20 +71,45 @@ class Ended:
 
     Attributes:
         status: of its exit.
-        not_admitted: the SuperLink does not know its key, or takes the node for connected still.
+        not_admitted: the SuperLink does not know its key, takes the node for connected still, or could not say.
+        lost: why a node that was admitted no longer gets messages, in a line; nothing where it was told to end.
     """
 
     status: int
     not_admitted: bool
+    lost: str = ""
 
 
 class _Listening(logging.Handler):
-    """Remembers whether Flower logged that the SuperLink refused to activate the node."""
+    """Hears that the SuperLink did not activate the node, and that a part of the SuperNode has ended.
 
-    heard = False
+    One reply of HTTP status 500, as where the SuperLink's database is locked, ends Flower's loop over messages, which
+    it logs, or its thread of heartbeats: the node then goes on to ask, counts as gone, and gets no message any more.
+    """
+
+    refused, lost = False, ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.heard = self.heard or f"[code: {int(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED)}]" in record.getMessage()
+        if isinstance(record.msg, Exception):
+            self.lost = self.lost or _in_a_line(record.msg)
+        said = record.getMessage()
+        self.refused = self.refused or any(sign in said for sign in _NOT_ACTIVATED)
+
+    def end_node(self, died: threading.ExceptHookArgs) -> None:
+        """End this process in Flower's way, since one of its threads has died."""
+        if died.exc_value is not None and not self.lost:
+            self.lost = _in_a_line(died.exc_value)
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+_NOT_ACTIVATED = (
+    f"[code: {int(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED)}]",
+    "Failed to initialize the connection to the SuperLink.\nServer error '500 ",
+)
+
+
+def _in_a_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
 def run_supernode(arguments: Sequence[str]) -> Ended:
@@ -91,12 +119,17 @@ def run_supernode(arguments: Sequence[str]) -> Ended:
     flower, listening = logging.getLogger("flwr"), _Listening()
     flower.propagate = False  # it writes its own lines
     flower.addHandler(listening)
+    usual, threading.excepthook = threading.excepthook, listening.end_node
     sys.argv = ["flower-supernode", *arguments]
     try:
         flower_supernode()
     except SystemExit as end:
-        return Ended(end.code if isinstance(end.code, int) else int(end.code is not None), listening.heard)
-    return Ended(0, False)
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        return Ended(int(bool(listening.lost)) or status, listening.refused, listening.lost)
+    finally:
+        threading.excepthook = usual
+        flower.removeHandler(listening)
+    return Ended(1, False, listening.lost or "it no longer asks for messages")
 
 
 def answer_messages(node: SuperNodeAddress, app: Callable[[Message, Context], Message]) -> NoReturn:
@@ -111,6 +144,11 @@ def answer_messages(node: SuperNodeAddress, app: Callable[[Message, Context], Me
         try:
             found = asking.AcquireTask(wanted)
         except httpx.TransportError:  # it is not there yet, or busy
+            time.sleep(1.0)
+            continue
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
+                raise
             time.sleep(1.0)
             continue
         if not (found.HasField("task") and found.token):
@@ -147,4 +185,6 @@ def _beat(client: RuntimeHttpClient) -> bool:
         client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
     except httpx.TransportError:
         return False
+    except httpx.HTTPStatusError as error:
+        return error.response.status_code < httpx.codes.INTERNAL_SERVER_ERROR
     return True
