@@ -74,7 +74,7 @@ def _of_attacked(verdict: Verdict, kind: str) -> str:
         return f"{text}{_exposed(verdict, kind)}; {_at_most(counts, kind)}"
     chance = " (no more than chance allows)" if verdict.ground is Ground.BY_CHANCE else ""
     text = f"{_subject(counts, kind)} read by {who}{chance}, {uploads_in_words(verdict.facts, kind)}"
-    return f"{text}{_other_rounds(verdict)}{words_in_words(counts)}"
+    return f"{text}{_exposed(verdict, kind)}{_other_rounds(verdict)}{words_in_words(counts)}"
 
 
 def words_in_words(counts: Counts) -> str:
@@ -163,8 +163,9 @@ def _bounded(verdict: Verdict, kind: str) -> str:
 
 
 def _exposed(verdict: Verdict, kind: str) -> str:
+    """How many came out as what a defense put in their place, where more did than were read themselves."""
     exposed = verdict.exposed
-    if exposed is None:
+    if exposed is None or exposed.recognizable <= verdict.counts.read:
         return ""
     if exposed.n == 1:
         return ", but the one that the defense put in its place came out"
@@ -232,9 +233,12 @@ def _ways(counts: Counts, kind: str) -> str:
         else "",
     ]
     low, high = counts.interval
+    apart = (
+        " Identified: nearer to the original than to all others, or so where both are blurred; a reader may see less."
+    )
     return (
-        f"Read: {', '.join(filter(None, ways))}. Of such {kind}s, {100 * low:.0f} to {100 * high:.0f} % can be read"
-        " like this (95 % confidence)."
+        f"Read: {', '.join(filter(None, ways))}.{apart * bool(counts.identified)} Of such {kind}s, {100 * low:.0f} to"
+        f" {100 * high:.0f} % can be read like this (95 % confidence)."
     )
 
 
