@@ -1,12 +1,13 @@
 """A verdict in words: the first line of a page, and what it rests on."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fl_privacy.metrics import FEW
 from fl_privacy.report.numbers import metric, percent, ratio, title
 from fl_privacy.results import Counts, Reading, Recognized, Verdict
 from fl_privacy.results.attack_facts import AttackedUploads, AttackFacts
+from fl_privacy.results.findings import Finding
 from fl_privacy.results.inferred import TOLD
 from fl_privacy.results.readings import in_round
 from fl_privacy.results.verdict import Ground, Tone
@@ -44,15 +45,30 @@ def _text(verdict: Verdict, kind: str) -> str:
     known = f"the server can tell {' and '.join(TOLD.get(about, about) for about in verdict.told)}" * bool(verdict.told)
     fixed = {
         Ground.NOTHING: f"No {kind} was attacked: nothing is known",
-        Ground.UNTOLD: f"No {kind} was attacked; what was asked beside was not told from chance",
+        Ground.UNTOLD: f"{_untold(verdict)}; no {kind} was attacked",
         Ground.OLDER: "Judged by an older version: run again to know what was read",
     }
     if verdict.ground in fixed:
         return fixed[verdict.ground]
     if not verdict.readings:
-        return f"{known[0].upper()}{known[1:]}"
+        return f"{known[0].upper()}{known[1:]}, {_by_methods(verdict.asked, verdict.told)}; no {kind} was attacked"
     joint = "; " if verdict.ground is Ground.READ else ", but "
     return f"{_of_examples(verdict, kind)}{joint}{known}" if known else _of_examples(verdict, kind)
+
+
+def _untold(verdict: Verdict) -> str:
+    asked = tuple(dict.fromkeys(finding.about for finding in verdict.asked))
+    questions = " or ".join(TOLD.get(about, about) for about in asked)
+    return f"The server could not tell {questions} better than by chance, {_by_methods(verdict.asked, asked)}"
+
+
+def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:
+    """Who answered, of how many: such as ``by the best of 4 attacks, asked 2,000 questions``."""
+    own = [finding for finding in found if finding.about in about and finding.failure is None]
+    number = len({(finding.about, finding.method) for finding in own})
+    examples = max((finding.positives + finding.negatives for finding in own), default=0)
+    by = "by one attack" if number == 1 else f"by the best of {number} attacks"
+    return f"{by}, asked {examples:,} questions" if examples else by
 
 
 def _of_examples(verdict: Verdict, kind: str) -> str:
