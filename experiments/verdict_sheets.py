@@ -1,10 +1,12 @@
 """Runs over defenses, data sets and models, and sheets of their pictures to look at before the headline is read.
 
-    python experiments/verdict_sheets.py --out runs/verdict_sheets
+    python experiments/verdict_sheets.py --work runs/verdict_sheets
+    python experiments/verdict_sheets.py --judged judged.txt --out experiments/rows/verdict_sheets
 
-Each of ``SHEETS`` is run once (what is finished is kept), and its originals and reconstructions are drawn as
+Each of ``RUNS`` is run once (what is finished is kept), and its originals and reconstructions are drawn as
 ``sheet-N.png`` under the run's number alone. Look at the sheets and write down for each number how many images a person
-would say are shown; ``--headlines`` then prints what each run's page says in its first line.
+would say are shown: a line each, number and count, in the file that ``--judged`` names. Then a row of each such run
+keeps that count beside what its page says, and ``--headlines`` prints the first line of each page.
 """
 
 import argparse
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
+from row_file import RowFile, takes_rows
 
 from fl_privacy.report.headline import headline_of
 from fl_privacy.results import read_run, verdict_of
@@ -42,7 +45,7 @@ RUNS = (
     ),
     *(
         f"attack {SMALL} data=mnist model=lenet {INVERTING} defense={defense}"
-        for defense in ("none", "dp_noise defense.scale=0.01", "pruning defense.rate=0.99", "spn", "recup_fl", "ppdl")
+        for defense in ("none", "dp_noise defense.scale=0.01", "pruning defense.rate=0.99", "spn", "local_dp", "ppdl")
     ),
     *(
         f"attack {SMALL} data=olivetti model=lenet {INVERTING} defense={defense}"
@@ -86,10 +89,15 @@ _HEIGHT, _PER_SHEET = 96, 5
 def main() -> None:
     """Run what is missing, and draw the sheets or print the headlines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/verdict_sheets"))
+    parser.add_argument("--work", type=Path, default=Path("runs/verdict_sheets"), help="folder of runs and sheets")
+    parser.add_argument("--judged", type=Path, help="file of a line for each run: number, images that a person sees")
+    takes_rows(parser)
     parser.add_argument("--headlines", action="store_true", help="print the first line of each run's page")
     options = parser.parse_args()
-    folders = [_run(options.out, number, words) for number, words in enumerate(RUNS)]
+    if options.judged:
+        _keep(options.judged.read_text(), options.work, RowFile(options.out))
+        return
+    folders = [_run(options.work, number, words) for number, words in enumerate(RUNS)]
     if options.headlines:
         for number, folder in enumerate(folders):
             print(f"{number:2d} {RUNS[number]}\n   {_headline(folder)}")
@@ -101,8 +109,30 @@ def main() -> None:
         for row in rows:
             sheet.paste(row, (0, top))
             top += row.height
-        sheet.save(options.out / f"sheet-{first // _PER_SHEET}.png")
-    print(options.out)
+        sheet.save(options.work / f"sheet-{first // _PER_SHEET}.png")
+    print(options.work)
+
+
+def _keep(judged: str, work: Path, kept: RowFile) -> None:
+    """Keep a row of each run that was looked at."""
+    for line in filter(None, map(str.split, judged.splitlines())):
+        number = int(line[0])
+        folder = _run(work, number, RUNS[number])
+        if folder is None:
+            continue
+        verdict = verdict_of(read_run(folder))
+        counts, exposed = verdict.counts, verdict.exposed
+        row = kept.add(
+            {"run": RUNS[number].removeprefix("attack ").replace(INVERTING, "IG")},
+            {
+                "a person sees": int(line[1]),
+                "the page says": counts.read,
+                "in their place": exposed.recognizable if exposed else 0,
+                "of": counts.judged,
+                "tone": str(verdict.tone),
+            },
+        )
+        print(number, row)
 
 
 def _run(out: Path, number: int, words: str) -> Path | None:

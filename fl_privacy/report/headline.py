@@ -1,12 +1,13 @@
 """A verdict in words: the first line of a page, and what it rests on."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fl_privacy.metrics import FEW
 from fl_privacy.report.numbers import metric, percent, ratio, title
 from fl_privacy.results import Counts, Reading, Recognized, Verdict
 from fl_privacy.results.attack_facts import AttackedUploads, AttackFacts
+from fl_privacy.results.findings import Finding
 from fl_privacy.results.inferred import TOLD
 from fl_privacy.results.readings import in_round
 from fl_privacy.results.verdict import Ground, Tone
@@ -44,15 +45,30 @@ def _text(verdict: Verdict, kind: str) -> str:
     known = f"the server can tell {' and '.join(TOLD.get(about, about) for about in verdict.told)}" * bool(verdict.told)
     fixed = {
         Ground.NOTHING: f"No {kind} was attacked: nothing is known",
-        Ground.UNTOLD: f"No {kind} was attacked; what was asked beside was not told from chance",
+        Ground.UNTOLD: f"{_untold(verdict)}; no {kind} was attacked",
         Ground.OLDER: "Judged by an older version: run again to know what was read",
     }
     if verdict.ground in fixed:
         return fixed[verdict.ground]
     if not verdict.readings:
-        return f"{known[0].upper()}{known[1:]}"
+        return f"{known[0].upper()}{known[1:]}, {_by_methods(verdict.asked, verdict.told)}; no {kind} was attacked"
     joint = "; " if verdict.ground is Ground.READ else ", but "
     return f"{_of_examples(verdict, kind)}{joint}{known}" if known else _of_examples(verdict, kind)
+
+
+def _untold(verdict: Verdict) -> str:
+    asked = tuple(dict.fromkeys(finding.about for finding in verdict.asked))
+    questions = " or ".join(TOLD.get(about, about) for about in asked)
+    return f"The server could not tell {questions} better than by chance, {_by_methods(verdict.asked, asked)}"
+
+
+def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:
+    """Who answered, of how many: such as ``by the best of 4 attacks, asked 2,000 questions``."""
+    own = [finding for finding in found if finding.about in about and finding.failure is None]
+    number = len({(finding.about, finding.method) for finding in own})
+    examples = max((finding.positives + finding.negatives for finding in own), default=0)
+    by = "by one attack" if number == 1 else f"by the best of {number} attacks"
+    return f"{by}, asked {examples:,} questions" if examples else by
 
 
 def _of_examples(verdict: Verdict, kind: str) -> str:
@@ -74,7 +90,7 @@ def _of_attacked(verdict: Verdict, kind: str) -> str:
         return f"{text}{_exposed(verdict, kind)}; {_at_most(counts, kind)}"
     chance = " (no more than chance allows)" if verdict.ground is Ground.BY_CHANCE else ""
     text = f"{_subject(counts, kind)} read by {who}{chance}, {uploads_in_words(verdict.facts, kind)}"
-    return f"{text}{_other_rounds(verdict)}{words_in_words(counts)}"
+    return f"{text}{_exposed(verdict, kind)}{_other_rounds(verdict)}{words_in_words(counts)}"
 
 
 def words_in_words(counts: Counts) -> str:
@@ -163,8 +179,9 @@ def _bounded(verdict: Verdict, kind: str) -> str:
 
 
 def _exposed(verdict: Verdict, kind: str) -> str:
+    """How many came out as what a defense put in their place, where more did than were read themselves."""
     exposed = verdict.exposed
-    if exposed is None:
+    if exposed is None or exposed.recognizable <= verdict.counts.read:
         return ""
     if exposed.n == 1:
         return ", but the one that the defense put in its place came out"
@@ -232,9 +249,12 @@ def _ways(counts: Counts, kind: str) -> str:
         else "",
     ]
     low, high = counts.interval
+    apart = (
+        " Identified: nearer to the original than to all others, or so where both are blurred; a reader may see less."
+    )
     return (
-        f"Read: {', '.join(filter(None, ways))}. Of such {kind}s, {100 * low:.0f} to {100 * high:.0f} % can be read"
-        " like this (95 % confidence)."
+        f"Read: {', '.join(filter(None, ways))}.{apart * bool(counts.identified)} Of such {kind}s, {100 * low:.0f} to"
+        f" {100 * high:.0f} % can be read like this (95 % confidence)."
     )
 
 

@@ -57,8 +57,11 @@ class RunRow:
 
     @property
     def exposed(self) -> Recognized | None:
-        """What came out as what the defense put in place of the images, where none of these was read."""
-        return None if self.most is None or self.most.counts.read else most_exposed(self.readings)
+        """What came out as what the defense put in place of the images, where fewer of these were read."""
+        exposed = most_exposed(self.readings)
+        return (
+            None if self.most is None or exposed is None or exposed.recognizable <= self.most.counts.read else exposed
+        )
 
     @property
     def attacked(self) -> bool:

@@ -104,6 +104,7 @@ class Verdict:
         by_round: the reading that leaks most of each attacked round.
         readings: all of them.
         told: questions beside examples that were answered better than by chance.
+        asked: what came of all of them.
         bound: of differential privacy, where it holds, whatever the tone.
         exposed: images that came out as what a defense put in their place; ``None`` if none did.
         proven: examples that one attacker proved, at most.
@@ -117,6 +118,7 @@ class Verdict:
     by_round: Mapping[int, Reading] = field(default_factory=dict)
     readings: tuple[Reading, ...] = ()
     told: tuple[str, ...] = ()
+    asked: tuple[Finding, ...] = ()
     bound: Bound | None = None
     exposed: Recognized | None = None
     proven: int = 0
@@ -168,6 +170,7 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
         by_round={r: most for r in rounds if (most := leaks_most(in_round(found, r))) is not None},
         readings=tuple(found),
         told=told,
+        asked=tuple(summary.inferred),
         bound=bound,
         exposed=most_exposed(found),
         proven=max((r.leakage.certainties.get(Certainty.PROVEN, 0) for r in found), default=0),

@@ -6,8 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from fl_privacy import Observation, reconstruct
+from fl_privacy.attacks.gradient_inversion.clients_loss import SOFT_LABELS, WHOLE_LABELS
 from fl_privacy.attacks.gradient_inversion.undisclosed import disclosed
 from fl_privacy.errors import UserError
+from fl_privacy.losses import CROSS_ENTROPY
 from fl_privacy.types import Certainty
 
 SHAPE = (1, 4, 4)
@@ -55,6 +57,55 @@ def test_answers_of_yes_and_no_are_read(told: dict) -> None:
 def test_smoothed_labels_are_noticed() -> None:
     seen = observed(connected(), images(1), torch.tensor([2]), nn.CrossEntropyLoss(label_smoothing=0.1))
     assert "smoothed by 0.1" in reconstruct(seen, "exact").notes[0]
+
+
+SMOOTHED = nn.CrossEntropyLoss(label_smoothing=0.2)
+
+
+def trained(labels: torch.Tensor) -> nn.Module:
+    """Sure of the labels of its images."""
+    net = connected(10)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+    for _ in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(net(images(len(labels))), labels).backward()
+        optimizer.step()
+    return net
+
+
+def test_of_a_batch_it_is_said_that_labels_are_taken_for_whole_ones() -> None:
+    labels = torch.tensor([0, 2, 2])
+    plain = disclosed([observed(connected(10), images(3), labels)])[0]
+    assert plain.observation.notes[-1] == WHOLE_LABELS and plain.observation.loss is CROSS_ENTROPY
+    one = disclosed([observed(connected(), images(1), labels[:1])])[0]
+    assert WHOLE_LABELS not in one.observation.notes
+    told = disclosed([observed(connected(10), images(3), labels, loss="cross_entropy")])[0]
+    assert WHOLE_LABELS not in told.observation.notes
+
+
+def test_smoothed_labels_of_a_batch_are_noticed_where_more_classes_are_asked_for_than_there_are_examples() -> None:
+    labels = torch.tensor([0, 2, 2])
+    soft = disclosed([observed(trained(labels), images(3), labels, SMOOTHED)])[0]
+    assert soft.observation.notes[-1] == SOFT_LABELS
+    plain = disclosed([observed(trained(labels), images(3), labels)])[0]
+    assert plain.observation.notes[-1] == WHOLE_LABELS
+
+
+def test_smoothed_labels_of_a_batch_are_solved_for_where_its_images_are() -> None:
+    labels = torch.tensor([0, 2, 7])
+    found = reconstruct(observed(connected(10), images(3), labels, SMOOTHED), "auto")
+    read = found.batch.labels
+    assert WHOLE_LABELS not in found.notes, "what was read reproduces the update"
+    assert found.certainty is Certainty.PROVEN and read.shape == (3, 10)
+    assert sorted(read.argmax(1).tolist()) == labels.tolist()
+    assert torch.allclose(read.max(1).values, torch.tensor(0.82, dtype=read.dtype), atol=1e-3)
+
+
+@pytest.mark.parametrize("of", [F.mse_loss, F.binary_cross_entropy_with_logits])
+def test_another_loss_of_a_batch_is_asked_for(of) -> None:
+    rows = F.one_hot(torch.tensor([0, 2, 7]), 10).float()
+    found = reconstruct(observed(connected(10), images(3), rows, of), "auto")
+    assert found.batch is None and "give loss=" in found.failure
 
 
 def test_numbers_are_no_known_loss_of_many_outputs_and_that_is_said() -> None:

@@ -2,12 +2,16 @@
 
 from dataclasses import replace
 
+from fl_privacy.report.headline import headline_of
 from fl_privacy.report.inferred import sentence, views_of
 from fl_privacy.report.recommendation import answer
 from fl_privacy.results import Candidate, Finding, Measure
+from fl_privacy.results.attack_facts import AttackFacts
 from fl_privacy.results.candidates import asked_of, best_unread
 from fl_privacy.results.findings import finding_of
 from fl_privacy.results.inferred import strongest, told_apart
+from fl_privacy.results.summary import Summary
+from fl_privacy.results.verdict import judged
 
 
 def finding(
@@ -47,6 +51,27 @@ def test_what_is_near_chance_is_open_and_what_failed_says_so() -> None:
     assert sentence([failed], "source") == "The attack failed: ValueError: x."
     (view,) = views_of([failed])
     assert view.rows[0].finding.failure and view.chart is None
+
+
+def asked(*inferred: Finding) -> Summary:
+    return Summary(
+        finished=True, attacked=(), countermeasures=(), batch_norm=(), update_distortion={}, upload={}, privacy=None,
+        tested=(), final_accuracy=None, undefended_accuracy=None, pmm=None, seconds=None, upload_bytes=0,
+        inferred=inferred,
+    )  # fmt: skip
+
+
+def test_the_first_line_says_what_was_asked_by_how_many_attacks_of_how_many() -> None:
+    weak, strong = finding(0.012, title="Weak"), finding(0.3, title="Strong")
+    known = headline_of(judged(asked(weak, strong), AttackFacts()))
+    assert known.tone == "leak" and known.text == (
+        "The server can tell who took part, by the best of 2 attacks, asked 110 questions; no image was attacked"
+    )
+    unknown = headline_of(judged(asked(weak), AttackFacts()))
+    assert unknown.tone == "open" and unknown.text == (
+        "The server could not tell who took part better than by chance, by one attack, asked 110 questions; no image"
+        " was attacked"
+    )
 
 
 def test_records_are_read_back() -> None:

@@ -18,7 +18,9 @@ from fl_privacy.report.trade_off import SweepEntry, read_rows
 from fl_privacy.results import Attacker, Recognized, RunFolder, read_run, verdict_of
 from fl_privacy.results.attack_facts import facts_of
 from fl_privacy.results.candidates import candidate_of
+from fl_privacy.results.counts import Counts
 from fl_privacy.results.readings import few, leaks_most, readings_of, worst_by
+from fl_privacy.results.summary import AttackedRound, Leakage
 from fl_privacy.results.verdict import judged
 from tests.report.kinds import every_kind
 from tests.results.runs import config, defended, record, round_report, score
@@ -86,6 +88,17 @@ def test_what_stands_in_place_of_the_original_was_read(silent, read, told):
     assert said.tone == "open" and ("look at the pictures" in said.basis) == bool(told)
     candidate = candidate_of(readings_of(summary), name="silent", accuracy=0.9, pmm=None)
     assert candidate.unread() == (not told)
+
+
+def test_what_stands_in_place_of_more_originals_than_were_read_is_said_in_the_first_line(silent):
+    run = read_run(silent)
+    seen = Recognized(metric="transformed_psnr", value=15.0, leaks="above", source="x", recognizable=4, n=6)
+    for read, said in ((1, "1 of 6 attacked images was read"), (4, "4 of 6"), (6, "6 of 6")):
+        counts = Counts(identified=read, nothing=6 - read, candidates=1000, groups=6)
+        one = Leakage(counts=counts, thresholds=(seen,), images=6)
+        summary = replace(run.summary, attacked=(AttackedRound(round=1, by={Attacker.PLAIN: one}),))
+        text = headline_of(judged(summary, facts_of(run))).text
+        assert text.startswith(said) and ("but 4 of the 6 images that the defense put" in text) == (read < 4)
 
 
 def test_a_papers_own_count_stands_in_its_row_and_decides_nothing(tmp_path):

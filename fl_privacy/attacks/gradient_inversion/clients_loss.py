@@ -21,6 +21,18 @@ ASSUMED = (
     "The client's loss is taken for cross entropy, which the gradient of its output layer neither shows nor denies."
 )
 
+WHOLE_LABELS = (
+    "The output layer's gradient is that of a cross entropy; of a batch it says neither whether labels are smoothed nor"
+    " whether classes are weighted, so that plain ones are assumed: give loss= to Observation.of_gradients if they are"
+    " not."
+)
+
+SOFT_LABELS = (
+    "The output layer's gradient asks for more classes than the batch has examples: its labels are smoothed or mixed,"
+    " and descents, which assume one class for each example, read less than with the client's loss="
+    " (Observation.of_gradients)."
+)
+
 
 def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
     """The loss of a client and a sentence on how it was found, empty where it is plain cross entropy.
@@ -60,12 +72,17 @@ def _of_one(single: SingleExample) -> tuple[Loss, str]:
 
 
 def _of_many(observation: Observation, layer: tuple[str, str | None], gradient: Tensors) -> tuple[Loss, str]:
-    """Whether the gradient's columns add up to zero, as those of every softmax do."""
+    """Whether the gradient's columns add up to zero, as those of every softmax do.
+
+    With one class for each example no more values of the bias's gradient, means of p - y, are negative than there are
+    examples.
+    """
     weight = gradient[layer[0]]
     bias = gradient.get(layer[1] or "")
     columns = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
     if float(columns.sum(0).norm()) < _FITS * float(columns.norm()):
-        return CROSS_ENTROPY, ""
+        asked_for = 0 if bias is None else int((bias < -_FITS * bias.abs().max()).sum())
+        return CROSS_ENTROPY, SOFT_LABELS if asked_for > observation.upload.num_examples else WHOLE_LABELS
     rank = int((torch.linalg.svdvals(columns.cpu()) > _FITS * torch.linalg.matrix_norm(columns.cpu(), 2)).sum())
     if bias is None or not _denies_softmax(bias):
         return CROSS_ENTROPY, ASSUMED

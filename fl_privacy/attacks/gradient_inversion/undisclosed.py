@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.clients_loss import ASSUMED, found_loss
+from fl_privacy.attacks.gradient_inversion.clients_loss import ASSUMED, SOFT_LABELS, WHOLE_LABELS, found_loss
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.losses import CROSS_ENTROPY
 from fl_privacy.models import TextModel, normalized
 from fl_privacy.normalization import Normalization
 from fl_privacy.plain_models import detached_copy
 from fl_privacy.tied_weights import once_each
-from fl_privacy.types import LocalPlan, ModelState, Observation, Reconstruction, Tensors
+from fl_privacy.types import Certainty, LocalPlan, ModelState, Observation, Reconstruction, Tensors
 
 _SAME = 1e-6
 """Share of their length by which outputs of the same images may differ."""
@@ -61,8 +61,12 @@ def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
 
 
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
-    """What was ``found``, in the scale that the client's inputs have, with a sentence for each thing found out."""
-    notes = tuple(dict.fromkeys((*attacked.observation.notes, *found.notes)))
+    """What was ``found``, in the scale that the client's inputs have, with a sentence for each thing found out.
+
+    What was assumed of the labels goes unsaid where they reproduce the update.
+    """
+    assumed = {WHOLE_LABELS, SOFT_LABELS} if found.certainty is not Certainty.APPROXIMATE else set[str]()
+    notes = tuple(dict.fromkeys(n for n in (*attacked.observation.notes, *found.notes) if n not in assumed))
     low, high = observation.input_range
     if found.batch is not None and observation.input_range != _UNIT:
         found = replace(found, batch=replace(found.batch, inputs=low + (high - low) * found.batch.inputs))

@@ -41,8 +41,9 @@ class BagOfWords:
     length of its row, or for a single text from the rows of the positions, of which that of its word is the sum: these
     order the words as well.
 
-    Noise that leaves most elements alone lets more false words through, and a language model whose embeddings are its
-    output layer, too, is misread: nothing of it is called exact.
+    Noise that leaves most elements alone lets more false words through. Of a language model whose embeddings are its
+    output layer, too, or whose output layer alone was uploaded, words are rows that stand out by their length: under
+    noise, or where the model is sure of its words, none is named, and none is called exact.
 
     The words of several texts are told apart by no row: they are dealt out to the texts.
     """

@@ -9,7 +9,7 @@ from torch import Tensor
 from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
 from fl_privacy.attacks.text.lengths import Lengths
 from fl_privacy.attacks.text.words.counts import repeated
-from fl_privacy.attacks.text.words.evidence import Found, found_words, is_exact
+from fl_privacy.attacks.text.words.evidence import Found, found_words, is_exact, words_of_head
 from fl_privacy.attacks.text.words.expected import Expected, simulated
 from fl_privacy.attacks.text.words.order import placed
 from fl_privacy.attacks.text.words.rows import WordRows, where_words_are, word_rows
@@ -77,6 +77,9 @@ class BagReader:
             total = lengths.longest + (spare if self._where != "embeddings" else 0)
         most = total if total is not None else texts * observation.input_shape[0]
         expected = total if total is not None else int(texts * max(2, _USUAL * observation.input_shape[0]))
+        if self._where != "embeddings":
+            found = words_of_head(rows, most)
+            return self._counted(found, observation, rows, total)
         noise = _told_noise(observation)
         model = None if is_exact(rows, most, noise) else self._simulated(observation, max(2, expected // texts))
         odds = _odds(observation, self._model.words.num_embeddings, expected).to(rows.values.device)
@@ -89,11 +92,16 @@ class BagReader:
             told_noise=noise,
             rng=derive_generator(self._seed, "words", str(observation.id)),
         )
-        tokens, exact = found.tokens, found.exact and self._where == "embeddings"  # a head moves the rows of all tokens
+        return self._counted(found, observation, rows, total)
+
+    def _counted(self, found: Found, observation: Observation, rows: WordRows, total: int | None) -> Bag:
+        """How often the words are there, and for a single text in which order."""
+        tokens = found.tokens
         if not len(tokens):
-            return Bag(tokens, tokens, exact)
+            return Bag(tokens, tokens, found.exact)
+        alone = observation.upload.num_examples == 1
         ordered = self._ordered(observation, rows, tokens, total) if alone else None
-        return Bag(tokens, self._times(found, tokens, total, ordered, observation), exact, ordered)
+        return Bag(tokens, self._times(found, tokens, total, ordered, observation), found.exact, ordered)
 
     def _times(
         self, found: Found, tokens: Tensor, total: int | None, ordered: Tensor | None, observation: Observation

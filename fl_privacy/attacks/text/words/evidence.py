@@ -10,8 +10,10 @@ from fl_privacy.attacks.text.words.rows import WordRows
 
 _SCALES = 25
 """Factors between what was simulated and what was uploaded that are tried, each twice the one before."""
-_HEAVY = 11
-"""Powers of two by which the variance of a head's rows of other tokens may be larger than usual."""
+_STANDS_OUT = 3.0
+"""Times the next longest row of a head that those of words are long."""
+_EXPECTED_OF_MODEL = 0.3
+"""Cosine with what the model expects of all other tokens from which on a row of a head holds nothing else."""
 _AT_ONCE = 1 << 24
 _SURE = 30.0
 """Log likelihood ratio from which on a row tells no more of the distribution: a single long one, such as that of the
@@ -76,7 +78,7 @@ def found_words(
         variance = min(variance, told_noise**2)
     if variance == 0:
         return _exactly(untouched, energy)
-    evidence = _likeliest(values, expected, odds, variance, heavy=rows.where != "embeddings")
+    evidence = _likeliest(values, expected, odds, variance)
     prior = torch.logit(odds.clamp(_MIXED, _MOST_ODDS))
     score = evidence.of(values) + prior
     chosen = energy.topk(min(most, len(values) // 2)).indices
@@ -84,6 +86,27 @@ def found_words(
         noise = evidence.of(noise_rows(values, energy, chosen, rng))
         chosen = significant(score, noise, prior, texts=texts, most=most)
     return Found(chosen, (energy - values.shape[1] * variance).clamp_min(0), False, variance**0.5)
+
+
+def words_of_head(rows: WordRows, most: int) -> Found:
+    """The words that a language model's head tells, by its ``rows``, n = 1; see ``found_words``.
+
+    The gradient of the head is the sum over all places of (p - y) h^T, with p what the model expects, y the word that
+    is there, and h what enters the head. So every token has a row, but for most the model expects next to nothing, and
+    a word's, which has -h, is many times as long, unless noise or a sure model hide it: then none is named. A token
+    that the model expects often, and that is not there, has a row along what all others have in common.
+    """
+    values = rows.values[0]
+    lengths = torch.linalg.vector_norm(values, dim=1)
+    order = lengths.argsort(descending=True, stable=True)
+    longest = lengths[order[: min(most, len(order) - 1) + 1]]
+    ratios = longest[:-1] / longest[1:].clamp_min(torch.finfo(longest.dtype).tiny)
+    last = int(ratios.argmax())
+    if not bool(longest[0] > 0) or float(ratios[last]) < _STANDS_OUT:
+        return Found(order[:0], lengths.square(), False, 0.0)
+    apart, common = order[: last + 1], values[order[last + 1 :]].sum(0)
+    alike = torch.nn.functional.cosine_similarity(values[apart], common[None], dim=1)
+    return Found(apart[alike < _EXPECTED_OF_MODEL], lengths.square(), False, 0.0)
 
 
 def _exactly(untouched: Tensor, energy: Tensor) -> Found:
@@ -113,21 +136,18 @@ class _Evidence:
         model: the distribution.
         scale: factor from what was simulated to what was uploaded.
         variance: of the noise on an element.
-        heavy: whether other rows may be noise of a larger variance.
     """
 
     model: WordModel
     scale: Tensor
     variance: float
-    heavy: bool
 
     def of(self, values: Tensor) -> Tensor:
         """(n,) log likelihood ratio of each of ``values`` (n, d)."""
-        ratios = _ratios(values, self.model, self.scale[None], self.variance)[:, 0]
-        return ratios - _heavier(values, self.variance) if self.heavy else ratios
+        return _ratios(values, self.model, self.scale[None], self.variance)[:, 0]
 
 
-def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float, *, heavy: bool) -> _Evidence:
+def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> _Evidence:
     """By the distribution and scale under which all rows (V, d) together are likeliest."""
     scales = _unit(values, expected, variance) * 2.0 ** torch.arange(
         2 - _SCALES, 2, dtype=torch.float64, device=values.device
@@ -138,7 +158,7 @@ def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float
         total = torch.log1p(odds[:, None] * ratios.clamp_max(_SURE).expm1()).sum(0)
         at = int(total.argmax())
         if best is None or float(total[at]) > most:
-            best, most = _Evidence(model, scales[at], variance, heavy), float(total[at])
+            best, most = _Evidence(model, scales[at], variance), float(total[at])
     assert best is not None, "there is always one without any direction"
     return best
 
@@ -162,14 +182,6 @@ def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -
         along = (part @ model.directions).double()
         found.append(along.square() @ squares.T + along @ lines.T + offset)
     return torch.cat(found)
-
-
-def _heavier(values: Tensor, variance: float) -> Tensor:
-    """(V,) by how much likelier noise of a larger variance is than that of ``variance``, for each row."""
-    width = values.shape[1]
-    energy = values.double().square().sum(1, keepdim=True) / variance
-    factors = 2.0 ** torch.arange(_HEAVY, dtype=torch.float64, device=values.device)
-    return (0.5 * (energy * (1 - 1 / factors) - width * factors.log())).max(1).values.clamp_min(0)
 
 
 def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generator) -> Tensor:
