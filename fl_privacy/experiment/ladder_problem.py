@@ -124,8 +124,6 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
         {name: before.get(name, p.detach().clone()) for name, p in model.named_parameters()},
         {name: before.get(name, b.detach().clone()) for name, b in model.named_buffers()},
     )
-    like = program.constants[output] if output in program.constants else None
-    del like
     classes = 1 if output is None else _width(plain, output, variables)
     return Problem(
         kind=kind,
