@@ -24,6 +24,9 @@ Kind = Literal["image", "row", "text", "other"]
 LEAST_SIDE = 4
 """Pixels of an image's shorter side."""
 
+FEW_ROWS = 10
+"""Rows below which all features are taken to have one range."""
+
 OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}
 """Class of PyTorch -> name in a plan."""
 
@@ -115,7 +118,8 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
     truths = [program.constants[n].float() for n in variables]
     low, scale, notes = _ranges(kind, truths, range_of)
     output, loss, labels = _loss(plain, variables, batch, seen)
-    model = ReplayModel(plain, variables, shapes, low, scale, output)
+    draws = not torch.equal(_made(plain, output, 1), _made(plain, output, 2))
+    model = ReplayModel(plain, variables, shapes, low, scale, output, draws)
     values = torch.cat([((t - a) / s).flatten(1) for t, a, s in zip(truths, low, scale, strict=True)], 1)
     shape = shapes[0] if kind == "image" else (1, 1, values.shape[1])
     names = _names(seen, program, model)
@@ -124,7 +128,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
         {name: before.get(name, p.detach().clone()) for name, p in model.named_parameters()},
         {name: before.get(name, b.detach().clone()) for name, b in model.named_buffers()},
     )
-    classes = 1 if output is None else _width(plain, output, variables)
+    classes = 1 if output is None else _width(plain, output)
     return Problem(
         kind=kind,
         model=model,
@@ -222,10 +226,14 @@ def _ranges(
         return [-mean / std], [1 / std], (said,)
     low, scale = [], []
     for truth in truths:
-        every = next((r for r in range_of if r.shape[1:] == truth.shape[1:]), truth).float()
+        alike = [r.reshape(len(r), *truth.shape[1:]) for r in range_of if r[0].numel() == truth[0].numel()]
+        every = torch.cat([*alike, truth]).float()
+        if len(every) < FEW_ROWS:  # which tell no range of each
+            every = every.reshape(-1, *[1] * (truth.dim() - 1)).expand(-1, *truth.shape[1:])
         least, most = every.amin(0), every.amax(0)
         low.append(least)
-        scale.append((most - least).clamp_min(1e-6))
+        width = most - least
+        scale.append(torch.where(width > 1e-6, width, torch.ones_like(width)))
     return low, scale, ("Whoever attacks knows the range of each feature, as a public schema tells it.",)
 
 
@@ -245,7 +253,7 @@ def _loss(
     output, target = outputs[0], targets[0]
     labels = program.constants[target]
     try:
-        width = _width(program, output, variables)
+        width = _width(program, output)
         used = [call for call in later if any(r.number == output for r in refs_in((call.args, call.kwargs)))]
         if len(later) == 1 and _is_plain(used[0], output):
             return output, CROSS_ENTROPY, labels
@@ -254,7 +262,7 @@ def _loss(
             shaped = outputs if program_dim[0] > 1 else outputs.squeeze(1)
             return program.run({output: shaped, target: labels}, (), {}, after=modules[-1])
 
-        program_dim = [_dim(program, output, variables)]
+        program_dim = [_made(program, output).dim()]
         name = getattr(later[0].function, "__name__", "the app's own loss").replace("_", " ") if later else "the app's"
         return output, replace(loss_of(replayed, width, seen.before[next(iter(seen.before))]), name=name), labels
     except (UserError, RuntimeError, ValueError, TypeError, IndexError, KeyError):
@@ -275,20 +283,18 @@ def _is_plain(call: Call, output: int) -> bool:
     return plain and not options.get("label_smoothing", 0.0) and options.get("ignore_index", -100) == -100
 
 
-def _made(program: Program, output: int) -> Tensor:
+def _made(program: Program, output: int | None, seed: int = 0) -> Tensor:
+    """What comes of the batch in evaluation mode."""
     with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(seed)
         parts = [copy.deepcopy(part).eval() for part in program.parts]
         own = {f"parts.{k}.{name}": p for k, part in enumerate(parts) for name, p in part.named_parameters()}
         return program.run({}, parts, own, until=output)
 
 
-def _width(program: Program, output: int, variables: Sequence[int]) -> int:
+def _width(program: Program, output: int) -> int:
     made = _made(program, output)
     return made.flatten(1).shape[1] if made.dim() > 1 else 1
-
-
-def _dim(program: Program, output: int, variables: Sequence[int]) -> int:
-    return _made(program, output).dim()
 
 
 def _cleaned(part: nn.Module) -> nn.Module:

@@ -149,7 +149,7 @@ def _rows(problem: Problem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -
     model, width = problem.model, problem.truth[0].numel()
     if len(model.shapes) != 1:
         return torch.empty(0, width)
-    alike = [inputs for inputs in loaded if tuple(inputs.shape[1:]) == tuple(model.shapes[0])]
+    alike = [i.reshape(len(i), *model.shapes[0]) for i in loaded if len(i) and i[0].numel() == width]
     if not alike:
         return torch.empty(0, width)
     rows = ((torch.cat(alike).float() - model.low0) / model.scale0).flatten(1)[:2000]

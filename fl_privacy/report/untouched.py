@@ -103,7 +103,10 @@ class AppPage:
             return f"Clients send data as they are: {first['what']}, in {first['times']} of {first['of']} replies"
         read = [step for step in self.steps if step.tone == LEAK]
         if read:
-            return f"{_read(read[-1])}{_not_beyond(self.steps, read[-1])}"
+            most = max(read, key=lambda step: (step.counts.share or 0.0) if step.counts else 0.0)
+            more = [step for step in read if step is not most and step.title.startswith("The app's own batch")]
+            also = "".join(f", and {step.counts.read} of {step.counts.judged} from {_made_of(step)}" for step in more if step.counts)
+            return f"{_read(most)}{also}{_not_beyond(self.steps)}"
         attacked = [step for step in self.steps if step.counts is not None and step.counts.judged]
         uploaded = [step for step in attacked if step.uploaded]
         if uploaded:
@@ -126,7 +129,7 @@ def _read(step: Step) -> str:
     assert counts is not None
     of = f"{counts.read} of {counts.judged} {what}{'s' * (counts.judged != 1)}"
     how = {"text": "The server read the words of"}.get(step.kind, "The server read")
-    return f"{how} {of} from what clients upload, {_made_of(step)}"
+    return f"{how} {of} from what clients upload of {_made_of(step)}"
 
 
 def _made_of(step: Step) -> str:
@@ -135,7 +138,7 @@ def _made_of(step: Step) -> str:
     return "one example in one step" if step.title.startswith("One example") else "a batch in one step"
 
 
-def _not_beyond(steps: Sequence[Step], read: Step) -> str:
+def _not_beyond(steps: Sequence[Step]) -> str:
     own = [step for step in steps if step.title.startswith("All its examples")]
     return "; the training's own uploads were not attacked" if own and own[0].counts is None else ""
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -48,6 +48,18 @@ class Leak:
     where: str
     why: str
 
+    def at(self, where: str) -> "Leak":
+        """The same elsewhere."""
+        return replace(self, where=where)
+
+
+_UNKNOWN = Leak(
+    severity="look",
+    what="an array that is no parameter of what the client trained",
+    where="",
+    why="Nobody here can say what it tells; look at how the client makes it.",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
@@ -72,18 +84,27 @@ def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: 
     Args:
         sent: the reply.
         loaded: by the client that made it.
-        unknown: names of arrays that are parameters of nothing that was trained.
+        unknown: names of arrays that are neither parameters of what was trained nor like arrays that were sent.
         trained: whether modules of PyTorch were seen to train, so that ``unknown`` means something.
     """
     found: list[Leak] = []
+    told = [v for (_, key), v in sent.values.items() if _EXAMPLE_COUNTS.search(key) and isinstance(v, int | float)]
+    counts = {int(v) for v in [*told, loaded.examples] if v >= LEAST_ROWS}
     for (record, key), array in sent.arrays.items():
-        found += _of_array(array, f"{record}/{key}", loaded, odd=trained and key in unknown)
+        where = f"{record}/{key}"
+        here = list(_of_array(array, where, loaded, counts))
+        if not here and key in unknown and array.ndim and len(array) in counts:
+            here = [_of_each(array, where)]
+        elif not here and key in unknown and trained:
+            here = [_UNKNOWN.at(where)]
+        found += here
     for (record, key), value in sent.values.items():
         found += _of_value(value, f"{record}/{key}", key, loaded)
     return found
 
 
-def _of_array(array: np.ndarray, where: str, loaded: Loaded, *, odd: bool) -> Iterator[Leak]:
+def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int]) -> Iterator[Leak]:
+    """What an array is, where what was loaded tells."""
     if array.dtype.kind in "SUO" or (array.dtype == np.uint8 and array.ndim == 1):
         yield from _of_bytes(array.tobytes(), where)
         return
@@ -95,32 +116,30 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, *, odd: bool) -> It
             where=where,
             why="Whoever receives this has these examples; nothing has to be attacked.",
         )
-        return
-    column = _equal_column(array, loaded)
-    if column:
-        yield Leak(
-            severity="data",
-            what=f"the values of the column {column} of {array.size} examples, as they are",
-            where=where,
-            why="Whoever receives this has these values of every example; nothing has to be attacked.",
-        )
-        return
-    if _is_class_count(array, loaded):
+    elif (column := _equal_column(array, loaded, counts)) is not None:
+        yield _raw_column(column, array.size, where)
+    elif _is_class_count(array, loaded):
         yield _class_counts(where)
-    elif odd and array.ndim >= 2 and loaded.examples and len(array) == loaded.examples:
-        yield Leak(
-            severity="facts",
-            what=f"one vector of {array[0].size} numbers for each of the client's {loaded.examples} examples",
-            where=where,
-            why="What a network makes of single examples is often enough to rebuild them; it was not attacked here.",
-        )
-    elif odd:
-        yield Leak(
-            severity="look",
-            what="an array that is no parameter of what the client trained",
-            where=where,
-            why="Nobody here can say what it tells; look at how the client makes it.",
-        )
+
+
+def _of_each(array: np.ndarray, where: str) -> Leak:
+    """An array with an entry for each example."""
+    entry = "one number" if array.size == len(array) else f"one vector of {array[0].size} numbers"
+    return Leak(
+        severity="facts",
+        what=f"{entry} for each of the client's {len(array)} examples",
+        where=where,
+        why="What is told of single examples may be the data themselves, or enough to rebuild them; not attacked here.",
+    )
+
+
+def _raw_column(column: str, number: int, where: str) -> Leak:
+    return Leak(
+        severity="data",
+        what=f"the values of the column {column} of {number} examples, as they are",
+        where=where,
+        why="Whoever receives this has these values of every example; nothing has to be attacked.",
+    )
 
 
 def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak]:
@@ -130,13 +149,8 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
         yield from _of_text(value, where)
     elif isinstance(value, list) and value and not isinstance(value[0], str | bytes):
         array = np.asarray(value)
-        if (column := _equal_column(array, loaded)) is not None:
-            yield Leak(
-                severity="data",
-                what=f"the values of the column {column} of {len(value)} examples, as they are",
-                where=where,
-                why="Whoever receives this has these values of every example; nothing has to be attacked.",
-            )
+        if (column := _equal_column(array, loaded, {loaded.examples})) is not None:
+            yield _raw_column(column, len(value), where)
         elif _is_class_count(array, loaded):
             yield _class_counts(where)
         elif len(value) > 1 and len(value) == loaded.examples:
@@ -231,7 +245,7 @@ def _equal_rows(array: np.ndarray, loaded: Loaded) -> int:
     return 0
 
 
-def _equal_column(array: np.ndarray, loaded: Loaded) -> str | None:
+def _equal_column(array: np.ndarray, loaded: Loaded, counts: set[int]) -> str | None:
     """Name of the loaded column whose values ``array`` holds; ``None`` where it is none."""
     if array.dtype.kind not in "fiu" or array.size < LEAST_ROWS or max(array.shape) != array.size:
         return None
@@ -240,9 +254,9 @@ def _equal_column(array: np.ndarray, loaded: Loaded) -> str | None:
     if len(distinct) < LEAST_DISTINCT:
         return None
     for name, column in loaded.columns.items():
-        if column.dtype.kind in "fiu" and len(column) >= len(values):
-            if len(values) >= LEAST_SHARE * len(column) and bool(np.isin(distinct, column.astype(np.float64)).all()):
-                return name
+        enough = len(values) in counts or len(values) >= LEAST_SHARE * len(column)
+        if column.dtype.kind in "fiu" and enough and bool(np.isin(distinct, column.astype(np.float64)).all()):
+            return name
     return None
 
 

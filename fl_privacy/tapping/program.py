@@ -1,5 +1,6 @@
 """The way from a batch to its loss, as foreign code went it once, that can be gone again with another batch."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
@@ -111,10 +112,6 @@ class Program:
     def _written_later(self, place: int, number: int) -> bool:
         return any(number in call.outputs for call in self.calls[place + 1 :])
 
-    def takers(self, number: int) -> list[int]:
-        """Places of the calls that take the tensor ``number``."""
-        return [p for p, call in enumerate(self.calls) if any(r.number == number for r in refs_in((call.args, call.kwargs)))]
-
     def depends_on(self, numbers: set[int]) -> set[int]:
         """Numbers of all tensors that are made of those of ``numbers``, and these."""
         found = set(numbers)
@@ -224,6 +221,7 @@ class ReplayModel(nn.Module):
         shapes: of one example of each.
         low, scale: by variable, an input is ``low + scale * value``; they broadcast over an example.
         output: number of the tensor (B, K) that the loss is of; ``None`` goes the whole way.
+        draws: the way draws at random; it draws the same at every call then.
     """
 
     def __init__(
@@ -234,17 +232,19 @@ class ReplayModel(nn.Module):
         low: Sequence[Tensor],
         scale: Sequence[Tensor],
         output: int | None,
+        draws: bool = False,
     ) -> None:
         super().__init__()
         self.parts = nn.ModuleList(program.parts)
         self.program, self.variables, self.shapes, self.output = program, tuple(variables), tuple(shapes), output
+        self.draws = draws
         for place, (least, width) in enumerate(zip(low, scale, strict=True)):
             self.register_buffer(f"low{place}", least, persistent=False)
             self.register_buffer(f"scale{place}", width, persistent=False)
 
     def entered(self, values: Tensor) -> list[Tensor]:
         """What the client's code takes of ``values`` (B, ...) in [0, 1]."""
-        sizes = [int(torch.tensor(shape).prod()) if shape else 1 for shape in self.shapes]
+        sizes = [math.prod(shape) for shape in self.shapes]
         flat, found = values.flatten(1), []
         for place, part in enumerate(flat.split(sizes, 1)):
             shaped = part.reshape(len(values), *self.shapes[place])
@@ -255,7 +255,14 @@ class ReplayModel(nn.Module):
         """(B, K), or (B, 1)."""
         given = dict(zip(self.variables, self.entered(values), strict=True))
         own = dict(self.named_parameters(remove_duplicate=False))
-        made = self.program.run(given, list(self.parts), own, until=self.output)
+        made = self._run(given, own)
         if self.output is None:
             return made.reshape(1, 1).expand(len(values), 1)
         return made.flatten(1) if made.dim() > 1 else made[:, None]
+
+    def _run(self, given: Mapping[int, Tensor], own: Mapping[str, Tensor]) -> Tensor:
+        if not self.draws:
+            return self.program.run(given, list(self.parts), own, until=self.output)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.program.run(given, list(self.parts), own, until=self.output)

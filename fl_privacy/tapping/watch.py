@@ -128,6 +128,8 @@ class Watch:
         with ExitStack() as stack:
             handle = optimizer.register_optimizer_step_pre_hook(self._stepping)
             stack.callback(handle.remove)
+            after = optimizer.register_optimizer_step_post_hook(self._stepped)  # a step's closure differentiates in it
+            stack.callback(after.remove)
             stack.enter_context(_replaced(nn.Module, "__call__", self._around_call))
             stack.enter_context(_replaced(DataLoader, "__iter__", self._around_iteration))
             if self._asked:
@@ -224,6 +226,10 @@ class Watch:
         if len(optimizer.param_groups) > 1:
             told += (("groups", len(optimizer.param_groups)),)
         seen.optimizers[type(optimizer).__name__, told] += 1
+        self._stepped(optimizer, args, kwargs)
+
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        seen = self.seen
         if not seen.gradients:
             for each in optimizer.param_groups:
                 for parameter in each["params"]:

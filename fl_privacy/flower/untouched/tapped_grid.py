@@ -85,6 +85,7 @@ class TappedGrid(LocalGrid):
         self.on_answer: Callable[[], None] | None = None
         self._keeps, self._rounds = keeps, Counter[tuple[int, str]]()
         self._lock = threading.RLock()
+        self._tables: dict[str, np.ndarray] = {}
 
     def findings(self) -> list[Found]:
         """What leaves in clear, the worst first."""
@@ -105,7 +106,7 @@ class TappedGrid(LocalGrid):
         context = self.contexts[node]
         kept = self._kept(node, kind)
         before = (copy.deepcopy(message), _copied(context), streams_now()) if kept else None
-        watch, columns = Watch(), LoadedBy()
+        watch, columns = Watch(), LoadedBy(self._tables)
         app = self.client_app
         assert app is not None
         with watch.looking() as seen, columns.looking():
@@ -140,8 +141,11 @@ class TappedGrid(LocalGrid):
         if seen.modules and seen.steps:
             pairs = matched(uploaded, sent, seen.before, after, seen.gradients)
             self.models[" + ".join(type(module).__name__ for module in seen.modules)] += 1
-        unknown = [key.partition("/")[2] for key in pairs.unknown]
-        for leak in findings_of(up, columns.of(seen), unknown, trained=bool(pairs.parameters)):
+        known = {key.partition("/")[2] for key in pairs.parameters}
+        same = {key for key, array in uploaded.items() if key in sent and sent[key].shape == array.shape}
+        known |= {key.partition("/")[2] for key in same}
+        odd = [key for _, key in up.arrays if key not in known]
+        for leak in findings_of(up, columns.of(seen), odd, trained=bool(pairs.parameters)):
             self.found[down.kind, leak] += 1
         for key, value in stated_privacy(up).items():
             self.stated.setdefault(key, set()).add(value)
