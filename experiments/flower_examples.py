@@ -2,9 +2,10 @@
 
     python experiments/flower_examples.py --flower CHECKOUT --data DATA [--only NAME ...] [--out FOLDER]
 
-Data come through ``--mirror``: small parts of the sets in DATA (parquet, as on the hub), and stand-ins of the right columns
-where a set is missing, which the row says. Each example is one process of ``fl-privacy audit`` and ends in a page or in the
-reason why there is none. Rows are kept in ``experiments/rows/flower_examples``; ``--table`` writes docs/flower_examples.md.
+Data come through ``--mirror``: small parts of the sets in DATA (parquet, as on the hub), and stand-ins of the right
+columns where a set is missing, which the row says. Each example is one process of ``fl-privacy audit`` and ends in a
+page or in the reason why there is none. Rows are kept in ``experiments/rows/flower_examples``; ``--table`` writes
+docs/flower_examples.md.
 """
 
 import argparse
@@ -98,7 +99,9 @@ def main() -> None:
     parser.add_argument("--flower", type=Path, help="a checkout of Flower's repository")
     parser.add_argument("--data", type=Path, help="folder of data sets, NAME/SPLIT.parquet")
     parser.add_argument("--only", nargs="*", help="examples by name")
-    parser.add_argument("--out", type=Path, default=Path("flower_examples"), help="folder of pages, logs and the mirror")
+    parser.add_argument(
+        "--out", type=Path, default=Path("flower_examples"), help="folder of pages, logs and the mirror"
+    )
     parser.add_argument("--victims", type=int, default=6)
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for an example")
     parser.add_argument("--table", action="store_true", help="write the table of the rows alone")
@@ -150,9 +153,11 @@ def audited(example: Path, mirror: Path, out: Path, victims: int, limit: float) 
     found = re.search(r"^audit: .* Page: (.*)$", text, re.MULTILINE)
     if found:
         record = json.loads((Path(found.group(1)).parent / "audit.json").read_text(encoding="utf-8"))
-        return row | {key: record[key] for key in ("headline", "tone", "models", "findings", "rungs", "problems")} | {
-            "uploaded": uploaded(record)
-        }
+        return (
+            row
+            | {key: record[key] for key in ("headline", "tone", "models", "findings", "rungs", "problems")}
+            | {"uploaded": uploaded(record)}
+        )
     lines = [line for line in text.splitlines() if line.startswith("error:")] or text.splitlines()[-1:]
     reason = "took too long where this was measured" if status == 124 else " ".join(lines)[:300]
     return row | {"reason": reason, "traceback": "Traceback" in text}
@@ -196,7 +201,7 @@ def make_mirror(data: Path, mirror: Path) -> Path:
 
 def part(source: Path, into: Path, numbers: Mapping[str, int], renamed: Mapping[str, str] | None = None) -> None:
     """The first rows of the splits of a data set."""
-    import pyarrow.parquet as pq
+    import pyarrow.parquet as pq  # noqa: PLC0415
 
     for file in sorted(source.glob("*.parquet")):
         split = (renamed or {}).get(file.stem, file.stem)
@@ -206,7 +211,7 @@ def part(source: Path, into: Path, numbers: Mapping[str, int], renamed: Mapping[
 
 def adult(data: Path, into: Path) -> None:
     """UCI Adult under the names that the hub's copy has."""
-    import pandas as pd
+    import pandas as pd  # noqa: PLC0415
 
     frame = pd.read_parquet(data / "adult" / "train.parquet").head(2000)
     names = {column: column.replace("_", ".") for column in frame.columns}
@@ -220,20 +225,20 @@ def adult(data: Path, into: Path) -> None:
 
 def iris(into: Path, names: str) -> None:
     """Iris of scikit-learn under other names."""
-    import pandas as pd
-    from sklearn.datasets import load_iris
+    import pandas as pd  # noqa: PLC0415
+    from sklearn.datasets import load_iris  # noqa: PLC0415
 
     found = load_iris()
     frame = pd.DataFrame(found.data, columns=names.split()[1:5])
-    frame.insert(0, names.split()[0], range(1, len(frame) + 1))
-    frame[names.split()[-1]] = [f"Iris-{found.target_names[k]}" for k in found.target]
+    frame.insert(0, names.split(maxsplit=1)[0], range(1, len(frame) + 1))
+    frame[names.rsplit(maxsplit=1)[-1]] = [f"Iris-{found.target_names[k]}" for k in found.target]
     frame.to_parquet(into / "train.parquet", index=False)
 
 
 def higgs(data: Path, into: Path) -> None:
     """Drawn rows of 28 numbers."""
-    import numpy as np
-    import pandas as pd
+    import numpy as np  # noqa: PLC0415
+    import pandas as pd  # noqa: PLC0415
 
     rng = np.random.default_rng(0)
     for split, number in (("train", 600), ("test", 100)):
@@ -244,8 +249,8 @@ def higgs(data: Path, into: Path) -> None:
 
 def titanic(data: Path, into: Path) -> None:
     """Drawn passengers."""
-    import numpy as np
-    import pandas as pd
+    import numpy as np  # noqa: PLC0415
+    import pandas as pd  # noqa: PLC0415
 
     rng, number = np.random.default_rng(0), 600
     titles = rng.choice(["Mr", "Mrs", "Miss", "Master"], number)
@@ -264,9 +269,9 @@ def titanic(data: Path, into: Path) -> None:
 
 def bert(data: Path, into: Path) -> None:
     """A BERT of two layers of 128, as drawn, with the words of the data as its vocabulary."""
-    import pandas as pd
-    import torch
-    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+    import pandas as pd  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast  # noqa: PLC0415
 
     texts = pd.read_parquet(data / "rotten_tomatoes" / "train.parquet")["text"].head(600)
     words = sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]", text.lower())})
@@ -294,12 +299,12 @@ def table() -> str:
         "<!-- Written by experiments/flower_examples.py --table; do not edit. -->",
         "",
         f"`fl-privacy audit` was run on the {len(rows)} folders of Flower's `examples`: {len(pages)} ended in a page,"
-        f" {len(measured)} of them with a measured attack; of the others the reason is named. Nothing of them was edited."
-        " *Read* is how many single examples, or examples of a batch, the quick attack read of those attacked, beside"
-        " how many guesses at other examples' uploads would have read. A dash: not attacked, which is no protection.",
+        f" {len(measured)} of them with a measured attack; of the others the reason is named. Nothing was edited."
+        " *Read* is how many single examples, or examples of a batch, the quick attack read of those attacked,"
+        " beside how many guesses at other examples' uploads would have read. A hyphen: not attacked, which is no protection.",
         "",
-        "| Example | Lines edited | Uploaded | In clear | Gradient of one | One, uploaded | Batch, uploaded | Last round"
-        " | Seconds | Data |",
+        "| Example | Lines edited | Uploaded | In clear | Gradient of one | One, uploaded | Batch, uploaded"
+        " | Last round | Seconds | Data |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_line(row) for row in pages]
@@ -312,7 +317,7 @@ def table() -> str:
 def _line(row: Mapping[str, Any]) -> str:
     rungs = {rung["rung"]: rung for rung in row["rungs"]}
     clear = sorted({finding["what"] for finding in row["findings"] if finding["severity"] != "look"})
-    cells = [row["example"], str(row["edited"]), row["uploaded"], "; ".join(clear) or "–"]
+    cells = [row["example"], str(row["edited"]), row["uploaded"], "; ".join(clear) or "-"]
     cells += [_read(rungs.get(name)) for name in ("gradient", "one", "batch", "later")]
     cells += [f"{row['seconds']:.0f}", row["data"] or "its own"]
     return "| " + " | ".join(map(_cell, cells)) + " |"
@@ -320,7 +325,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 def _read(rung: Mapping[str, Any] | None) -> str:
     if rung is None or not rung["counts"]:
-        return "–"
+        return "-"
     counts, control = rung["counts"], rung["control"]
     said = f"{counts['read']} of {counts['judged'] + counts['failures']}"
     return said + (f" (control {control['read']})" if control else "")

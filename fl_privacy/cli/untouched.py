@@ -22,13 +22,16 @@ AppPlace = Annotated[Path, typer.Argument(metavar="APP", help="Folder with Flowe
 
 def audit(  # noqa: PLR0917
     app: AppPlace,
-    nodes: Annotated[int | None, typer.Option("--nodes", help="Clients; by default the app's own number, or 10.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", help="Clients; by default the app's own number, or 10.")
+    ] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="Of training; 0 takes the app's own number.")] = 1,
     run_config: Annotated[
         list[str] | None, typer.Option("--run-config", help="As `flwr run` takes it: 'key=value key=\"text\"'.")
     ] = None,
     mirror: Annotated[
-        Path | None, typer.Option("--mirror", metavar="DIR", help="Folder of data sets by hub name, instead of the hub.")
+        Path | None,
+        typer.Option("--mirror", metavar="DIR", help="Folder of data sets by hub name, instead of the hub."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of audits.")] = Path("audit"),
     victims: Annotated[int, typer.Option("--victims", help="Single examples that are attacked.")] = 8,
@@ -82,8 +85,8 @@ def _sandboxed(arguments: list[str]) -> int:
     probe = [unshare, "-rn", "true"] if unshare else []
     if not unshare or subprocess.run(probe, capture_output=True, check=False).returncode:
         raise UserError(
-            "--sandbox is expected to find `unshare -rn`, which takes a process off the network, but this system does not"
-            " allow it; run the audit in a container without network."
+            "--sandbox is expected to find `unshare -rn`, which takes a process off the network, but this system does"
+            " not allow it; run the audit in a container without network."
         )
     with tempfile.TemporaryDirectory(prefix="fl-privacy-sandbox-") as temporary:
         environment = {**os.environ, SANDBOXED: "1", "TMPDIR": temporary}

@@ -167,7 +167,7 @@ class Ladder:
         found, reason = singles
         yield self._rung("gradient", found, reason)
         yield self._rung("one", found, reason)
-        steps = (lambda: self._batch_rung(), lambda: self._all_rung(), lambda: self._later_rung())
+        steps = (self._batch_rung, self._all_rung, self._later_rung)
         for step, name in zip(steps, ("batch", "all", "later"), strict=True):
             if time.perf_counter() - started > self.seconds and name != "all":
                 yield Rung(name=name, reason=f"no time was left of {self.seconds:.0f} seconds; --seconds gives more")
@@ -214,7 +214,9 @@ class Ladder:
         scored, notes, kind = made
         sizes = {max(1, again.watched.loaded) for _, again in found}
         of = "one example" if sizes == {1} else f"{max(sizes)} examples, since its code takes no fewer,"
-        said = f"{len(found)} uploads of {len({client.number for client, _ in found})} clients, each of {of} in one step"
+        said = (
+            f"{len(found)} uploads of {len({client.number for client, _ in found})} clients, each of {of} in one step"
+        )
         if not uploaded:
             said = said.replace("uploads", "gradients")
         return Rung(
@@ -230,7 +232,9 @@ class Ladder:
             shown=scored.shown,
         )
 
-    def _attacked(self, found: Sequence[tuple[Client, Again]], *, uploaded: bool) -> tuple[Scored, tuple[str, ...], Kind]:
+    def _attacked(
+        self, found: Sequence[tuple[Client, Again]], *, uploaded: bool
+    ) -> tuple[Scored, tuple[str, ...], Kind]:
         """Attack answers, texts by the words that their embeddings show."""
         words = words_of([(client.watched, again) for client, again in found], uploaded=uploaded)
         if words is not None:
@@ -283,7 +287,9 @@ class Ladder:
         if steps != 1:
             return Rung(name="batch", reason=f"its code makes {steps} steps on a single batch")
         if size > MOST_IN_A_BATCH:
-            return Rung(name="batch", reason=f"a batch has {size} examples; beyond {MOST_IN_A_BATCH} it is not attacked")
+            return Rung(
+                name="batch", reason=f"a batch has {size} examples; beyond {MOST_IN_A_BATCH} it is not attacked"
+            )
         scored, notes, kind = self._attacked([(client, again)], uploaded=True)
         return Rung(
             name="batch",
@@ -345,7 +351,9 @@ def _notes(problem: Problem, observation: Observation, guesses: Sequence[Reconst
         said.append(f"The loss is {problem.loss.name}; whoever attacks is given no labels.")
     missing = len(observation.sent.parameters) - len(observation.upload.tensors)
     if missing:
-        said.append(f"{missing} of {len(observation.sent.parameters)} parameters do not leave the client, or do not train.")
+        said.append(
+            f"{missing} of {len(observation.sent.parameters)} parameters do not leave the client, or do not train."
+        )
     by = sorted({guess.member for guess in guesses if guess.member})
     said += [f"What read most: {', '.join(by)}."] if by else []
     return tuple(said)

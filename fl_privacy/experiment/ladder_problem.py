@@ -1,4 +1,4 @@
-"""From what was seen of a client's first step to an observation that attacks take: its network, its inputs, its loss."""
+"""From what was seen of a client's first step to an observation that attacks take: network, inputs, loss."""
 
 import copy
 from collections.abc import Sequence
@@ -119,7 +119,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
     low, scale, notes = _ranges(kind, truths, range_of)
     output, loss, labels = _loss(plain, variables, batch, seen)
     draws = not torch.equal(_made(plain, output, 1), _made(plain, output, 2))
-    model = ReplayModel(plain, variables, shapes, low, scale, output, draws)
+    model = ReplayModel(plain, variables, shapes, list(zip(low, scale, strict=True)), output=output, draws=draws)
     values = torch.cat([((t - a) / s).flatten(1) for t, a, s in zip(truths, low, scale, strict=True)], 1)
     shape = shapes[0] if kind == "image" else (1, 1, values.shape[1])
     names = _names(seen, program, model)

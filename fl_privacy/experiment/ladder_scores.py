@@ -59,9 +59,7 @@ class Scored:
     shown: Sequence[Any] = ()
 
 
-def score(
-    problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: Sequence[Tensor], seed: int
-) -> Scored:
+def score(problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: Sequence[Tensor], seed: int) -> Scored:
     """Compare reconstructions with the truth.
 
     Args:
@@ -72,7 +70,9 @@ def score(
     """
     truths = [_batch(problem) for problem in problems]
     labels = _labels(problems, found)
-    turned = [replace(other, id=own.id, certainty=Certainty.APPROXIMATE, certainties=()) for own, other in _turned(found)]
+    turned = [
+        replace(other, id=own.id, certainty=Certainty.APPROXIMATE, certainties=()) for own, other in _turned(found)
+    ]
     if problems[0].kind == "image":
         others = _candidates(problems[0], truths, loaded, seed)
         counts, shown = _images(found, truths, others)
@@ -121,9 +121,7 @@ def _candidates(problem: Problem, truths: Sequence[Batch], loaded: Sequence[Tens
     return others_among(images, list(truths), shape, 1000, seed=seed)
 
 
-def _images(
-    found: Sequence[Reconstruction], truths: Sequence[Batch], others: Others
-) -> tuple[Counts, list[Picture]]:
+def _images(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Others) -> tuple[Counts, list[Picture]]:
     shaped = [
         guess
         if guess.batch is None or guess.batch.inputs.shape == truth.inputs.shape
@@ -157,9 +155,7 @@ def _rows(problem: Problem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -
     return rows[torch.cdist(rows, own).amin(1) > 1e-5]
 
 
-def _count_rows(
-    found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor
-) -> tuple[Counts, list[Row]]:
+def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Row]]:
     exact = identified = nothing = failures = 0
     shown: list[Row] = []
     for guess, truth in zip(found, truths, strict=True):
@@ -173,7 +169,7 @@ def _count_rows(
         for row, made in zip(wanted, given, strict=True):
             is_exact = bool((row - made).abs().max() <= EXACT_ROW)
             apart = (made - row).norm()
-            near = len(others) >= LEAST_CANDIDATES and bool((apart < torch.cdist(made[None], others).min()))
+            near = len(others) >= LEAST_CANDIDATES and bool(apart < torch.cdist(made[None], others).min())
             exact, identified = exact + is_exact, identified + (near and not is_exact)
             nothing += not (is_exact or near)
             shown.append(Row(original=row.tolist(), guess=made.tolist(), read=is_exact or near))

@@ -105,7 +105,11 @@ class AppPage:
         if read:
             most = max(read, key=lambda step: (step.counts.share or 0.0) if step.counts else 0.0)
             more = [step for step in read if step is not most and step.title.startswith("The app's own batch")]
-            also = "".join(f", and {step.counts.read} of {step.counts.judged} from {_made_of(step)}" for step in more if step.counts)
+            also = "".join(
+                f", and {step.counts.read} of {step.counts.judged} from {_made_of(step)}"
+                for step in more
+                if step.counts
+            )
             return f"{_read(most)}{also}{_not_beyond(self.steps)}"
         attacked = [step for step in self.steps if step.counts is not None and step.counts.judged]
         uploaded = [step for step in attacked if step.uploaded]
@@ -114,8 +118,8 @@ class AppPage:
             assert most.counts is not None
             what = KINDS[most.kind]
             return (
-                f"The server's attacks read {most.counts.read} of {most.counts.judged} {what}s from uploads, no more than"
-                " chance allows: that tells of these attacks, and is no guarantee"
+                f"The server's attacks read {most.counts.read} of {most.counts.judged} {what}s from uploads, no more"
+                " than chance allows: that tells of these attacks, and is no guarantee"
             )
         if attacked:
             return "Nothing that leaves a client was attacked with success; gradients that stay there were"
@@ -203,4 +207,3 @@ def _row(one: Any) -> dict[str, Any]:
 def _words(one: Any) -> dict[str, Any]:
     truth, guess = set(one.original), set(one.guess)
     return {"right": len(truth & guess), "there": len(truth), "wrong": len(guess - truth), "read": one.read}
-

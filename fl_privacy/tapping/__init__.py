@@ -1,7 +1,8 @@
-"""What training code of somebody else does, seen through PyTorch's own hooks: its data, its model, its loss, its steps.
+"""What training code of somebody else does, seen through PyTorch's own hooks: data, model, loss and steps.
 
-Nothing here knows of Flower. ``Watch`` looks on while a client answers, a ``Program`` is the way from a batch to its loss
-as the code went it, ``matched`` says which uploaded array is which parameter, and ``findings_of`` what leaves in clear.
+Nothing here knows of Flower. ``Watch`` looks on while a client answers, a ``Program`` is the way from a batch to its
+loss as the code went it, ``matched`` says which uploaded array is which parameter, and ``findings_of`` what leaves in
+clear.
 """
 
 from fl_privacy.tapping.findings import Leak, findings_of

@@ -214,7 +214,9 @@ def _of_text(text: str, where: str) -> Iterator[Leak]:
     ):
         if match := pattern.search(text):
             letters = match.group().strip()
-            yield Leak(severity="facts", what=f"{what} ({letters[:2]}… of {len(letters)} letters)", where=where, why=why)
+            yield Leak(
+                severity="facts", what=f"{what} ({letters[:2]}… of {len(letters)} letters)", where=where, why=why
+            )
     if len(text) >= LONG_TEXT:
         yield Leak(
             severity="look",

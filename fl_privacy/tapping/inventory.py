@@ -125,7 +125,7 @@ def _short(value: Any) -> str:
 
 
 def _shape(array: np.ndarray) -> str:
-    return "×".join(map(str, array.shape)) or "of one value"
+    return "x".join(map(str, array.shape)) or "of one value"
 
 
 def _kind(value: Any) -> str:

@@ -143,7 +143,7 @@ def tensors_in(value: Any, deep: int = MOST_DEEP) -> list[Tensor]:
         return [t for each in value for t in tensors_in(each, deep)]
     held = getattr(value, "__dict__", None)
     if deep and isinstance(held, dict) and (is_dataclass(value) or type(value).__module__.split(".")[0] != "builtins"):
-        if isinstance(value, nn.Module) or isinstance(value, type):
+        if isinstance(value, nn.Module | type):
             return []
         return [t for each in held.values() for t in tensors_in(each, deep - 1)]
     return []
@@ -219,7 +219,7 @@ class ReplayModel(nn.Module):
         program: the way.
         variables: numbers of the tensors that are looked for, all of which start with the batch.
         shapes: of one example of each.
-        low, scale: by variable, an input is ``low + scale * value``; they broadcast over an example.
+        ranges: by variable low and scale: an input is ``low + scale * value``; they broadcast over an example.
         output: number of the tensor (B, K) that the loss is of; ``None`` goes the whole way.
         draws: the way draws at random; it draws the same at every call then.
     """
@@ -229,8 +229,8 @@ class ReplayModel(nn.Module):
         program: Program,
         variables: Sequence[int],
         shapes: Sequence[tuple[int, ...]],
-        low: Sequence[Tensor],
-        scale: Sequence[Tensor],
+        ranges: Sequence[tuple[Tensor, Tensor]],
+        *,
         output: int | None,
         draws: bool = False,
     ) -> None:
@@ -238,7 +238,7 @@ class ReplayModel(nn.Module):
         self.parts = nn.ModuleList(program.parts)
         self.program, self.variables, self.shapes, self.output = program, tuple(variables), tuple(shapes), output
         self.draws = draws
-        for place, (least, width) in enumerate(zip(low, scale, strict=True)):
+        for place, (least, width) in enumerate(ranges):
             self.register_buffer(f"low{place}", least, persistent=False)
             self.register_buffer(f"scale{place}", width, persistent=False)
 

@@ -1,7 +1,7 @@
 """Looks on while foreign code trains: which modules, on which batches, by which optimizer, with which loss.
 
-Only hooks are used that PyTorch offers to everybody, or its own methods called from a wrapper; no number changes, and no
-random stream is drawn from.
+Only hooks are used that PyTorch offers to everybody, or its own methods called from a wrapper; no number changes, and
+no random stream is drawn from.
 """
 
 from __future__ import annotations
@@ -271,9 +271,11 @@ def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
     cut = tree_map(lambda t: t[start:stop] if isinstance(t, Tensor) and t.dim() and len(t) == size else t, batch)
     if isinstance(cut, Mapping) or isinstance(batch, tuple):
         return cut
-    return [e[start:stop] if isinstance(e, list | tuple) and len(e) == size and size > 1 else e for e in cut] if (
-        isinstance(cut, list)
-    ) else cut
+    return (
+        [e[start:stop] if isinstance(e, list | tuple) and len(e) == size and size > 1 else e for e in cut]
+        if (isinstance(cut, list))
+        else cut
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -5,16 +5,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from flwr.app import Context, RecordDict
 
-from fl_privacy.errors import UserError
-from fl_privacy.flower.transport import LocalGrid
 from fl_privacy.flower.untouched.app import read_app
 from fl_privacy.flower.untouched.audit import Asked, audit_app
-from fl_privacy.flower.untouched.review import review_app
 
 PROJECT = """
 [project]
@@ -63,7 +57,9 @@ def answer(msg, arrays, **metrics):
     return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)}), reply_to=msg)
 """
 
-CLASSIFIER = HEAD + """
+CLASSIFIER = (
+    HEAD
+    + """
 def Net(): return nn.Sequential(nn.Flatten(), nn.Linear(36, 24), nn.Sigmoid(), nn.Linear(24, 4))
 def initial():
     torch.manual_seed(0)
@@ -81,23 +77,32 @@ def train(msg, context):
         optimizer.step()
     return answer(msg, ArrayRecord(net.state_dict()), **{"num-examples": len(x)})
 """
+)
 
 PLAIN = CLASSIFIER.replace("LOSS", "nn.CrossEntropyLoss()")
 
 SMOOTHED = CLASSIFIER.replace("LOSS", "nn.CrossEntropyLoss(label_smoothing=0.1, weight=torch.tensor([1., 2., 1., 1.]))")
 
-HALF = PLAIN.replace("ArrayRecord(net.state_dict()), **", "ArrayRecord({k: Array(v.half().numpy()) for k, v in net.state_dict().items()}), **")
+HALF = PLAIN.replace(
+    "ArrayRecord(net.state_dict()), **",
+    "ArrayRecord({k: Array(v.half().numpy()) for k, v in net.state_dict().items()}), **",
+)
 
-NOISY = PLAIN.replace("app = ClientApp()", '''
+NOISY = PLAIN.replace(
+    "app = ClientApp()",
+    """
 def noisy(msg, context, call):
     reply = call(msg, context)
     record = reply.content.array_records["arrays"]
     for key, array in list(record.items()):
         record[key] = Array((array.numpy() + 1e-7).astype("float32"))
     return reply
-app = ClientApp(mods=[noisy])''')
+app = ClientApp(mods=[noisy])""",
+)
 
-AUTOENCODER = HEAD + """
+AUTOENCODER = (
+    HEAD
+    + """
 class Lit(nn.Module):
     def __init__(self):
         super().__init__()
@@ -118,8 +123,11 @@ def train(msg, context):
         optimizer.zero_grad(); net.training_step(batch).backward(); optimizer.step()
     return answer(msg, ArrayRecord(net.state_dict()), **{"num-examples": 40})
 """
+)
 
-VAE = HEAD + """
+VAE = (
+    HEAD
+    + """
 class Vae(nn.Module):
     def __init__(self):
         super().__init__()
@@ -142,8 +150,11 @@ def train(msg, context):
         optimizer.zero_grad(); loss.backward(); optimizer.step()
     return answer(msg, ArrayRecord(net.state_dict()), **{"num-examples": 40})
 """
+)
 
-TABULAR = HEAD + """
+TABULAR = (
+    HEAD
+    + """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -162,8 +173,11 @@ def train(msg, context):
         optimizer.zero_grad(); criterion(net(a), b).backward(); optimizer.step()
     return answer(msg, ArrayRecord(net.state_dict()), **{"num-examples": 60})
 """
+)
 
-LANGUAGE = HEAD + """
+LANGUAGE = (
+    HEAD
+    + """
 from dataclasses import dataclass
 @dataclass
 class Output:
@@ -193,8 +207,11 @@ def train(msg, context):
         optimizer.zero_grad(); net(**batch).loss.backward(); optimizer.step()
     return answer(msg, ArrayRecord(net.state_dict()), **{"num-examples": 6})
 """
+)
 
-HEAD_ONLY = HEAD + """
+HEAD_ONLY = (
+    HEAD
+    + """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -211,21 +228,30 @@ def train(msg, context):
         optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
     return answer(msg, ArrayRecord(net.heads.state_dict()), **{"num-examples": 40})
 """
+)
 
-WRAPPED = PLAIN.replace("    optimizer, criterion", """
+WRAPPED = PLAIN.replace(
+    "    optimizer, criterion",
+    """
     class GradSampleModule(nn.Module):
         def __init__(self, module):
             super().__init__()
             self._module = module
         def forward(self, x): return self._module(x)
     net = GradSampleModule(net)
-    optimizer, criterion""").replace("ArrayRecord(net.state_dict()), **", "ArrayRecord(net._module.state_dict()), **")
+    optimizer, criterion""",
+).replace("ArrayRecord(net.state_dict()), **", "ArrayRecord(net._module.state_dict()), **")
 
-LISTED = """
+LISTED = (
+    """
 import torch
 from flwr.client import ClientApp, NumPyClient
 from flwr.app import ArrayRecord
-""" + HEAD.split("app = ClientApp()")[0] + "def images" + HEAD.split("def images")[1] + """
+"""
+    + HEAD.split("app = ClientApp()", maxsplit=1)[0]
+    + "def images"
+    + HEAD.split("def images")[1]
+    + """
 from flwr.client import ClientApp, NumPyClient
 def Net(): return nn.Sequential(nn.Flatten(), nn.Linear(36, 24), nn.Sigmoid(), nn.Linear(24, 4))
 class Client(NumPyClient):
@@ -240,6 +266,7 @@ class Client(NumPyClient):
 def client_fn(context): return Client(context).to_client()
 app = ClientApp(client_fn)
 """
+)
 
 LEGACY_SERVER = """
 from flwr.common import ndarrays_to_parameters
@@ -255,15 +282,20 @@ def server_fn(context):
 app = ServerApp(server_fn=server_fn)
 """
 
-LINEAR = HEAD + """
+LINEAR = (
+    HEAD
+    + """
 def initial(): return ArrayRecord([np.zeros((3, 4), "float32"), np.zeros(3, "float32")])
 @app.train()
 def train(msg, context):
     weights = [w + 1 for w in msg.content["arrays"].to_numpy_ndarrays()]
     return answer(msg, ArrayRecord(weights), **{"num-examples": 30, "accuracy": 0.5})
 """
+)
 
-TREES = HEAD + """
+TREES = (
+    HEAD
+    + """
 import json
 def initial(): return ArrayRecord([np.zeros(0, "uint8")])
 @app.train()
@@ -271,6 +303,7 @@ def train(msg, context):
     text = json.dumps({"learner": {"trees": [{"split_conditions": [37.5], "sum_hessian": [12.0]}]}}).encode()
     return answer(msg, ArrayRecord([np.frombuffer(text, "uint8")]), **{"num-examples": 30})
 """
+)
 
 QUERY_SERVER = """
 from flwr.app import Message, RecordDict
@@ -282,7 +315,9 @@ def main(grid, context):
         grid.send_and_receive([Message(RecordDict(), dst_node_id=n, message_type=kind) for n in grid.get_node_ids()])
 """
 
-QUERY = HEAD + """
+QUERY = (
+    HEAD
+    + """
 @app.query("times")
 def times(msg, context):
     x, y = images(context)
@@ -294,6 +329,7 @@ def times(msg, context):
 def embed(msg, context):
     raise RuntimeError("no such thing\\nsecond line")
 """
+)
 
 
 def write(folder: Path, name: str, client: str, server: str = SERVER) -> Path:
@@ -350,3 +386,85 @@ def test_networks_are_attacked(tmp_path: Path, name: str, client: str, server: s
     if name in ("app_plain", "app_smoothed", "app_listed", "app_wrapped", "app_tabular", "app_language"):
         assert one["counts"]["read"] >= 3 and record["tone"] == "leak", one
     assert rung(record, "all")["counts"] is None and "not a protection" in rung(record, "all")["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "client", "text"), [("app_linear", LINEAR, ""), ("app_trees", TREES, "decision trees")]
+)
+def test_other_frameworks_have_an_inventory(tmp_path: Path, name: str, client: str, text: str) -> None:
+    record = audited(tmp_path, name, client)
+    assert record["rungs"] == [] and record["tone"] == "open"
+    assert record["headline"].startswith("Not attacked")
+    assert {line["key"] for line in record["inventory"]} >= {"0", "num-examples"}
+    assert bool(text) == any(text in finding["what"] for finding in record["findings"])
+
+
+def test_data_in_replies_come_first(tmp_path: Path) -> None:
+    record = audited(tmp_path, "app_query", QUERY, QUERY_SERVER)
+    assert record["tone"] == "leak"
+    assert record["headline"].startswith("Clients send data as they are: 40 of 40 rows")
+    assert record["problems"] == ["RuntimeError: no such thing (2 replies)"]
+    found = {finding["where"]: finding["severity"] for finding in record["findings"]}
+    assert found == {"data/X": "data", "metrics/classes": "facts", "state/who": "facts", "state/blob": "look"}
+
+
+def test_the_training_is_unchanged(tmp_path: Path) -> None:
+    """Final arrays are those of the app without an audit, bit for bit."""
+    audited(tmp_path, "app_unchanged", PLAIN, rounds=2)
+    app = read_app(tmp_path / "app")
+    server, client = app.load()
+    config = app.with_config((), 2)
+    grid = LocalGrid([0, 1], client)
+    for context in grid.contexts.values():
+        context.run_config = dict(config)
+    (tmp_path / "bare").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path / "bare")
+        torch.manual_seed(0)
+        np.random.seed(0)
+        server(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config)))
+    ours = torch.load(tmp_path / "out" / "audit-app_unchanged" / "files" / "final.pt")
+    bare = torch.load(tmp_path / "bare" / "final.pt")
+    assert all(torch.equal(ours[name], bare[name]) for name in bare)
+
+
+def test_the_last_round_is_a_rung_of_its_own(tmp_path: Path) -> None:
+    record = audited(tmp_path, "app_rounds", PLAIN, rounds=2, victims=2)
+    assert rung(record, "later")["counts"] is not None
+
+
+def test_an_app_is_read_without_being_run(tmp_path: Path) -> None:
+    client = (
+        PLAIN.replace("ClientApp()", "ClientApp(mods=[fixedclipping_mod, own])") + "\nimport pickle\nraise SystemExit"
+    )
+    found = review_app(write(tmp_path, "app_read", client))
+    assert [note.what.partition(":")[0] for note in found.protections] == ["fixedclipping_mod"]
+    assert [note.what for note in found.mods] == ["own"]
+    assert [note.what for note in found.strategies] == ["FedAvg"]
+    assert [note.what for note in found.pickles] == ["pickle"]
+    assert found.pins == {"flwr>=1.41": False, "torch==2.11": True}
+    assert found.settings == {"noise-multiplier": 1.0}
+    assert "Not pinned to a version: flwr>=1.41." in found.in_words()
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "said"),
+    [
+        (None, (), "pyproject.toml"),
+        ("[tool", (), "TOML"),
+        ("[project]\nname = 'a'", (), "serverapp and clientapp"),
+        (PROJECT.format(name="a"), ("nothing=1",), "nothing"),
+        (PROJECT.format(name="a"), ("lr='fast'",), "like 0.1"),
+    ],
+)
+def test_a_wrong_app_is_one_line(tmp_path: Path, text: str | None, overrides: tuple[str, ...], said: str) -> None:
+    if text is not None:
+        (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_app(tmp_path).with_config(overrides, None)
+
+
+def test_an_app_that_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
+    app = read_app(write(tmp_path / "app", "app_broken", "import no_such_package"))
+    with pytest.raises(UserError, match="no_such_package"):
+        audit_app(app, Asked(nodes=2, out=tmp_path / "out"))

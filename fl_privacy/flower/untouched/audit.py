@@ -20,8 +20,8 @@ from flwr.app import Context, RecordDict
 from fl_privacy.attacks.named import attack_named
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.ladder import Ladder, Rung, as_plain
 from fl_privacy.experiment.ladder import Client as LadderClient
+from fl_privacy.experiment.ladder import Ladder, Rung, as_plain
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.flower.untouched.app import App
@@ -206,7 +206,9 @@ class _Run:
         said += f" over {rounds} round{'s' * (rounds != 1)}." if rounds else "."
         attacked = len({node for node, _ in self.grid.answers})
         if attacked and self.rungs:
-            said += f" The server is honest but curious; {attacked} clients were asked again for uploads of few examples."
+            said += (
+                f" The server is honest but curious; {attacked} clients were asked again for uploads of few examples."
+            )
         return said
 
     def _environment(self) -> list[tuple[str, str]]:
@@ -331,7 +333,9 @@ def _folder(out: Path, name: str) -> Path:
     try:
         make_private_folder(folder / "files", folder)
     except OSError as error:
-        raise UserError(f"--out is expected to be a folder that can be written, but {out} can't: {error.strerror}.") from error
+        raise UserError(
+            f"--out is expected to be a folder that can be written, but {out} can't: {error.strerror}."
+        ) from error
     return folder
 
 

@@ -29,7 +29,19 @@ DEFENSES = {
 """Names of Flower's and Opacus's protections -> what they do."""
 
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-NETWORK = {"requests", "httpx", "urllib", "aiohttp", "socket", "ftplib", "smtplib", "boto3", "wandb", "mlflow", "paramiko"}
+NETWORK = {
+    "requests",
+    "httpx",
+    "urllib",
+    "aiohttp",
+    "socket",
+    "ftplib",
+    "smtplib",
+    "boto3",
+    "wandb",
+    "mlflow",
+    "paramiko",
+}
 DANGEROUS = {"eval", "exec", "system", "popen", "Popen", "check_output"}
 _PRIVACY = re.compile(r"epsilon|delta|noise|clip|max[-_]?grad[-_]?norm|num[-_]?shares|threshold|budget", re.IGNORECASE)
 
@@ -86,7 +98,9 @@ class Review:
         ]
         lines += _section("Mods", self.mods)
         if self.settings:
-            lines.append("Settings that have to do with privacy: " + ", ".join(f"{k}={v}" for k, v in self.settings.items()))
+            lines.append(
+                "Settings that have to do with privacy: " + ", ".join(f"{k}={v}" for k, v in self.settings.items())
+            )
         loose = [name for name, pinned in self.pins.items() if not pinned]
         if loose:
             lines.append(f"Not pinned to a version: {', '.join(loose)}.")
@@ -129,42 +143,51 @@ def _sources(app: App) -> Iterator[Path]:
     for number, file in enumerate(files):
         if number >= MOST_FILES:
             return
-        if file.stat().st_size <= MOST_BYTES and not any(part.startswith(".") for part in file.relative_to(app.folder).parts):
+        if file.stat().st_size <= MOST_BYTES and not any(
+            part.startswith(".") for part in file.relative_to(app.folder).parts
+        ):
             yield file
 
 
 def _look(node: ast.AST, file: str, found: Review) -> None:
     where = f"{file}:{getattr(node, 'lineno', 0)}"
     if isinstance(node, ast.Import | ast.ImportFrom):
-        names = [alias.name for alias in node.names]
-        modules = names if isinstance(node, ast.Import) else [node.module or ""]
-        for module in modules:
-            top = module.partition(".")[0]
-            if top in NETWORK:
-                found.network.append(Note(what=module, where=where))
-            if top in PICKLES:
-                found.pickles.append(Note(what=module, where=where))
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        found.network.extend(Note(what=module, where=where) for module in modules if _top(module) in NETWORK)
+        found.pickles.extend(Note(what=module, where=where) for module in modules if _top(module) in PICKLES)
     elif isinstance(node, ast.Call):
-        name = _name(node.func)
-        last = name.rpartition(".")[2]
-        if last in DEFENSES:
-            found.protections.append(Note(what=f"{last}: {DEFENSES[last]}", where=where))
-        elif re.fullmatch(r"(Fed|Krum|MultiKrum|Bulyan|QFed|FaultTolerant)\w*", last) and last != "FederatedDataset":
-            found.strategies.append(Note(what=last, where=where))
-        if last in DANGEROUS and name.partition(".")[0] in {last, "os", "subprocess"}:
-            found.runs.append(Note(what=name, where=where))
-        if name in ("torch.load", "np.load", "numpy.load"):
-            weights = next((k.value for k in node.keywords if k.arg in ("weights_only", "allow_pickle")), None)
-            loose = name == "torch.load" and isinstance(weights, ast.Constant) and weights.value is False
-            pickled = name != "torch.load" and isinstance(weights, ast.Constant) and weights.value is True
-            if loose or pickled:
-                found.pickles.append(Note(what=f"{name} of any object", where=where))
+        _look_at_call(node, where, found)
         for keyword in node.keywords:
             if keyword.arg == "mods" and isinstance(keyword.value, ast.List | ast.Tuple):
                 for each in keyword.value.elts:
-                    own = _name(each.func if isinstance(each, ast.Call) else each)
-                    kind = DEFENSES.get(own.rpartition(".")[2])
-                    found.mods.append(Note(what=own + (f": {kind}" if kind else ""), where=where))
+                    _look_at_mod(_name(each.func if isinstance(each, ast.Call) else each), where, found)
+
+
+def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
+    name = _name(node.func)
+    last = name.rpartition(".")[2]
+    if last in DEFENSES:
+        found.protections.append(Note(what=f"{last}: {DEFENSES[last]}", where=where))
+    elif re.fullmatch(r"(Fed|Krum|MultiKrum|Bulyan|QFed|FaultTolerant)\w*", last) and last != "FederatedDataset":
+        found.strategies.append(Note(what=last, where=where))
+    if last in DANGEROUS and _top(name) in {last, "os", "subprocess"}:
+        found.runs.append(Note(what=name, where=where))
+    if name in ("torch.load", "np.load", "numpy.load"):
+        given = next((k.value for k in node.keywords if k.arg in ("weights_only", "allow_pickle")), None)
+        if isinstance(given, ast.Constant) and given.value is (name != "torch.load"):
+            found.pickles.append(Note(what=f"{name} of any object", where=where))
+
+
+def _look_at_mod(name: str, where: str, found: Review) -> None:
+    kind = DEFENSES.get(name.rpartition(".")[2])
+    if kind is None:
+        found.mods.append(Note(what=name or "a mod that is made on the spot", where=where))
+    else:
+        found.protections.append(Note(what=f"{name}: {kind}", where=where))
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _name(node: ast.AST) -> str:

@@ -129,7 +129,9 @@ class TappedGrid(LocalGrid):
     def _note(self, reply: Message, down: Sent, seen: Watched, columns: LoadedBy, before: Any) -> None:
         if reply.has_error():
             lines = (reply.error.reason or "").strip().splitlines() or [f"Flower's error {reply.error.code}"]
-            self.inventory.add(Sent(direction=UP, kind=down.kind, round=down.round, node=down.node, error=lines[-1][:200]))
+            self.inventory.add(
+                Sent(direction=UP, kind=down.kind, round=down.round, node=down.node, error=lines[-1][:200])
+            )
             self.failures[lines[-1][:200]] += 1
             return
         up = _described(reply.content, UP, down.kind, down.round, down.node)
