@@ -123,7 +123,7 @@ def examples_of(checkout: Path, only: list[str] | None) -> list[Path]:
     """Folders of examples: those with a setting first."""
     place = checkout / "examples" if (checkout / "examples").is_dir() else checkout
     found = sorted(each for each in place.iterdir() if each.is_dir())
-    order = list(SETTINGS)
+    order = only or list(SETTINGS)
     found.sort(key=lambda each: order.index(each.name) if each.name in order else len(order))
     return [each for each in found if not only or each.name in only]
 
@@ -136,7 +136,7 @@ def audited(example: Path, mirror: Path, out: Path, victims: int, limit: float) 
     setting = SETTINGS.get(name, Setting())
     command = [sys.executable, "-m", "fl_privacy", "audit", str(example / setting.folder)]
     command += ["--mirror", str(mirror), "--nodes", str(setting.nodes), "--rounds", str(setting.rounds)]
-    command += ["--victims", str(victims), "--out", str(out), "--seconds", str(limit / 2)]
+    command += ["--victims", str(victims), "--out", str(out), "--seconds", str(limit / 6)]
     command += ["--run-config", setting.config.format(mirror=mirror)] if setting.config else []
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TORCH_HOME": str(mirror / "torch")}
     log = out / f"{name}.log"
