@@ -5,6 +5,7 @@ import random
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from numbers import Integral
 from typing import NoReturn
 
@@ -141,6 +142,29 @@ def streams_put_back(seed: int | None = None) -> Iterator[None]:
     finally:
         random.setstate(ours)
         np.random.set_state(numpys)
+
+
+@dataclass(frozen=True, eq=False)
+class Streams:
+    """Where PyTorch's, NumPy's and Python's global streams were; made by ``streams_now``."""
+
+    python: object
+    numpy: object
+    torch: torch.Tensor
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Start from there within the context; put the streams back afterwards."""
+        with streams_put_back():
+            random.setstate(self.python)  # type: ignore[arg-type]
+            np.random.set_state(self.numpy)  # type: ignore[arg-type]
+            torch.set_rng_state(self.torch)
+            yield
+
+
+def streams_now() -> Streams:
+    """Where the global streams are; drawing nothing from them."""
+    return Streams(random.getstate(), np.random.get_state(), torch.get_rng_state())
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from fl_privacy.cli.faults import (
 from fl_privacy.cli.leaderboard import benchmark
 from fl_privacy.cli.leakage import check_leakage
 from fl_privacy.cli.nodes import deploy, node_cost, supernode
+from fl_privacy.cli.untouched import audit, review
 from fl_privacy.cli.watching import watch
 from fl_privacy.errors import UserError
 
@@ -244,6 +245,8 @@ app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args"
 app.command()(deploy)
 app.command("node-cost")(node_cost)
 app.command()(watch)
+app.command()(audit)
+app.command()(review)
 
 
 _RECORDED = "what was recorded is kept, `fl-privacy report RUN_DIR` reads it"

@@ -74,7 +74,7 @@ def numpy_client_app(
         return audited(context) if callable(audited) else audited
 
     def answer(message: Message, context: Context, work: Callable[[NumPyClient], RecordDict]) -> Message:
-        content = attempt(lambda: work(make_client(context)))
+        content = attempt(lambda: work(_unwrapped(make_client(context))))
         if isinstance(content, Failure):
             return Message(Error(CLIENT_RAISED, content.reason), reply_to=message)
         content[CLIENT] = _identity(context)
@@ -105,6 +105,12 @@ def numpy_client_app(
 
     _answer_queries(app, make_client, simulated)
     return app
+
+
+def _unwrapped(client: object) -> NumPyClient:
+    """The ``NumPyClient`` behind ``.to_client()``, with which Flower's templates end; any other as it is."""
+    found: NumPyClient = getattr(client, "numpy_client", client)
+    return found
 
 
 def _answer_queries(app: ClientApp, make_client: MakeClient, simulated: Callable[[], bool]) -> None:

@@ -1,0 +1,93 @@
+"""``fl-privacy audit APP`` and ``fl-privacy review APP``: any Flower app, as it is."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fl_privacy.checks import one_of, whole
+from fl_privacy.errors import UserError
+
+SANDBOXED = "FL_PRIVACY_SANDBOXED"
+"""Environment variable that says that this process is within a sandbox already."""
+
+AppPlace = Annotated[Path, typer.Argument(metavar="APP", help="Folder with Flower's pyproject.toml, or a .fab file.")]
+
+
+def audit(  # noqa: PLR0917
+    app: AppPlace,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", help="Clients; by default the app's own number, or 10.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="Of training; 0 takes the app's own number.")] = 1,
+    run_config: Annotated[
+        list[str] | None, typer.Option("--run-config", help="As `flwr run` takes it: 'key=value key=\"text\"'.")
+    ] = None,
+    mirror: Annotated[
+        Path | None,
+        typer.Option("--mirror", metavar="DIR", help="Folder of data sets by hub name, instead of the hub."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of audits.")] = Path("audit"),
+    victims: Annotated[int, typer.Option("--victims", help="Single examples that are attacked.")] = 8,
+    budget: Annotated[str, typer.Option("--budget", help="Of the attack: quick, standard, thorough.")] = "quick",
+    seconds: Annotated[float, typer.Option("--seconds", help="After which no further rung is begun.")] = 600.0,
+    sandbox: Annotated[
+        bool, typer.Option("--sandbox", help="Run the app without network, in a folder of its own.")
+    ] = False,
+) -> None:
+    """Run a Flower app as it is and show what its clients' uploads give away: nothing of it is edited.
+
+    The app's code runs in this process, as `flwr run` would run it. The page says first what leaves in clear, then what
+    can be read from updates, from one example in one step up to what the app really uploads.
+    """
+    one_of("--budget", budget, ("quick", "standard", "thorough"))
+    whole("--victims", victims, at_least=1, at_most=1000, example=8)
+    whole("--rounds", rounds, at_least=0, at_most=100_000, example=1)
+    if sandbox and not os.environ.get(SANDBOXED):
+        raise typer.Exit(_sandboxed(sys.argv[1:]))
+    from fl_privacy.flower.untouched.app import read_app  # noqa: PLC0415
+    from fl_privacy.flower.untouched.audit import Asked, audit_app  # noqa: PLC0415
+
+    asked = Asked(
+        nodes=nodes,
+        rounds=rounds or None,
+        run_config=tuple(run_config or ()),
+        mirror=None if mirror is None else mirror.expanduser().absolute(),
+        out=out,
+        victims=victims,
+        budget=budget,
+        seconds=seconds,
+    )
+    print(audit_app(read_app(app), asked).line)
+
+
+def review(
+    app: AppPlace,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Read a Flower app without running anything of it: mods, strategies, pins, pickles, network, privacy settings."""
+    from fl_privacy.flower.untouched.review import review_app  # noqa: PLC0415
+
+    found = review_app(app)
+    print(json.dumps(found.as_plain(), indent=1) if as_json else found.in_words())
+
+
+def _sandboxed(arguments: list[str]) -> int:
+    """The same command without network, with a folder for temporary files of its own; its exit status."""
+    unshare = shutil.which("unshare")
+    command = [sys.executable, "-m", "fl_privacy", *arguments]
+    probe = [unshare, "-rn", "true"] if unshare else []
+    if not unshare or subprocess.run(probe, capture_output=True, check=False).returncode:
+        raise UserError(
+            "--sandbox is expected to find `unshare -rn`, which takes a process off the network, but this system does"
+            " not allow it; run the audit in a container without network."
+        )
+    with tempfile.TemporaryDirectory(prefix="fl-privacy-sandbox-") as temporary:
+        environment = {**os.environ, SANDBOXED: "1", "TMPDIR": temporary}
+        return subprocess.run([unshare, "-rn", *command], env=environment, check=False).returncode

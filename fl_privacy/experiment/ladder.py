@@ -1,0 +1,376 @@
+"""From the worst case to what an app really does: each rung is an upload that the app's own code made."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.exact.analytic import AnalyticInversion
+from fl_privacy.experiment.foreign import MOST_IMAGES, MOST_STEPS
+from fl_privacy.experiment.ladder_problem import (
+    Kind,
+    NotAttackedError,
+    Problem,
+    gradient_plan,
+    plan_of,
+    read_problem,
+    uploaded_tensors,
+)
+from fl_privacy.experiment.ladder_scores import Scored, score
+from fl_privacy.experiment.ladder_words import words_of
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.results.counts import LEVEL, Counts
+from fl_privacy.tapping import Watched
+from fl_privacy.tapping.matching import Matched
+from fl_privacy.tapping.program import tensors_in
+from fl_privacy.tapping.watch import OnlyExamples
+from fl_privacy.types import Observation, Reconstruction
+
+logger = logging.getLogger(__name__)
+
+SOLVED = 1e-3
+"""What equations may leave where they are solved, as a share of their right side."""
+
+MOST_IN_A_BATCH = 64
+"""Examples of a step that is attacked."""
+
+RUNGS = {
+    "gradient": "One example: the gradient, before anything leaves",
+    "one": "One example in one step, as it is uploaded",
+    "batch": "The app's own batch in one step, as it is uploaded",
+    "all": "All its examples in all its steps, as it is uploaded",
+    "later": "One example in one step in the last round, as it is uploaded",
+}
+"""Name -> title, from the worst case up."""
+
+
+class Again(Protocol):
+    """What a client answered when it was asked again."""
+
+    @property
+    def reply(self) -> dict[str, np.ndarray]: ...
+    @property
+    def watched(self) -> Watched: ...
+    @property
+    def matched(self) -> Matched: ...
+
+
+Ask = Callable[[OnlyExamples | None], Again | Failure]
+"""Lets a client answer again on some of its examples alone."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Client:
+    """A client that can be asked again.
+
+    Attributes:
+        number: of it.
+        ask: it, about its first training message.
+        ask_later: likewise, about its last; ``None`` where that is the first.
+        watched: what was seen when it trained.
+        matched: what it uploaded.
+    """
+
+    number: int
+    ask: Ask
+    ask_later: Ask | None
+    watched: Watched
+    matched: Matched
+
+    def inputs(self) -> list[Tensor]:
+        """What it was seen to load, examples of one shape together."""
+        found: dict[tuple[int, ...], list[Tensor]] = {}
+        for batch in self.watched.batches or self.watched.inputs:
+            for tensor in tensors_in(batch):
+                if tensor.is_floating_point() and tensor.dim():
+                    found.setdefault(tuple(tensor.shape[1:]), []).append(tensor)
+        return [torch.cat(parts) for parts in found.values()]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rung:
+    """What came of one rung.
+
+    Attributes:
+        name: in ``RUNGS``.
+        made: what the upload is of, in a phrase.
+        uploaded: whether it is what leaves a client.
+        kind: of the examples.
+        counts: of what was attacked; ``None`` where nothing was.
+        control: the same of guesses at other examples' uploads, which never saw these.
+        reason: why it was not attacked.
+        seconds: it took.
+        labels: of how many examples the class was right, and of how many it is known.
+        notes: sentences.
+        shown: pairs to show: pictures, rows or words.
+    """
+
+    name: str
+    made: str = ""
+    uploaded: bool = True
+    kind: Kind = "other"
+    counts: Counts | None = None
+    control: Counts | None = None
+    reason: str = ""
+    seconds: float = 0.0
+    labels: tuple[int, int] | None = None
+    notes: tuple[str, ...] = ()
+    shown: Sequence[Any] = ()
+
+    @property
+    def title(self) -> str:
+        """What readers call it."""
+        return RUNGS[self.name]
+
+    @property
+    def read_beyond_chance(self) -> bool:
+        """Whether more was read than chance and control allow."""
+        if self.counts is None or not self.counts.read or self.counts.by_chance >= LEVEL / len(RUNGS):
+            return False
+        control = self.control.share if self.control is not None else None
+        return (self.counts.share or 0.0) > (control or 0.0)
+
+
+@dataclass(eq=False)
+class Ladder:
+    """Climbs.
+
+    Attributes:
+        clients: that may be asked again.
+        attack: on all rungs.
+        victims: examples on the rungs of single ones.
+        seed: of attacks and comparisons.
+        seconds: after which no further rung is begun.
+    """
+
+    clients: Sequence[Client]
+    attack: ReconstructionAttack
+    victims: int = 8
+    seed: int = 0
+    seconds: float = 600.0
+    problems: list[str] = field(default_factory=list)
+
+    def climb(self) -> Iterator[Rung]:
+        """One rung after the other, each as soon as it is done."""
+        started = time.perf_counter()
+        if not self.clients:
+            return
+        singles = attempt(lambda: self._singles(later=False))
+        if isinstance(singles, Failure):
+            singles = [], singles.reason.removeprefix("NotAttackedError: ")
+        found, reason = singles
+        yield self._rung("gradient", found, reason)
+        yield self._rung("one", found, reason)
+        steps = (self._batch_rung, self._all_rung, self._later_rung)
+        for step, name in zip(steps, ("batch", "all", "later"), strict=True):
+            if time.perf_counter() - started > self.seconds and name != "all":
+                yield Rung(name=name, reason=f"no time was left of {self.seconds:.0f} seconds; --seconds gives more")
+                continue
+            made = attempt(step)
+            if isinstance(made, Failure):
+                made = Rung(name=name, reason=made.reason.removeprefix("NotAttackedError: "))
+            if made is not None:
+                yield made
+
+    def _singles(self, *, later: bool) -> tuple[list[tuple[Client, Again]], str]:
+        """Answers on one example each, and why there are none."""
+        found: list[tuple[Client, Again]] = []
+        reason = ""
+        for number in range(self.victims):
+            client = self.clients[number % len(self.clients)]
+            ask = client.ask_later if later else client.ask
+            if ask is None:
+                continue
+            again = _on_one(ask, number // len(self.clients))
+            if isinstance(again, Failure):
+                reason = f"the app's code fails on a single example ({again.reason})"
+                logger.info("Client %d: %s", client.number, again.reason)
+                if not found:
+                    break
+                continue
+            if not again.watched.cut:
+                reason = "its examples do not come from a DataLoader, so that one can't be singled out"
+                break
+            if not again.watched.steps:
+                reason = "its code makes no step on a single example"
+                break
+            found.append((client, again))
+        return found, reason
+
+    def _rung(self, name: str, found: Sequence[tuple[Client, Again]], reason: str) -> Rung:
+        uploaded = name != "gradient"
+        if not found:
+            return Rung(name=name, uploaded=uploaded, reason=reason or "no client answered")
+        started = time.perf_counter()
+        made = attempt(lambda: self._attacked(found, uploaded=uploaded))
+        if isinstance(made, Failure):
+            return Rung(name=name, uploaded=uploaded, reason=made.reason.removeprefix("NotAttackedError: "))
+        scored, notes, kind = made
+        sizes = {max(1, again.watched.loaded) for _, again in found}
+        of = "one example" if sizes == {1} else f"{max(sizes)} examples, since its code takes no fewer,"
+        said = (
+            f"{len(found)} uploads of {len({client.number for client, _ in found})} clients, each of {of} in one step"
+        )
+        if not uploaded:
+            said = said.replace("uploads", "gradients")
+        return Rung(
+            name=name,
+            made=said,
+            uploaded=uploaded,
+            kind=kind,
+            counts=scored.counts,
+            control=scored.control,
+            seconds=time.perf_counter() - started,
+            labels=scored.labels,
+            notes=notes,
+            shown=scored.shown,
+        )
+
+    def _attacked(
+        self, found: Sequence[tuple[Client, Again]], *, uploaded: bool
+    ) -> tuple[Scored, tuple[str, ...], Kind]:
+        """Attack answers, texts by the words that their embeddings show."""
+        words = words_of([(client.watched, again) for client, again in found], uploaded=uploaded)
+        if words is not None:
+            return words, ("Words are read from the rows of the embedding that changed; their order is not.",), "text"
+        problems = [read_problem(again.watched, client.inputs()) for client, again in found]
+        observations = []
+        for number, ((_, again), problem) in enumerate(zip(found, problems, strict=True)):
+            if uploaded:
+                tensors = uploaded_tensors(again.reply, again.matched)
+                plan = plan_of(again.watched, again.matched, len(problem.truth))
+            else:
+                tensors, plan = dict(again.watched.gradients), gradient_plan(again.watched)
+            observed = problem.observed(number, tensors, plan)
+            shared = problems[0]
+            same = not problem.whole and problem.input_shape == shared.input_shape
+            observations.append(replace(observed, model=shared.model, loss=shared.loss) if same else observed)
+        guesses = self._reconstructions(observations)
+        if all(guess.batch is None for guess in guesses):
+            raise NotAttackedError((guesses[0].failure or "the attack gave no guess").partition(" (")[0].rstrip("."))
+        scored = score(problems, guesses, [tensor for client, _ in found for tensor in client.inputs()], self.seed)
+        return scored, _notes(problems[0], observations[0], guesses), problems[0].kind
+
+    def _reconstructions(self, observations: Sequence[Observation]) -> list[Reconstruction]:
+        """Together where they share a network, else one after the other, the first dense layer's closed form first."""
+        if observations[0].num_classes == 1 and observations[0].knowledge.labels is not None:
+            return [self._whole(one) for one in observations]
+        alike = len({id(o.model) for o in observations}) == 1
+        groups = [list(observations)] if alike else [[o] for o in observations]
+        return [one for group in groups for one in self.attack(group, seed=self.seed)]
+
+    def _whole(self, observation: Observation) -> Reconstruction:
+        """Of an observation whose network goes the whole way to the loss: no label has to be found."""
+        solved = AnalyticInversion()([observation], seed=self.seed)[0]
+        if solved.failure is None and solved.loss < SOLVED:
+            return replace(solved, member="the first dense layer's equations")
+        return self.attack([observation], seed=self.seed)[0]
+
+    def _batch_rung(self) -> Rung:
+        started = time.perf_counter()
+        client = self.clients[0]
+        again = client.ask(OnlyExamples(number=None))
+        if isinstance(again, Failure):
+            again = client.ask(None)
+        if isinstance(again, Failure):
+            return Rung(name="batch", reason=f"the app's code fails on a single batch ({again.reason})")
+        size = again.watched.loaded if again.watched.cut else 0
+        if not size and again.watched.program is not None:
+            size = _first_size(again.watched)
+        steps = again.watched.steps
+        if steps != 1:
+            return Rung(name="batch", reason=f"its code makes {steps} steps on a single batch")
+        if size > MOST_IN_A_BATCH:
+            return Rung(
+                name="batch", reason=f"a batch has {size} examples; beyond {MOST_IN_A_BATCH} it is not attacked"
+            )
+        scored, notes, kind = self._attacked([(client, again)], uploaded=True)
+        return Rung(
+            name="batch",
+            made=f"1 upload of 1 client, of {size} examples in one step",
+            kind=kind,
+            counts=scored.counts,
+            control=scored.control,
+            seconds=time.perf_counter() - started,
+            labels=scored.labels,
+            notes=notes,
+            shown=scored.shown,
+        )
+
+    def _all_rung(self) -> Rung:
+        watched = self.clients[0].watched
+        examples, steps = watched.loaded or 0, watched.steps
+        said = f"{examples or 'all its'} examples in {steps} step{'s' * (steps != 1)}"
+        reason = (
+            f"this is what the training itself uploads, of {said}; attacks here undo at most {MOST_STEPS} steps of"
+            f" {MOST_IMAGES} examples in all. That is a limit of this attacker, not a protection of the app's"
+        )
+        if steps == 1:
+            reason = f"this is what the training itself uploads, of {said}: the rung below"
+        return Rung(name="all", made=f"the training's own uploads, of {said}", reason=reason)
+
+    def _later_rung(self) -> Rung | None:
+        if all(client.ask_later is None for client in self.clients):
+            return None
+        found, reason = self._singles(later=True)
+        return replace(self._rung("one", found, reason), name="later")
+
+
+def _on_one(ask: Ask, number: int) -> Again | Failure:
+    """An answer on one example, else with that in every pass, else on two, which batch norm needs."""
+    tried: Again | Failure = Failure("nothing was tried")
+    for only in (
+        OnlyExamples(first=number),
+        OnlyExamples(first=number, repeats=True),
+        OnlyExamples(first=2 * number, number=2),
+    ):
+        again = ask(only)
+        if not isinstance(again, Failure):
+            return again
+        tried = again if isinstance(tried, Failure) and tried.reason == "nothing was tried" else tried
+    return tried
+
+
+def _first_size(watched: Watched) -> int:
+    """Examples of the first step, by the batches that entered modules."""
+    program = watched.program
+    return 0 if program is None else max((len(t) for t in program.constants.values() if t.dim()), default=0)
+
+
+def _notes(problem: Problem, observation: Observation, guesses: Sequence[Reconstruction]) -> tuple[str, ...]:
+    said = list(problem.notes)
+    if problem.whole:
+        said.append("Whoever attacks is given what the loss takes beside the examples, such as their labels.")
+    else:
+        said.append(f"The loss is {problem.loss.name}; whoever attacks is given no labels.")
+    missing = len(observation.sent.parameters) - len(observation.upload.tensors)
+    if missing:
+        said.append(
+            f"{missing} of {len(observation.sent.parameters)} parameters do not leave the client, or do not train."
+        )
+    by = sorted({guess.member for guess in guesses if guess.member})
+    said += [f"What read most: {', '.join(by)}."] if by else []
+    return tuple(said)
+
+
+def as_plain(rung: Rung) -> Mapping[str, Any]:
+    """For JSON."""
+    return {
+        "rung": rung.name,
+        "title": rung.title,
+        "made": rung.made,
+        "uploaded": rung.uploaded,
+        "kind": rung.kind,
+        "counts": rung.counts and rung.counts.as_plain(),
+        "control": rung.control and rung.control.as_plain(),
+        "labels": rung.labels and list(rung.labels),
+        "reason": rung.reason,
+        "seconds": round(rung.seconds, 1),
+        "notes": list(rung.notes),
+    }

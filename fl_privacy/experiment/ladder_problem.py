@@ -1,0 +1,332 @@
+"""From what was seen of a client's first step to an observation that attacks take: network, inputs, loss."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.data.own_examples import find_normalization
+from fl_privacy.errors import UserError
+from fl_privacy.losses import CROSS_ENTROPY, Loss, loss_of
+from fl_privacy.plain_models import detached_copy, unwrapped
+from fl_privacy.tapping import Program, ReplayModel, Watched
+from fl_privacy.tapping.matching import Matched
+from fl_privacy.tapping.program import Call, refs_in
+from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
+
+Kind = Literal["image", "row", "text", "other"]
+
+LEAST_SIDE = 4
+"""Pixels of an image's shorter side."""
+
+FEW_ROWS = 10
+"""Rows below which all features are taken to have one range."""
+
+OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}
+"""Class of PyTorch -> name in a plan."""
+
+_OWN_LOSS = Loss("the app's own loss", lambda outputs, labels: outputs.mean(), targets="values", takes="rows")
+"""Of a network that goes the whole way itself."""
+
+
+class NotAttackedError(Exception):
+    """Why there is no attack on what a client does, in one line."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """What a step of a client was of.
+
+    Attributes:
+        kind: of its examples.
+        model: its network of values in [0, 1].
+        loss: of the outputs; of a network that goes the whole way the mean of them.
+        whole: whether the network goes the whole way to the loss, so that what else the loss takes is given to whoever
+            attacks.
+        truth: (B, ...) the examples in [0, 1].
+        labels: (B,) classes or (B, K) targets, where the loss takes them apart.
+        input_shape: of one example, as attacks take it.
+        num_classes: K.
+        names: name of a parameter as it was seen -> its name in ``model``.
+        sent: values of the network when the step began.
+        notes: how it was found, a sentence each.
+    """
+
+    kind: Kind
+    model: ReplayModel
+    loss: Loss
+    whole: bool
+    truth: Tensor
+    labels: Tensor | None
+    input_shape: tuple[int, ...]
+    num_classes: int
+    names: dict[str, str]
+    sent: ModelState
+    notes: tuple[str, ...] = ()
+
+    def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
+        """The observation of an upload of these tensors, by names as they were seen."""
+        own = {self.names[name]: value for name, value in tensors.items() if name in self.names}
+        parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
+        if not parameters:
+            raise NotAttackedError("no parameter of the network that trains is among what is uploaded")
+        given = torch.ones(len(self.truth), 1) if self.whole else None
+        return Observation(
+            id=VictimId(1, 0, number),
+            model=self.model,
+            sent=self.sent,
+            upload=Upload(tensors=parameters, num_examples=len(self.truth)),
+            plan=plan,
+            input_shape=self.input_shape,
+            num_classes=self.num_classes,
+            loss=self.loss,
+            knowledge=Knowledge(labels=given),
+        )
+
+
+def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
+    """What the first step that was seen was of.
+
+    Args:
+        seen: with a program.
+        range_of: inputs that the client was seen to load, (N, ...) each, which tell the range of a value.
+
+    Raises:
+        NotAttackedError: no attack here takes it.
+    """
+    program = seen.program
+    if program is None:
+        raise NotAttackedError("no loss that is differentiated was seen")
+    first = next((call for call in program.calls if call.part >= 0), None)
+    if first is None:
+        raise NotAttackedError("the loss does not come from a module of PyTorch")
+    leaves = _leaves(program, first)
+    floats = [n for n in leaves if program.constants[n].is_floating_point()]
+    batch = next((len(program.constants[n]) for n in leaves if program.constants[n].dim()), 0)
+    variables = [n for n in floats if program.constants[n].dim() and len(program.constants[n]) == batch]
+    if not variables or not batch:
+        raise NotAttackedError("what enters its network is not made of numbers that can be searched for")
+    parts = tuple(_cleaned(part) for part in program.parts)
+    plain = replace(program, parts=parts)
+    shapes = [tuple(program.constants[n].shape[1:]) for n in variables]
+    kind = _kind(shapes)
+    truths = [program.constants[n].float() for n in variables]
+    low, scale, notes = _ranges(kind, truths, range_of)
+    output, loss, labels = _loss(plain, variables, batch, seen)
+    draws = not torch.equal(_made(plain, output, 1), _made(plain, output, 2))
+    model = ReplayModel(plain, variables, shapes, list(zip(low, scale, strict=True)), output=output, draws=draws)
+    values = torch.cat([((t - a) / s).flatten(1) for t, a, s in zip(truths, low, scale, strict=True)], 1)
+    shape = shapes[0] if kind == "image" else (1, 1, values.shape[1])
+    names = _names(seen, program, model)
+    before = {names[name]: value for name, value in seen.before.items() if name in names}
+    sent = ModelState(
+        {name: before.get(name, p.detach().clone()) for name, p in model.named_parameters()},
+        {name: before.get(name, b.detach().clone()) for name, b in model.named_buffers()},
+    )
+    classes = 1 if output is None else _width(plain, output)
+    return Problem(
+        kind=kind,
+        model=model,
+        loss=loss,
+        whole=output is None,
+        truth=values.reshape(batch, *shape),
+        labels=labels,
+        input_shape=shape,
+        num_classes=classes,
+        names=names,
+        sent=sent,
+        notes=notes,
+    )
+
+
+def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
+    """How the one step that was seen was made.
+
+    Raises:
+        NotAttackedError: by an optimizer that no attack here undoes.
+    """
+    if len(seen.optimizers) != 1:
+        raise NotAttackedError(f"{len(seen.optimizers)} optimizers, or none, are not undone")
+    (name, told), steps = next(iter(seen.optimizers.items()))
+    settings = dict(told)
+    kind = name.removeprefix("DP") if name.startswith("DP") else name
+    if kind not in OPTIMIZERS or settings.get("groups", 1) > 1:
+        raise NotAttackedError(f"steps of {name} are not undone")
+    mode: Literal["train", "eval"] = "train" if seen.training else "eval"
+    return LocalPlan(
+        shares=found.shares,  # type: ignore[arg-type]
+        lr=float(settings["lr"]),
+        steps=steps if found.shares != "gradient" else None,
+        batch_size=batch,
+        optimizer=OPTIMIZERS[kind],  # type: ignore[arg-type]
+        momentum=float(settings.get("momentum", 0.0) or 0.0),
+        nesterov=bool(settings.get("nesterov", False)),
+        weight_decay=float(settings.get("weight_decay", 0.0) or 0.0),
+        batch_norm=mode,
+        probe_batch_norm=mode,
+        mode=mode,
+    )
+
+
+def gradient_plan(seen: Watched) -> LocalPlan:
+    """Of the gradient itself."""
+    mode: Literal["train", "eval"] = "train" if seen.training else "eval"
+    return LocalPlan(shares="gradient", batch_norm=mode, probe_batch_norm=mode, mode=mode)
+
+
+def uploaded_tensors(reply: dict[str, np.ndarray], found: Matched) -> dict[str, Tensor]:
+    """The reply's arrays by the names of the parameters that they are, in single precision."""
+    made = {}
+    for key, name in found.parameters.items():
+        array = reply[key]
+        if array.dtype.kind == "f":
+            made[name] = torch.from_numpy(np.array(array, dtype=np.float32))
+    return made
+
+
+def _leaves(program: Program, call: Call) -> list[int]:
+    """Tensors from before that enter a module's call, gone back through what keeps all of their values."""
+    makers = {number: each for each in program.calls for number in each.outputs}
+    found = []
+    for ref in refs_in((call.args, call.kwargs)):
+        number = ref.number
+        while number not in program.constants and number in makers:
+            behind = list(refs_in((makers[number].args, makers[number].kwargs)))
+            if len(behind) != 1 or makers[number].part >= 0 or behind[0].number == number:
+                break
+            number = behind[0].number
+        if number in program.constants and number not in found:
+            found.append(number)
+    return found
+
+
+def _kind(shapes: Sequence[tuple[int, ...]]) -> Kind:
+    if len(shapes) == 1 and len(shapes[0]) == 3 and shapes[0][0] in (1, 2, 3, 4) and min(shapes[0][1:]) >= LEAST_SIDE:
+        return "image"
+    return "row"
+
+
+def _ranges(
+    kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
+    """Least value and width of each input, and a sentence on where they come from."""
+    if kind == "image":
+        every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
+        found = find_normalization([(image, 0) for image in every[:256]])
+        channels = truths[0].shape[1]
+        if found is None:
+            return [torch.zeros(1, 1, 1)], [torch.ones(1, 1, 1)], ("Pixels enter the network as they are, in [0, 1].",)
+        mean, std = (torch.tensor(v).view(-1, 1, 1).expand(channels, 1, 1).clone() for v in (found.mean, found.std))
+        said = f"Pixels are normalized before the network: {found.in_words()}, as the darkest and brightest show."
+        return [-mean / std], [1 / std], (said,)
+    low, scale = [], []
+    for truth in truths:
+        alike = [r.reshape(len(r), *truth.shape[1:]) for r in range_of if r[0].numel() == truth[0].numel()]
+        every = torch.cat([*alike, truth]).float()
+        if len(every) < FEW_ROWS:  # which tell no range of each
+            every = every.reshape(-1, *[1] * (truth.dim() - 1)).expand(-1, *truth.shape[1:])
+        least, most = every.amin(0), every.amax(0)
+        low.append(least)
+        width = most - least
+        scale.append(torch.where(width > 1e-6, width, torch.ones_like(width)))
+    return low, scale, ("Whoever attacks knows the range of each feature, as a public schema tells it.",)
+
+
+def _loss(
+    program: Program, variables: Sequence[int], batch: int, seen: Watched
+) -> tuple[int | None, Loss, Tensor | None]:
+    """Number of the outputs (B, K), the loss of them, and the targets; no number where the way is gone as a whole."""
+    modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
+    made = {number for place in modules for number in program.calls[place].outputs}
+    later = program.calls[modules[-1] + 1 :]
+    taken = [ref.number for call in later for ref in refs_in((call.args, call.kwargs))]
+    outputs = [number for number in dict.fromkeys(taken) if number in made]
+    targets = [n for n in dict.fromkeys(taken) if n in program.constants and _is_of(program.constants[n], batch)]
+    reaches = program.depends_on(set(variables)) - made
+    if len(outputs) != 1 or len(targets) != 1 or targets[0] in reaches or set(variables) & set(taken):
+        return None, _OWN_LOSS, None
+    output, target = outputs[0], targets[0]
+    labels = program.constants[target]
+    try:
+        width = _width(program, output)
+        used = [call for call in later if any(r.number == output for r in refs_in((call.args, call.kwargs)))]
+        if len(later) == 1 and _is_plain(used[0], output):
+            return output, CROSS_ENTROPY, labels
+
+        def replayed(outputs: Tensor, labels: Tensor) -> Tensor:
+            shaped = outputs if program_dim[0] > 1 else outputs.squeeze(1)
+            return program.run({output: shaped, target: labels}, (), {}, after=modules[-1])
+
+        program_dim = [_made(program, output).dim()]
+        name = getattr(later[0].function, "__name__", "the app's own loss").replace("_", " ") if later else "the app's"
+        return output, replace(loss_of(replayed, width, seen.before[next(iter(seen.before))]), name=name), labels
+    except (UserError, RuntimeError, ValueError, TypeError, IndexError, KeyError):
+        return None, _OWN_LOSS, None
+
+
+def _is_of(value: Tensor, batch: int) -> bool:
+    return value.dim() > 0 and len(value) == batch
+
+
+def _is_plain(call: Call, output: int) -> bool:
+    """Whether a call is the mean cross entropy without options, or that of logarithms of probabilities."""
+    if call.function not in (F.cross_entropy, F.nll_loss):
+        return False
+    args = list(call.args)
+    options = {**call.kwargs, **dict(zip(("input", "target", "weight", "size_average"), args, strict=False))}
+    plain = options.get("weight") is None and options.get("reduction", "mean") == "mean"
+    return plain and not options.get("label_smoothing", 0.0) and options.get("ignore_index", -100) == -100
+
+
+def _made(program: Program, output: int | None, seed: int = 0) -> Tensor:
+    """What comes of the batch in evaluation mode."""
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(seed)
+        parts = [copy.deepcopy(part).eval() for part in program.parts]
+        own = {f"parts.{k}.{name}": p for k, part in enumerate(parts) for name, p in part.named_parameters()}
+        return program.run({}, parts, own, until=output)
+
+
+def _width(program: Program, output: int) -> int:
+    made = _made(program, output)
+    return made.flatten(1).shape[1] if made.dim() > 1 else 1
+
+
+def _cleaned(part: nn.Module) -> nn.Module:
+    """A copy without wrappers and without hooks of libraries that look on as well."""
+    inner = unwrapped(part)
+    while (within := getattr(inner, "_module", None)) is not None and isinstance(within, nn.Module):
+        inner = within
+    copied = detached_copy(inner)
+    for module in copied.modules():
+        module._forward_hooks.clear()
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if not isinstance(getattr(hook, "name", None), str):
+                del module._forward_pre_hooks[key]
+    return copied
+
+
+def _names(seen: Watched, program: Program, model: ReplayModel) -> dict[str, str]:
+    """Name as it was seen -> name in the network."""
+    own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    found = {}
+    for place, part in enumerate(program.parts):
+        number = next((k for k, module in enumerate(seen.modules) if module is part), None)
+        if number is None:
+            continue
+        for name in seen.before:
+            if name.startswith(f"parts.{number}."):
+                rest = name.removeprefix(f"parts.{number}.")
+                for prefix in ("_module.", "module.", "_orig_mod."):
+                    if f"parts.{place}.{rest}" not in own:
+                        rest = rest.removeprefix(prefix)
+                if f"parts.{place}.{rest}" in own:
+                    found[name] = f"parts.{place}.{rest}"
+    return found

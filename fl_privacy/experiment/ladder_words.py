@@ -1,0 +1,121 @@
+"""The words of a text, in no order, from the rows of an embedding that an upload changed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.experiment.ladder_problem import uploaded_tensors
+from fl_privacy.experiment.ladder_scores import MOST_SHOWN, Scored
+from fl_privacy.metrics.outcome import MARGIN_F1
+from fl_privacy.results.counts import Counts
+from fl_privacy.tapping import Watched
+
+LEAST_WORDS = 100
+"""Rows of an embedding that holds a vocabulary, at least."""
+
+CHANGED = 1e-3
+"""Share of the largest row's change from which on a row has changed."""
+
+READ_F1 = 0.8
+"""F1 of the different words from which on a text counts as read in this way."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Words:
+    """Numbers of the different words of a text, and those read."""
+
+    original: Sequence[int]
+    guess: Sequence[int]
+    read: bool
+
+
+def words_of(found: Sequence[tuple[Watched, Any]], *, uploaded: bool) -> Scored | None:
+    """What of each text's words the change of the embedding shows; ``None`` where these are no texts.
+
+    Args:
+        found: what was seen when the client trained, and its answer on one text alone.
+        uploaded: look at what it uploads, else at its gradient.
+    """
+    read: list[tuple[set[int], set[int]] | None] = []
+    for _, again in found:
+        own = _words(again.watched)
+        if own is None:
+            return None
+        name, truth = own
+        rows = _rows(again, name, uploaded=uploaded)
+        read.append(None if rows is None else (truth, set(rows)))
+    if all(each is None for each in read):
+        return None
+    return _scored([each for each in read if each is not None], len(read))
+
+
+def _words(seen: Watched) -> tuple[str, set[int]] | None:
+    """Name of the vocabulary's embedding, and the words that entered."""
+    program = seen.program
+    if program is None:
+        return None
+    tables = [
+        (f"parts.{number}.{path}.weight" if path else f"parts.{number}.weight", module)
+        for number, part in enumerate(seen.modules)
+        for path, module in part.named_modules()
+        if isinstance(module, nn.Embedding) and module.num_embeddings >= LEAST_WORDS
+    ]
+    whole = [t for t in program.constants.values() if t.dtype in (torch.int64, torch.int32) and t.dim() == 2]
+    if not tables or not whole:
+        return None
+    name, table = max(tables, key=lambda pair: pair[1].num_embeddings)
+    tokens = max(whole, key=lambda t: int(t.max()))
+    if int(tokens.max()) >= table.num_embeddings or int(tokens.min()) < 0:
+        return None
+    words = set(tokens.unique().tolist())
+    words.discard(table.padding_idx if table.padding_idx is not None else 0)
+    return name, words
+
+
+def _rows(again: Any, name: str, *, uploaded: bool) -> list[int] | None:
+    seen: Watched = again.watched
+    if not uploaded:
+        change = seen.gradients.get(name)
+    else:
+        value = uploaded_tensors(again.reply, again.matched).get(name)
+        before = seen.before[name].float()
+        change = None if value is None else value if again.matched.shares != "weights" else _moved(value, before, seen)
+    if change is None:
+        return None
+    size = change.float().norm(dim=1)
+    return (size > CHANGED * size.max()).nonzero().flatten().tolist() if float(size.max()) > 0 else []
+
+
+def _moved(value: Tensor, before: Tensor, seen: Watched) -> Tensor:
+    """The change without what weight decay did to every row."""
+    settings = dict(next(iter(seen.optimizers))[1]) if seen.optimizers else {}
+    shrunk = value - before
+    quiet = shrunk.norm(dim=1).median()
+    if float(quiet) == 0.0:
+        return shrunk
+    decay = float(settings.get("lr", 0.0)) * float(settings.get("weight_decay", 0.0) or 0.0)
+    factor = 1 - decay if decay else float((value * before).sum() / before.square().sum())
+    return value - factor * before
+
+
+def _f1(truth: set[int], guess: set[int]) -> float:
+    common = len(truth & guess)
+    return 2 * common / (len(truth) + len(guess)) if truth or guess else 0.0
+
+
+def _scored(read: Sequence[tuple[set[int], set[int]]], total: int) -> Scored:
+    def counted(pairs: Sequence[tuple[set[int], set[int]]], controls: Sequence[float]) -> Counts:
+        good = sum(_f1(*pair) >= max(READ_F1, c + MARGIN_F1) for pair, c in zip(pairs, controls, strict=True))
+        return Counts(recognizable=good, nothing=len(pairs) - good, failures=total - len(pairs), groups=len(pairs))
+
+    turned = [(truth, read[(k + 1) % len(read)][1]) for k, (truth, _) in enumerate(read)] if len(read) > 1 else []
+    controls = [_f1(*pair) for pair in turned] or [0.0]
+    shown = [
+        Words(original=sorted(truth), guess=sorted(guess), read=_f1(truth, guess) >= max(READ_F1, c + MARGIN_F1))
+        for (truth, guess), c in zip(read, controls, strict=True)
+    ]
+    control = counted(turned, [0.0] * len(turned)) if turned else None
+    return Scored(counts=counted(read, controls), control=control, shown=shown[:MOST_SHOWN])

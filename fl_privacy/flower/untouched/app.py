@@ -1,0 +1,167 @@
+"""A Flower app in a folder or a bundle: what its pyproject.toml says, and its two halves as Flower loads them."""
+
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.flower.inside.loading import loaded, parse_config_args
+
+LARGEST_BUNDLE = 1 << 30
+"""Bytes that a bundle may unpack to."""
+
+ROUNDS_KEYS = ("num-server-rounds", "num-rounds", "num_server_rounds", "num_rounds", "rounds", "server-rounds")
+"""Keys of the run config under which apps keep their number of rounds, the likeliest first."""
+
+Config = dict[str, bool | int | float | str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class App:
+    """What ``pyproject.toml`` says.
+
+    Attributes:
+        folder: that holds it.
+        name: of the project.
+        server, client: references to the two halves, such as ``package.server_app:app``.
+        config: the run config, flat.
+        dependencies: as they are written.
+        nodes: of the first simulation that it names; ``None`` where it names none.
+    """
+
+    folder: Path
+    name: str
+    server: str
+    client: str
+    config: Mapping[str, bool | int | float | str]
+    dependencies: tuple[str, ...] = ()
+    nodes: int | None = None
+
+    def load(self) -> tuple[ServerApp, ClientApp]:
+        """Import both halves, which runs the app's code.
+
+        Raises:
+            UserError: the code can't be imported, or is no app.
+        """
+        with blamed_on(f"The app {self.name}"):
+            server, client = loaded(self.server, self.folder), loaded(self.client, self.folder)
+        if not isinstance(server, ServerApp) or not isinstance(client, ClientApp):
+            raise UserError(
+                f"{self.server} and {self.client} are expected to be a ServerApp and a ClientApp of Flower, but are"
+                f" {type(server).__name__} and {type(client).__name__}."
+            )
+        return server, client
+
+    def with_config(self, overrides: Sequence[str], rounds: int | None) -> Config:
+        """The run config with ``overrides`` (key=value, each with its own type) and the number of rounds.
+
+        Raises:
+            UserError: the app has no such key, or the value is of another type.
+        """
+        config: Config = dict(self.config)
+        for text in overrides:
+            for key, value in _pairs(text).items():
+                if key not in config:
+                    known = ", ".join(sorted(config)) or "none at all"
+                    raise UserError(f"--run-config is expected to set one of {known}, but got {key}.")
+                config[key] = _like(config[key], value, key)
+        if rounds is not None:
+            key = next((key for key in ROUNDS_KEYS if key in config), None)
+            if key is not None:
+                config[key] = rounds
+        return config
+
+
+def read_app(path: str | Path) -> App:
+    """What is in the folder, or the bundle (.fab), ``path``; nothing of it is imported.
+
+    Raises:
+        UserError: it is no Flower app.
+    """
+    folder = Path(path).expanduser().absolute()
+    if folder.is_file() and folder.suffix == ".fab":
+        folder = _unpacked(folder)
+    project = folder / "pyproject.toml"
+    if not project.is_file():
+        raise UserError(f"APP is expected to be a folder with Flower's pyproject.toml or a .fab file, but got {path}.")
+    try:
+        told = tomllib.loads(project.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{project} is expected to be TOML, but is not: {error}.") from error
+    flower = told.get("tool", {}).get("flwr", {})
+    components = flower.get("app", {}).get("components", {})
+    if not {"serverapp", "clientapp"} <= set(components):
+        raise UserError(
+            f"{project} is expected to name serverapp and clientapp in [tool.flwr.app.components], but does not: it is"
+            " no app that Flower 1.8 or later runs."
+        )
+    return App(
+        folder=folder,
+        name=str(told.get("project", {}).get("name", folder.name)),
+        server=str(components["serverapp"]),
+        client=str(components["clientapp"]),
+        config=_flat(flower.get("app", {}).get("config", {})),
+        dependencies=tuple(map(str, told.get("project", {}).get("dependencies", ()))),
+        nodes=_nodes(flower.get("federations", {})),
+    )
+
+
+def _unpacked(bundle: Path) -> Path:
+    """A folder of its own with what a bundle holds."""
+    into = Path(tempfile.mkdtemp(prefix="fl-privacy-app-"))
+    try:
+        with zipfile.ZipFile(bundle) as archive:
+            entries = archive.infolist()
+            if sum(entry.file_size for entry in entries) > LARGEST_BUNDLE:
+                raise UserError(f"{bundle} is expected to unpack to at most {LARGEST_BUNDLE >> 20} MiB, but is larger.")
+            for entry in entries:
+                if not (into / entry.filename).resolve().is_relative_to(into.resolve()):
+                    raise UserError(f"{bundle} is expected to stay in its folder, but has {entry.filename}.")
+            archive.extractall(into)
+    except zipfile.BadZipFile as error:
+        raise UserError(f"{bundle} is expected to be a bundle as `flwr build` writes, but is none.") from error
+    return into
+
+
+def _flat(nested: Mapping[str, Any], before: str = "") -> Config:
+    """Nested keys joined by dots, as Flower joins them."""
+    found: Config = {}
+    for key, value in nested.items():
+        name = f"{before}.{key}" if before else key
+        found.update(_flat(value, name) if isinstance(value, Mapping) else {name: value})
+    return found
+
+
+def _nodes(federations: Mapping[str, Any]) -> int | None:
+    for each in federations.values():
+        number = each.get("options", {}).get("num-supernodes") if isinstance(each, Mapping) else None
+        if isinstance(number, int) and number > 0:
+            return number
+    return None
+
+
+def _pairs(text: str) -> dict[str, Any]:
+    """What ``key=value key=value`` says, as ``flwr run --run-config`` reads it."""
+    try:
+        return dict(parse_config_args([text]))
+    except (click.ClickException, ValueError) as error:
+        raise UserError(f"--run-config is expected as 'key=value key=\"text\"', but got {text!r}.") from error
+
+
+def _like(old: object, new: Any, key: str) -> Any:
+    """``new``, a whole number where the app has a real one made real."""
+    if isinstance(old, float) and isinstance(new, int) and not isinstance(new, bool):
+        return float(new)
+    if type(old) is not type(new):
+        raise UserError(
+            f"--run-config {key} is expected to be like {old!r} of the app, but got {new!r}; text goes in quotes."
+        )
+    return new

@@ -1,0 +1,357 @@
+"""From an app to a page: run it, look on, ask clients again, attack, write."""
+
+import contextlib
+import json
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context, RecordDict
+
+from fl_privacy.attacks.named import attack_named
+from fl_privacy.checks import whole
+from fl_privacy.errors import UserError
+from fl_privacy.experiment.ladder import Client as LadderClient
+from fl_privacy.experiment.ladder import Ladder, Rung, as_plain
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.files import make_private_folder, write_private
+from fl_privacy.flower.untouched.app import App
+from fl_privacy.flower.untouched.mirror import mirrored
+from fl_privacy.flower.untouched.tapped_grid import Answer, TappedGrid
+from fl_privacy.report.untouched import AppPage, Step, write_app_page
+from fl_privacy.rng import streams_put_back
+from fl_privacy.tapping.watch import OnlyExamples
+
+logger = logging.getLogger(__name__)
+
+PAGE, RECORD = "report.html", "audit.json"
+"""Files in the folder of an audit."""
+
+USUAL_NODES = 10
+"""As many as Flower simulates where an app names no number."""
+
+_REFRESHED = 15.0
+"""Seconds between two pages while the app trains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """How an app is audited.
+
+    Attributes:
+        nodes: clients; ``None`` takes the app's own number, or ten.
+        rounds: of training; ``None`` takes the app's own number.
+        run_config: overrides, as ``flwr run --run-config`` takes them.
+        mirror: folder of data sets by hub name; ``None`` lets the app load what it will.
+        out: folder of audits.
+        clients: that are asked again.
+        victims: single examples that are attacked.
+        budget: of the attack: ``quick``, ``standard``, ``thorough``.
+        seconds: after which no further rung is begun.
+        seed: of the app's random streams, and of attacks; ``None`` leaves the app's streams alone.
+    """
+
+    nodes: int | None = None
+    rounds: int | None = 1
+    run_config: tuple[str, ...] = ()
+    mirror: Path | None = None
+    out: Path = Path("audit")
+    clients: int = 4
+    victims: int = 8
+    budget: str = "quick"
+    seconds: float = 600.0
+    seed: int | None = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """What came of it.
+
+    Attributes:
+        page: where it is.
+        record: what ``audit.json`` holds.
+        line: for a terminal.
+    """
+
+    page: Path
+    record: Mapping[str, Any]
+    line: str
+
+
+def audit_app(app: App, asked: Asked) -> Audited:
+    """Run ``app`` in this process and write a page on what its clients give away.
+
+    The app's code is imported and run, with all that it does. It works in a folder of its own beneath the audit's.
+
+    Raises:
+        UserError: the app can't be loaded, or the folder can't be written.
+    """
+    nodes = whole("--nodes", asked.nodes or app.nodes or USUAL_NODES, at_least=1, at_most=10_000, example=10)
+    config = app.with_config(asked.run_config, asked.rounds)
+    folder = _folder(asked.out, app.name)
+    run = _Run(app, asked, folder, nodes)
+    with mirrored(asked.mirror) as asked_data, _working_in(folder / "files"):
+        server, client = app.load()
+        if asked.seed is not None:
+            _seed(asked.seed)
+        grid = TappedGrid(range(nodes), client, config, asked.clients)
+        run.grid, run.asked_data = grid, asked_data
+        grid.on_answer = run.refresh
+        context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
+        ended = attempt(lambda: server(grid, context))
+        grid.on_answer = None
+        if isinstance(ended, Failure):
+            run.problems.append(f"The app's server ended with an error: {ended.reason}")
+        run.trained = time.perf_counter() - run.started
+        run.write("The training is done; single examples are attacked now.")
+        with streams_put_back():
+            run.climb()
+    return run.finish()
+
+
+class _Run:
+    """One audit, from the first message to the page."""
+
+    def __init__(self, app: App, asked: Asked, folder: Path, nodes: int) -> None:
+        self.app, self.asked, self.folder, self.nodes = app, asked, folder, nodes
+        self.grid: TappedGrid | None = None
+        self.asked_data: set[str] = set()
+        self.problems: list[str] = []
+        self.rungs: list[Rung] = []
+        self.started = self.trained = time.perf_counter()
+        self._refreshed = 0.0
+
+    def refresh(self) -> None:
+        """A page while the app trains, now and then."""
+        if time.perf_counter() - self._refreshed >= _REFRESHED:
+            self._refreshed = time.perf_counter()
+            self.write("The app trains; what leaves in clear is shown as it is seen.")
+
+    def climb(self) -> None:
+        """Ask clients again and attack, rung by rung."""
+        assert self.grid is not None
+        ladder = Ladder(
+            clients=_clients(self.grid),
+            attack=attack_named("auto")(budget=self.asked.budget),
+            victims=self.asked.victims,
+            seed=self.asked.seed or 0,
+            seconds=self.asked.seconds,
+        )
+        for rung in ladder.climb():
+            self.rungs.append(rung)
+            self.write("Further rungs are attacked.")
+
+    def write(self, going_on: str) -> AppPage:
+        """The page as far as it is known."""
+        page = self._page(going_on)
+        write_app_page(page, self.folder / PAGE)
+        return page
+
+    def finish(self) -> Audited:
+        """The page, the record and a line."""
+        assert self.grid is not None
+        page = self.write("")
+        record = self._record(page)
+        write_private(self.folder / RECORD, json.dumps(record, indent=1, default=str))
+        path = (self.folder / PAGE).absolute()
+        return Audited(page=path, record=record, line=f"audit: {page.headline}. Page: {path}")
+
+    def _page(self, going_on: str) -> AppPage:
+        grid = self.grid
+        assert grid is not None
+        problems = [*self.problems]
+        problems += [f"{why} ({n} replies)" for why, n in grid.failures.most_common(5)]
+        problems += [f"{why} ({n} times)" for why, n in grid.problems.most_common(5)]
+        return AppPage(
+            app=self.app.name,
+            lede=self._lede(),
+            findings=[
+                {
+                    "severity": one.leak.severity,
+                    "what": one.leak.what,
+                    "where": one.leak.where,
+                    "why": one.leak.why,
+                    "kind": one.kind,
+                    "times": one.times,
+                    "of": one.of,
+                }
+                for one in grid.findings()
+            ],
+            steps=[_step(rung) for rung in self.rungs],
+            lines=[_line(line) for line in grid.inventory.lines()],
+            volumes=[
+                {"direction": way[0], "kind": way[1], "messages": n, "bytes": grid.inventory.bytes[way]}
+                for way, n in grid.inventory.messages.items()
+            ],
+            facts=_facts(grid),
+            stated={name: sorted(values) for name, values in grid.stated.items()},
+            problems=problems,
+            going_on=going_on,
+            environment=self._environment(),
+        )
+
+    def _lede(self) -> str:
+        assert self.grid is not None
+        rounds = self.asked.rounds
+        said = f"{self.app.name}, not a line of it edited, with {self.nodes} clients in one process"
+        said += f" over {rounds} round{'s' * (rounds != 1)}." if rounds else "."
+        attacked = len({node for node, _ in self.grid.answers})
+        if attacked and self.rungs:
+            said += (
+                f" The server is honest but curious; {attacked} clients were asked again for uploads of few examples."
+            )
+        return said
+
+    def _environment(self) -> list[tuple[str, str]]:
+        data = ", ".join(sorted(self.asked_data))
+        found = [
+            ("fl-privacy", metadata.version("fl-privacy")),
+            ("flwr", metadata.version("flwr")),
+            ("torch", torch.__version__),
+            ("Attack", f"auto, budget {self.asked.budget}, seed {self.asked.seed or 0}"),
+            ("Training took", f"{self.trained:.0f} s" if self.rungs else "not done yet"),
+        ]
+        return found + ([("Data from the mirror", data)] if data else [])
+
+    def _record(self, page: AppPage) -> dict[str, Any]:
+        assert self.grid is not None
+        return {
+            "command": "audit APP",
+            "app": self.app.name,
+            "headline": page.headline,
+            "tone": page.tone,
+            "nodes": self.nodes,
+            "rounds": self.asked.rounds,
+            "models": dict(self.grid.models),
+            "findings": list(page.findings),
+            "rungs": [as_plain(rung) for rung in self.rungs],
+            "inventory": list(page.lines),
+            "stated": dict(page.stated),
+            "problems": list(page.problems),
+            "facts": dict(page.facts),
+            "seconds": {"training": round(self.trained, 1), "all": round(time.perf_counter() - self.started, 1)},
+        }
+
+
+def _clients(grid: TappedGrid) -> list[LadderClient]:
+    found = []
+    for node in dict.fromkeys(node for node, _ in grid.answers):
+        first, latest = grid.answers[node, "first"], grid.answers.get((node, "latest"))
+
+        def ask(only: OnlyExamples | None, answer: Answer = first) -> Any:
+            return grid.ask_again(answer, only, program=True)
+
+        def later(only: OnlyExamples | None, answer: Answer | None = latest) -> Any:
+            assert answer is not None
+            return grid.ask_again(answer, only, program=True)
+
+        found.append(
+            LadderClient(
+                number=node,
+                ask=ask,
+                ask_later=None if latest is None else later,
+                watched=first.watched,
+                matched=first.matched,
+            )
+        )
+    return found
+
+
+def _step(rung: Rung) -> Step:
+    return Step(
+        title=rung.title,
+        made=rung.made,
+        kind=rung.kind,
+        uploaded=rung.uploaded,
+        counts=rung.counts,
+        control=rung.control,
+        beyond=rung.read_beyond_chance,
+        reason=rung.reason,
+        labels=rung.labels,
+        seconds=rung.seconds,
+        notes=rung.notes,
+        shown=rung.shown,
+    )
+
+
+def _line(line: Any) -> dict[str, Any]:
+    return {
+        "direction": line.direction,
+        "kind": line.kind,
+        "record": line.record,
+        "key": line.key,
+        "what": line.what,
+        "size": line.size,
+        "messages": line.messages,
+        "rounds": list(line.rounds),
+        "example": line.example,
+    }
+
+
+def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
+    """How clients were seen to train, by the first that was kept."""
+    if not grid.answers:
+        return []
+    answer = next(iter(grid.answers.values()))
+    seen, found = answer.watched, answer.matched
+    (optimizer, told), steps = seen.optimizers.most_common(1)[0]
+    settings = ", ".join(f"{key} {value}" for key, value in told if value not in (None, False, 0, 0.0))
+    frozen = sum(name in seen.before and name not in seen.gradients for name in found.withheld)
+    entered = "; ".join(f"{what} ({n} times)" for what, n in seen.entered.most_common(3))
+    facts = [
+        ("Network", ", ".join(dict.fromkeys(type(module).__name__ for module in seen.modules))),
+        ("What enters it", entered),
+        ("Optimizer", f"{optimizer} ({settings}), {steps} steps in a round"),
+        ("Examples of a client", str(seen.loaded) if seen.loaded else "not seen"),
+        ("What is uploaded", f"{found.shares} of {len(found.parameters)} parameters and buffers"),
+        (
+            "How that is known",
+            "arrays have the parameters' values"
+            if found.by == "value"
+            else "arrays have the names or places of arrays sent, whose values are the parameters'; values are changed",
+        ),
+    ]
+    if found.withheld:
+        facts.append(("What does not leave", f"{len(found.withheld)} parameters, {frozen} of them not trained"))
+    if found.unknown:
+        facts.append(("Arrays that are no parameters", ", ".join(found.unknown[:10])))
+    return facts
+
+
+def _folder(out: Path, name: str) -> Path:
+    safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)[:60] or "app"
+    folder = out.expanduser().absolute() / f"audit-{safe}"
+    try:
+        make_private_folder(folder / "files", folder)
+    except OSError as error:
+        raise UserError(
+            f"--out is expected to be a folder that can be written, but {out} can't: {error.strerror}."
+        ) from error
+    return folder
+
+
+@contextlib.contextmanager
+def _working_in(folder: Path) -> Iterator[None]:
+    """The app works, and leaves its files, in ``folder``."""
+    before, path = Path.cwd(), list(sys.path)
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        sys.path[:] = path
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)

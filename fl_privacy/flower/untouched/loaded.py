@@ -1,0 +1,111 @@
+"""What clients load, as far as libraries that many use let on: rows, columns and labels to compare replies with."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.tapping.findings import Loaded
+from fl_privacy.tapping.program import tensors_in
+from fl_privacy.tapping.watch import Watched, _replaced
+
+MOST_ROWS = 20_000
+
+
+class LoadedBy:
+    """Notes which partitions of ``flwr_datasets`` a client takes while it answers, and which tables of pandas.
+
+    Args:
+        tables: columns of all tables that clients read so far, which they may keep from one message to the next.
+    """
+
+    def __init__(self, tables: dict[str, np.ndarray] | None = None) -> None:
+        self._partitions: list[Any] = []
+        self._tables: dict[str, np.ndarray] = {} if tables is None else tables
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Look on until the block ends."""
+        with ExitStack() as stack:
+            if importlib.util.find_spec("flwr_datasets") is not None:
+                owner = importlib.import_module("flwr_datasets").FederatedDataset
+                stack.enter_context(_replaced(owner, "load_partition", self._around))
+            if "pandas" in sys.modules:
+                pandas = sys.modules["pandas"]
+                for name in ("read_csv", "read_parquet", "read_sql", "read_excel", "read_table", "read_json"):
+                    if hasattr(pandas, name):
+                        stack.enter_context(_replaced(pandas, name, self._around_reading))
+            yield
+
+    def _around_reading(self, read: Any) -> Any:
+        def table(*args: Any, **kwargs: Any) -> Any:
+            found = read(*args, **kwargs)
+            noted = attempt(lambda: _numbers(found))
+            self._tables.update({} if isinstance(noted, Failure) else noted)
+            return found
+
+        return table
+
+    def _around(self, load: Any) -> Any:
+        def loaded(*args: Any, **kwargs: Any) -> Any:
+            found = load(*args, **kwargs)
+            self._partitions.append(found)
+            return found
+
+        return loaded
+
+    def of(self, seen: Watched) -> Loaded:
+        """What the client behind ``seen`` loaded."""
+        columns: dict[str, np.ndarray] = dict(self._tables)
+        for partition in self._partitions[-1:]:
+            found = attempt(lambda: _columns(partition))  # noqa: B023
+            columns.update({} if isinstance(found, Failure) else found)
+        rows, labels = _rows(seen)
+        return Loaded(rows=rows, columns=columns, labels=labels, examples=seen.loaded or _entered(seen))
+
+
+def _numbers(table: Any) -> dict[str, np.ndarray]:
+    """Columns of numbers of a table of pandas."""
+    chosen = [name for name in table.columns if table[name].dtype.kind in "iuf"]
+    return {str(name): table[name].to_numpy()[:MOST_ROWS] for name in chosen}
+
+
+def _entered(seen: Watched) -> int:
+    """Examples that entered modules, where no loader gave them."""
+    return sum(len(next(iter(each), torch.empty(0))) for each in seen.inputs)
+
+
+def _columns(partition: Any) -> dict[str, np.ndarray]:
+    """Columns of numbers, of at most so many rows."""
+    kept = [
+        name
+        for name, kind in partition.features.items()
+        if any(part in str(getattr(kind, "dtype", "")) for part in ("int", "float"))
+        and str(getattr(kind, "dtype", "")).replace("float", "").replace("int", "").replace("u", "").isdigit()
+    ]
+    if not kept:
+        return {}
+    plain = partition.with_format("numpy", columns=kept)[:MOST_ROWS]
+    return {name: np.asarray(plain[name]) for name in kept}
+
+
+def _rows(seen: Watched) -> tuple[list[np.ndarray], np.ndarray | None]:
+    """Inputs (N, F) of the batches that were seen, and their labels."""
+    batches = seen.batches or seen.inputs
+    groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
+    labels: list[torch.Tensor] = []
+    for batch in batches:
+        for tensor in tensors_in(batch):
+            if tensor.is_floating_point() and tensor.dim() >= 2:
+                groups.setdefault(tuple(tensor.shape[1:]), []).append(tensor.flatten(1))
+            elif not tensor.is_floating_point() and tensor.dim() == 1:
+                labels.append(tensor)
+    rows = [torch.cat(parts).float().cpu().numpy() for parts in groups.values()]
+    found = torch.cat(labels).cpu().numpy() if labels else None
+    return rows, found if found is not None and len(found) == seen.loaded else None

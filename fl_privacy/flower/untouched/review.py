@@ -1,0 +1,203 @@
+"""What an app says of itself, read without running anything of it."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.flower.untouched.app import App, read_app
+
+MOST_FILES, MOST_BYTES = 2000, 1 << 20
+"""Files of an app that are read, and bytes of one."""
+
+DEFENSES = {
+    "fixedclipping_mod": "clips each client's update; without noise of the server that bounds nothing",
+    "adaptiveclipping_mod": "clips each client's update by a bound that adapts; without noise that bounds nothing",
+    "LocalDpMod": "clips and adds noise on the client",
+    "secaggplus_mod": "masks updates, so that the server sees sums alone",
+    "secagg_mod": "masks updates, so that the server sees sums alone",
+    "DifferentialPrivacyServerSideFixedClipping": "the server adds noise to the sum; it sees each update before",
+    "DifferentialPrivacyServerSideAdaptiveClipping": "the server adds noise to the sum; it sees each update before",
+    "DifferentialPrivacyClientSideFixedClipping": "clients clip, the server adds noise; it sees each update before",
+    "DifferentialPrivacyClientSideAdaptiveClipping": "clients clip, the server adds noise; it sees each update before",
+    "SecAggPlusWorkflow": "masks updates, so that the server sees sums alone",
+    "SecAggWorkflow": "masks updates, so that the server sees sums alone",
+    "PrivacyEngine": "DP-SGD of Opacus, within the training of a client",
+}
+"""Names of Flower's and Opacus's protections -> what they do."""
+
+PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+NETWORK = {
+    "requests",
+    "httpx",
+    "urllib",
+    "aiohttp",
+    "socket",
+    "ftplib",
+    "smtplib",
+    "boto3",
+    "wandb",
+    "mlflow",
+    "paramiko",
+}
+DANGEROUS = {"eval", "exec", "system", "popen", "Popen", "check_output"}
+_PRIVACY = re.compile(r"epsilon|delta|noise|clip|max[-_]?grad[-_]?norm|num[-_]?shares|threshold|budget", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """One thing in the code, and where: file and line."""
+
+    what: str
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Review:
+    """What was read.
+
+    Attributes:
+        app: its name.
+        server, client: references to its halves.
+        strategies: classes of strategies that are made.
+        protections: Flower's own and Opacus's that are used.
+        mods: what is given as ``mods=``.
+        settings: of the run config that have to do with privacy.
+        pins: dependencies, and whether each is pinned to a version.
+        pickles: where objects are packed or unpacked.
+        network: modules that talk to others, beside Flower.
+        runs: where code or commands are run from text.
+        unread: files that could not be parsed.
+    """
+
+    app: str
+    server: str
+    client: str
+    strategies: list[Note] = field(default_factory=list)
+    protections: list[Note] = field(default_factory=list)
+    mods: list[Note] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    pins: dict[str, bool] = field(default_factory=dict)
+    pickles: list[Note] = field(default_factory=list)
+    network: list[Note] = field(default_factory=list)
+    runs: list[Note] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+
+    def as_plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def in_words(self) -> str:
+        """For people."""
+        lines = [f"{self.app}: {self.server}, {self.client}; read, not run."]
+        lines += _section("Strategies", self.strategies) or ["Strategies: none of Flower's is named."]
+        lines += _section("Protections", self.protections) or [
+            "Protections: none of Flower's mods and strategies, and no Opacus: updates leave as they are."
+        ]
+        lines += _section("Mods", self.mods)
+        if self.settings:
+            lines.append(
+                "Settings that have to do with privacy: " + ", ".join(f"{k}={v}" for k, v in self.settings.items())
+            )
+        loose = [name for name, pinned in self.pins.items() if not pinned]
+        if loose:
+            lines.append(f"Not pinned to a version: {', '.join(loose)}.")
+        lines += _section("Pickles, which run what they hold when they are unpacked", self.pickles)
+        lines += _section("Talks to others beside Flower", self.network)
+        lines += _section("Runs code or commands", self.runs)
+        lines += [f"Not read: {name}" for name in self.unread]
+        lines.append("`fl-privacy audit APP` runs the app and shows what its uploads give away.")
+        return "\n".join(lines)
+
+
+def review_app(path: str | Path) -> Review:
+    """Read the app in the folder, or the bundle, ``path``; nothing of it is imported or run.
+
+    Raises:
+        UserError: it is no Flower app.
+    """
+    app = read_app(path)
+    found = Review(
+        app=app.name,
+        server=app.server,
+        client=app.client,
+        settings={key: value for key, value in app.config.items() if _PRIVACY.search(key)},
+        pins={text: "==" in text or " @ " in text for text in app.dependencies},
+    )
+    for file in _sources(app):
+        name = file.relative_to(app.folder).as_posix()
+        try:
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError, ValueError, RecursionError):
+            found.unread.append(name)
+            continue
+        for node in ast.walk(tree):
+            _look(node, name, found)
+    return found
+
+
+def _sources(app: App) -> Iterator[Path]:
+    files = (f for f in sorted(app.folder.rglob("*.py")) if f.is_file() and not f.is_symlink())
+    for number, file in enumerate(files):
+        if number >= MOST_FILES:
+            return
+        if file.stat().st_size <= MOST_BYTES and not any(
+            part.startswith(".") for part in file.relative_to(app.folder).parts
+        ):
+            yield file
+
+
+def _look(node: ast.AST, file: str, found: Review) -> None:
+    where = f"{file}:{getattr(node, 'lineno', 0)}"
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        found.network.extend(Note(what=module, where=where) for module in modules if _top(module) in NETWORK)
+        found.pickles.extend(Note(what=module, where=where) for module in modules if _top(module) in PICKLES)
+    elif isinstance(node, ast.Call):
+        _look_at_call(node, where, found)
+        for keyword in node.keywords:
+            if keyword.arg == "mods" and isinstance(keyword.value, ast.List | ast.Tuple):
+                for each in keyword.value.elts:
+                    _look_at_mod(_name(each.func if isinstance(each, ast.Call) else each), where, found)
+
+
+def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
+    name = _name(node.func)
+    last = name.rpartition(".")[2]
+    if last in DEFENSES:
+        found.protections.append(Note(what=f"{last}: {DEFENSES[last]}", where=where))
+    elif re.fullmatch(r"(Fed|Krum|MultiKrum|Bulyan|QFed|FaultTolerant)\w*", last) and last != "FederatedDataset":
+        found.strategies.append(Note(what=last, where=where))
+    if last in DANGEROUS and _top(name) in {last, "os", "subprocess"}:
+        found.runs.append(Note(what=name, where=where))
+    if name in ("torch.load", "np.load", "numpy.load"):
+        given = next((k.value for k in node.keywords if k.arg in ("weights_only", "allow_pickle")), None)
+        if isinstance(given, ast.Constant) and given.value is (name != "torch.load"):
+            found.pickles.append(Note(what=f"{name} of any object", where=where))
+
+
+def _look_at_mod(name: str, where: str, found: Review) -> None:
+    kind = DEFENSES.get(name.rpartition(".")[2])
+    if kind is None:
+        found.mods.append(Note(what=name or "a mod that is made on the spot", where=where))
+    else:
+        found.protections.append(Note(what=f"{name}: {kind}", where=where))
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _name(node: ast.AST) -> str:
+    """Dotted name of what is called; empty where it has none."""
+    if isinstance(node, ast.Attribute):
+        return f"{_name(node.value)}.{node.attr}".lstrip(".")
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _section(title: str, notes: list[Note]) -> list[str]:
+    if not notes:
+        return []
+    return [f"{title}:", *(f"  {note.what} ({note.where})" for note in dict.fromkeys(notes))]

@@ -1,0 +1,218 @@
+"""A grid in this process that looks into every message, and on while clients answer, and changes neither."""
+
+import copy
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.flower.node_secrets import SimulatedContext
+from fl_privacy.flower.transport import LocalGrid, error_reply
+from fl_privacy.flower.untouched.loaded import LoadedBy
+from fl_privacy.rng import Streams, streams_now
+from fl_privacy.tapping import Inventory, Leak, Sent, Watch, Watched, findings_of
+from fl_privacy.tapping.findings import stated_privacy
+from fl_privacy.tapping.inventory import DOWN, UP
+from fl_privacy.tapping.matching import Matched, matched
+from fl_privacy.tapping.watch import OnlyExamples
+
+
+@dataclass(eq=False)
+class Answer:
+    """A client's answer to a training message, with all it takes to make the client answer again.
+
+    Attributes:
+        node: of the client.
+        round: counted by its training messages, from 1.
+        message, context: copies from before.
+        streams: random streams as they were before.
+        watched: what was seen.
+        sent, reply: arrays of the message and of the reply, by record and name joined.
+        matched: which array is which parameter.
+    """
+
+    node: int
+    round: int
+    message: Message
+    context: Context
+    streams: Streams
+    watched: Watched
+    sent: dict[str, np.ndarray]
+    reply: dict[str, np.ndarray]
+    matched: Matched
+
+
+@dataclass(frozen=True)
+class Found:
+    """A leak, and of how many replies it was found in how many."""
+
+    leak: Leak
+    kind: str
+    times: int
+    of: int
+
+
+class TappedGrid(LocalGrid):
+    """Nodes that answer by ``client_app``; what is sent is noted, and some answers are kept.
+
+    Args:
+        clients: partitions, one node each.
+        client_app: the app's own.
+        config: run config of all contexts.
+        keeps: clients whose answers are kept, of their first and of their latest round.
+    """
+
+    def __init__(self, clients: Sequence[int], client_app: ClientApp, config: dict[str, Any], keeps: int) -> None:
+        super().__init__(clients, client_app)
+        for context in self.contexts.values():
+            context.run_config = dict(config)
+        self.inventory = Inventory()
+        self.found: Counter[tuple[str, Leak]] = Counter()
+        self.replies: Counter[str] = Counter()
+        self.stated: dict[str, set[float]] = {}
+        self.trained_by: Counter[str] = Counter()
+        self.answers: dict[tuple[int, str], Answer] = {}
+        self.failures: Counter[str] = Counter()
+        self.models: Counter[str] = Counter()
+        self.summaries: list[dict[str, Any]] = []
+        self.problems: Counter[str] = Counter()
+        self.on_answer: Callable[[], None] | None = None
+        self._keeps, self._rounds = keeps, Counter[tuple[int, str]]()
+        self._lock = threading.RLock()
+        self._tables: dict[str, np.ndarray] = {}
+
+    def findings(self) -> list[Found]:
+        """What leaves in clear, the worst first."""
+        order = {"data": 0, "facts": 1, "look": 2}
+        every = [Found(leak, kind, times, self.replies[kind]) for (kind, leak), times in self.found.items()]
+        return sorted(every, key=lambda one: (order[one.leak.severity], one.leak.where))
+
+    def _answer(self, message: Message) -> Message:
+        with self._lock:
+            return self._tapped(message)
+
+    def _tapped(self, message: Message) -> Message:
+        node, kind = message.metadata.dst_node_id, str(message.metadata.message_type)
+        self._rounds[node, kind] += 1
+        number = self._rounds[node, kind]
+        down = _described(message.content, DOWN, kind, number, node)
+        self.inventory.add(down)
+        context = self.contexts[node]
+        kept = self._kept(node, kind)
+        before = (copy.deepcopy(message), _copied(context), streams_now()) if kept else None
+        watch, columns = Watch(), LoadedBy(self._tables)
+        app = self.client_app
+        assert app is not None
+        with watch.looking() as seen, columns.looking():
+            reply = attempt(lambda: app(message, context))
+        reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
+        noted = attempt(lambda: self._note(reply, down, seen, columns, before))
+        if isinstance(noted, Failure):
+            self.problems[f"A reply is not understood: {noted.reason}"] += 1
+        if self.on_answer is not None:
+            self.on_answer()
+        return reply
+
+    def _kept(self, node: int, kind: str) -> bool:
+        """Whether an answer may be asked for again: of clients that trained first."""
+        if kind.partition(".")[0] == "evaluate":
+            return False
+        nodes = list(dict.fromkeys(one for one, _ in self.answers))
+        return node in nodes or len(nodes) < self._keeps
+
+    def _note(self, reply: Message, down: Sent, seen: Watched, columns: LoadedBy, before: Any) -> None:
+        if reply.has_error():
+            lines = (reply.error.reason or "").strip().splitlines() or [f"Flower's error {reply.error.code}"]
+            self.inventory.add(
+                Sent(direction=UP, kind=down.kind, round=down.round, node=down.node, error=lines[-1][:200])
+            )
+            self.failures[lines[-1][:200]] += 1
+            return
+        up = _described(reply.content, UP, down.kind, down.round, down.node)
+        self.inventory.add(up)
+        self.replies[down.kind] += 1
+        sent, uploaded = _flat(down), _flat(up)
+        after = seen.values()
+        pairs = Matched()
+        if seen.modules and seen.steps:
+            pairs = matched(uploaded, sent, seen.before, after, seen.gradients)
+            self.models[" + ".join(type(module).__name__ for module in seen.modules)] += 1
+        known = {key.partition("/")[2] for key in pairs.parameters}
+        same = {key for key, array in uploaded.items() if key in sent and sent[key].shape == array.shape}
+        known |= {key.partition("/")[2] for key in same}
+        odd = [key for _, key in up.arrays if key not in known]
+        for leak in findings_of(up, columns.of(seen), odd, trained=bool(pairs.parameters)):
+            self.found[down.kind, leak] += 1
+        for key, value in stated_privacy(up).items():
+            self.stated.setdefault(key, set()).add(value)
+        if before is not None and seen.steps and pairs.parameters and len(seen.modules):
+            message, context, streams = before
+            answer = Answer(down.node, down.round, message, context, streams, seen, sent, uploaded, pairs)
+            self.answers[down.node, "first" if (down.node, "first") not in self.answers else "latest"] = answer
+
+    def ask_again(self, answer: Answer, only: OnlyExamples | None, *, program: bool = False) -> "Again | Failure":
+        """What the client answers to the same message, from the same state, where its loaders give ``only`` some.
+
+        Nothing of the client's own state is touched, and all random streams are put back.
+        """
+        watch = Watch(program=program, only=only)
+        message, context = copy.deepcopy(answer.message), _copied(answer.context)
+        app = self.client_app
+        assert app is not None
+        with self._lock, answer.streams.used(), watch.looking() as seen:
+            reply = attempt(lambda: app(message, context))
+        if isinstance(reply, Failure):
+            return reply
+        if reply.has_error():
+            return Failure((reply.error.reason or "an error").strip().splitlines()[-1])
+        up = _flat(_described(reply.content, UP, "again", 1, answer.node))
+        found = attempt(lambda: matched(up, answer.sent, seen.before, seen.values(), seen.gradients))
+        if isinstance(found, Failure):
+            return found
+        return Again(up, seen, found)
+
+
+@dataclass(frozen=True, eq=False)
+class Again:
+    """An answer that was asked for again; attributes as of ``Answer``."""
+
+    reply: dict[str, np.ndarray] = field(repr=False)
+    watched: Watched
+    matched: Matched
+
+
+def _copied(context: Context) -> Context:
+    return SimulatedContext(
+        run_id=context.run_id,
+        node_id=context.node_id,
+        node_config=dict(context.node_config),
+        state=copy.deepcopy(context.state),
+        run_config=dict(context.run_config),
+    )
+
+
+def _described(content: RecordDict, direction: str, kind: str, number: int, node: int) -> Sent:
+    arrays: dict[tuple[str, str], np.ndarray] = {}
+    values: dict[tuple[str, str], Any] = {}
+    for record, held in content.array_records.items():
+        for key, array in held.items():
+            made = attempt(array.numpy)
+            if isinstance(made, Failure):
+                values[record, key] = bytes(array.data)
+            else:
+                arrays[record, key] = made
+    for records in (content.metric_records, content.config_records):
+        for record, said in records.items():
+            for key, value in said.items():
+                values[record, key] = value
+    return Sent(direction=direction, kind=kind, round=number, node=node, arrays=arrays, values=values)
+
+
+def _flat(sent: Sent) -> dict[str, np.ndarray]:
+    return {f"{record}/{key}": array for (record, key), array in sent.arrays.items()}

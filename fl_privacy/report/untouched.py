@@ -1,0 +1,209 @@
+"""The page on a Flower app as it is: what leaves in clear, then what was read, from the worst case up."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fl_privacy.files import write_private
+from fl_privacy.report.images import data_uri
+from fl_privacy.report.numbers import seconds, size
+from fl_privacy.report.page import render
+from fl_privacy.results.counts import Counts
+from fl_privacy.results.verdict import LEAK, OPEN, Tone
+
+MOST_LINES = 60
+"""Lines of the inventory that are open at first."""
+
+KINDS = {"image": "image", "row": "row", "text": "text", "other": "example"}
+
+SEVERITIES = {"data": "Data as they are", "facts": "Facts about the data", "look": "To be looked at"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One rung of the ladder as the page shows it.
+
+    Attributes:
+        title, made: what it is of.
+        kind: of the examples.
+        uploaded: whether it leaves a client.
+        counts, control: what was read of it, and by guesses at others' uploads.
+        beyond: whether that is more than chance and control allow.
+        reason: why it was not attacked.
+        labels: right ones and how many are known.
+        seconds: of the attack.
+        notes: sentences.
+        shown: pairs of pictures, rows or words.
+    """
+
+    title: str
+    made: str
+    kind: str
+    uploaded: bool
+    counts: Counts | None
+    control: Counts | None
+    beyond: bool
+    reason: str
+    labels: tuple[int, int] | None
+    seconds: float
+    notes: Sequence[str] = ()
+    shown: Sequence[Any] = ()
+
+    @property
+    def tone(self) -> Tone:
+        """Red where something that leaves was read, else gray: no attack that fails makes anything green."""
+        return LEAK if self.uploaded and self.beyond else OPEN
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppPage:
+    """All that the page says.
+
+    Attributes:
+        app: its name.
+        lede: what was run, in sentences.
+        findings: what leaves in clear: severity, what, where, why, in how many of how many replies.
+        steps: of the ladder, as far as it is climbed.
+        lines: of the inventory.
+        volumes: messages and bytes by direction and kind.
+        facts: how clients train, name and value.
+        stated: what clients state of differential privacy.
+        problems: what went wrong.
+        going_on: what is still to come; empty when all is done.
+        environment: name and value.
+    """
+
+    app: str
+    lede: str
+    findings: Sequence[Mapping[str, Any]] = ()
+    steps: Sequence[Step] = ()
+    lines: Sequence[Mapping[str, Any]] = ()
+    volumes: Sequence[Mapping[str, Any]] = ()
+    facts: Sequence[tuple[str, str]] = ()
+    stated: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+    going_on: str = ""
+    environment: Sequence[tuple[str, str]] = ()
+
+    @property
+    def tone(self) -> Tone:
+        """Of the first line."""
+        clear = any(finding["severity"] == "data" for finding in self.findings)
+        return LEAK if clear or any(step.tone == LEAK for step in self.steps) else OPEN
+
+    @property
+    def headline(self) -> str:
+        """What was read, by whom, of how many."""
+        clear = [finding for finding in self.findings if finding["severity"] == "data"]
+        if clear:
+            first = clear[0]
+            return f"Clients send data as they are: {first['what']}, in {first['times']} of {first['of']} replies"
+        read = [step for step in self.steps if step.tone == LEAK]
+        if read:
+            most = max(read, key=lambda step: (step.counts.share or 0.0) if step.counts else 0.0)
+            more = [step for step in read if step is not most and step.title.startswith("The app's own batch")]
+            also = "".join(
+                f", and {step.counts.read} of {step.counts.judged} from {_made_of(step)}"
+                for step in more
+                if step.counts
+            )
+            return f"{_read(most)}{also}{_not_beyond(self.steps)}"
+        attacked = [step for step in self.steps if step.counts is not None and step.counts.judged]
+        uploaded = [step for step in attacked if step.uploaded]
+        if uploaded:
+            most = max(uploaded, key=lambda step: step.counts.share or 0.0 if step.counts else 0.0)
+            assert most.counts is not None
+            what = KINDS[most.kind]
+            return (
+                f"The server's attacks read {most.counts.read} of {most.counts.judged} {what}s from uploads, no more"
+                " than chance allows: that tells of these attacks, and is no guarantee"
+            )
+        if attacked:
+            return "Nothing that leaves a client was attacked with success; gradients that stay there were"
+        if self.going_on:
+            return "No upload was attacked yet"
+        return "Not attacked: no attack here fits what this app uploads, and what leaves is listed below"
+
+
+def _read(step: Step) -> str:
+    counts, what = step.counts, KINDS[step.kind]
+    assert counts is not None
+    of = f"{counts.read} of {counts.judged} {what}{'s' * (counts.judged != 1)}"
+    how = {"text": "The server read the words of"}.get(step.kind, "The server read")
+    return f"{how} {of} from what clients upload of {_made_of(step)}"
+
+
+def _made_of(step: Step) -> str:
+    if "last round" in step.title:
+        return "one example in one step in the last round"
+    return "one example in one step" if step.title.startswith("One example") else "a batch in one step"
+
+
+def _not_beyond(steps: Sequence[Step]) -> str:
+    own = [step for step in steps if step.title.startswith("All its examples")]
+    return "; the training's own uploads were not attacked" if own and own[0].counts is None else ""
+
+
+def write_app_page(page: AppPage, path: Path) -> None:
+    """Write the page, for its owner alone: it shows examples of clients."""
+    write_private(path, render_app(page))
+
+
+def render_app(page: AppPage) -> str:
+    """Its HTML."""
+    return render(
+        "app.html.j2",
+        page=page,
+        findings=[{**finding, "label": SEVERITIES[finding["severity"]]} for finding in page.findings],
+        steps=[_view(step, number) for number, step in enumerate(page.steps, 1)],
+        open_lines=page.lines[:MOST_LINES],
+        more_lines=page.lines[MOST_LINES:],
+        size=size,
+    )
+
+
+def _view(step: Step, number: int) -> dict[str, Any]:
+    counts, control = step.counts, step.control
+    low, high = counts.interval if counts is not None else (0.0, 1.0)
+    return {
+        "number": number,
+        "step": step,
+        "tone": step.tone,
+        "read": "" if counts is None else f"{counts.read} of {counts.judged + counts.failures}",
+        "interval": "" if counts is None else f"{100 * low:.0f} to {100 * high:.0f} %",
+        "control": "" if control is None else f"{control.read} of {control.judged + control.failures}",
+        "labels": "" if step.labels is None else f"{step.labels[0]} of {step.labels[1]}",
+        "seconds": seconds(step.seconds) if step.counts is not None else "",
+        "pictures": [_picture(one) for one in step.shown] if step.kind == "image" else [],
+        "rows": [_row(one) for one in step.shown] if step.kind == "row" else [],
+        "words": [_words(one) for one in step.shown] if step.kind == "text" else [],
+    }
+
+
+def _picture(one: Any) -> dict[str, Any]:
+    def uri(image: Any) -> str:
+        return data_uri((np.clip(np.asarray(image), 0, 1) * 255).round().astype(np.uint8))
+
+    return {
+        "original": uri(one.original),
+        "guess": "" if one.guess is None else uri(one.guess),
+        "read": one.read,
+        "small": min(one.original.shape[1:]) < 128,
+    }
+
+
+def _row(one: Any) -> dict[str, Any]:
+    def numbers(values: Sequence[float] | None) -> str:
+        if values is None:
+            return "no guess"
+        return " ".join(f"{value:.2f}" for value in values[:20]) + (" …" if len(values) > 20 else "")
+
+    return {"original": numbers(one.original), "guess": numbers(one.guess), "read": one.read}
+
+
+def _words(one: Any) -> dict[str, Any]:
+    truth, guess = set(one.original), set(one.guess)
+    return {"right": len(truth & guess), "there": len(truth), "wrong": len(guess - truth), "read": one.read}

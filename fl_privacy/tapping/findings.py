@@ -1,0 +1,282 @@
+"""What leaves a client in clear: found by looking at a reply beside what the client loaded, without any attack."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from fl_privacy.tapping.inventory import Sent
+
+Severity = Literal["data", "facts", "look"]
+"""``data``: examples, or parts of them, left as they are; ``facts``: something about the examples; ``look``: something
+that may hold data, or run code, where it arrives."""
+
+LEAST_ROWS, LEAST_SHARE = 5, 0.5
+"""Rows, and share of an array's rows, from which on what equals loaded rows is no accident."""
+
+LEAST_DISTINCT = 4
+"""Different values without which equal numbers say nothing."""
+
+LONG_TEXT = 200
+"""Letters from which on a text is shown to the reader as one that may hold data."""
+
+_EMAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.]{2,}")
+_PATH = re.compile(r"(?:^|[\s\"'=])(?:/(?:home|Users|root|data|mnt|tmp|var)/|[A-Z]:\\)[^\s\"']*")
+_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_ZIP = b"PK\x03\x04"
+_NUMPY = b"\x93NUMPY"
+
+_EXAMPLE_COUNTS = re.compile(r"num[-_]?(examples|samples|rows|data)", re.IGNORECASE)
+_STATED = re.compile(r"epsilon|delta|noise[-_]?multiplier|max[-_]?grad[-_]?norm|clip", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leak:
+    """One thing that leaves.
+
+    Attributes:
+        severity: see ``Severity``.
+        what: in a sentence.
+        where: record and key.
+        why: what it means for the people behind the data, in a sentence.
+    """
+
+    severity: Severity
+    what: str
+    where: str
+    why: str
+
+    def at(self, where: str) -> "Leak":
+        """The same elsewhere."""
+        return replace(self, where=where)
+
+
+_UNKNOWN = Leak(
+    severity="look",
+    what="an array that is no parameter of what the client trained",
+    where="",
+    why="Nobody here can say what it tells; look at how the client makes it.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What a client was seen to load.
+
+    Attributes:
+        rows: (N, F) matrices of numbers, one row an example.
+        columns: names of columns with their values, one an example.
+        labels: of its training examples, whole numbers.
+        examples: how many it loaded for training, 0 where nobody saw.
+    """
+
+    rows: Sequence[np.ndarray] = ()
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    labels: np.ndarray | None = None
+    examples: int = 0
+
+
+def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: bool) -> list[Leak]:
+    """What a reply gives away in clear.
+
+    Args:
+        sent: the reply.
+        loaded: by the client that made it.
+        unknown: names of arrays that are neither parameters of what was trained nor like arrays that were sent.
+        trained: whether modules of PyTorch were seen to train, so that ``unknown`` means something.
+    """
+    found: list[Leak] = []
+    told = [v for (_, key), v in sent.values.items() if _EXAMPLE_COUNTS.search(key) and isinstance(v, int | float)]
+    counts = {int(v) for v in [*told, loaded.examples] if v >= LEAST_ROWS}
+    for (record, key), array in sent.arrays.items():
+        where = f"{record}/{key}"
+        here = list(_of_array(array, where, loaded, counts))
+        if not here and key in unknown and array.ndim and len(array) in counts:
+            here = [_of_each(array, where)]
+        elif not here and key in unknown and trained:
+            here = [_UNKNOWN.at(where)]
+        found += here
+    for (record, key), value in sent.values.items():
+        found += _of_value(value, f"{record}/{key}", key, loaded)
+    return found
+
+
+def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int]) -> Iterator[Leak]:
+    """What an array is, where what was loaded tells."""
+    if array.dtype.kind in "SUO" or (array.dtype == np.uint8 and array.ndim == 1):
+        yield from _of_bytes(array.tobytes(), where)
+        return
+    rows = _equal_rows(array, loaded)
+    if rows:
+        yield Leak(
+            severity="data",
+            what=f"{rows} of {len(array)} rows are examples of the client, value by value",
+            where=where,
+            why="Whoever receives this has these examples; nothing has to be attacked.",
+        )
+    elif (column := _equal_column(array, loaded, counts)) is not None:
+        yield _raw_column(column, array.size, where)
+    elif _is_class_count(array, loaded):
+        yield _class_counts(where)
+
+
+def _of_each(array: np.ndarray, where: str) -> Leak:
+    """An array with an entry for each example."""
+    entry = "one number" if array.size == len(array) else f"one vector of {array[0].size} numbers"
+    return Leak(
+        severity="facts",
+        what=f"{entry} for each of the client's {len(array)} examples",
+        where=where,
+        why="What is told of single examples may be the data themselves, or enough to rebuild them; not attacked here.",
+    )
+
+
+def _raw_column(column: str, number: int, where: str) -> Leak:
+    return Leak(
+        severity="data",
+        what=f"the values of the column {column} of {number} examples, as they are",
+        where=where,
+        why="Whoever receives this has these values of every example; nothing has to be attacked.",
+    )
+
+
+def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak]:
+    if isinstance(value, bytes):
+        yield from _of_bytes(value, where)
+    elif isinstance(value, str):
+        yield from _of_text(value, where)
+    elif isinstance(value, list) and value and not isinstance(value[0], str | bytes):
+        array = np.asarray(value)
+        if (column := _equal_column(array, loaded, {loaded.examples})) is not None:
+            yield _raw_column(column, len(value), where)
+        elif _is_class_count(array, loaded):
+            yield _class_counts(where)
+        elif len(value) > 1 and len(value) == loaded.examples:
+            yield Leak(
+                severity="facts",
+                what=f"a number for each of the client's {len(value)} examples",
+                where=where,
+                why="A loss or score of single examples says which of them a model was trained on.",
+            )
+    elif isinstance(value, list):
+        for text in value[:100]:
+            yield from _of_text(text, where) if isinstance(text, str) else _of_bytes(text, where)
+    elif _EXAMPLE_COUNTS.search(key) and isinstance(value, int | float) and value < 2:
+        yield Leak(
+            severity="facts",
+            what=f"the client says that it has {value:g} example{'s' * (value != 1)}",
+            where=where,
+            why="An update of a single example is the worst case: the whole upload is about one person.",
+        )
+
+
+def stated_privacy(sent: Sent) -> dict[str, float]:
+    """Figures of differential privacy that a reply states, by name."""
+    return {
+        key: float(value)
+        for (_, key), value in sent.values.items()
+        if _STATED.search(key) and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _of_bytes(content: bytes, where: str) -> Iterator[Leak]:
+    if content.startswith(_PICKLES):
+        yield Leak(
+            severity="look",
+            what=f"{len(content)} bytes in Python's pickle format",
+            where=where,
+            why="Whoever unpickles them runs what they say, and they may hold any object of the client.",
+        )
+    elif content.startswith(_ZIP):
+        yield Leak(
+            severity="look",
+            what=f"{len(content)} bytes of a ZIP archive, as torch.save writes",
+            where=where,
+            why="They may hold any object of the client.",
+        )
+    elif content.lstrip()[:1] == b"{" and (b'"split_conditions"' in content or b'"oblivious_trees"' in content):
+        yield Leak(
+            severity="facts",
+            what="decision trees as text, with split values and sums over the examples of each leaf",
+            where=where,
+            why="Split values are values of examples, and sums over leaves count people; trees were not attacked here.",
+        )
+    elif _NUMPY not in content[:8]:
+        yield from _of_text(content[:100_000].decode("utf-8", "replace"), where) if _is_text(content) else ()
+
+
+def _of_text(text: str, where: str) -> Iterator[Leak]:
+    for pattern, what, why in (
+        (_EMAIL, "an e-mail address", "It names a person."),
+        (_PATH, "a path of a file on the client", "It may name a person, and tells how the client keeps its data."),
+    ):
+        if match := pattern.search(text):
+            letters = match.group().strip()
+            yield Leak(
+                severity="facts", what=f"{what} ({letters[:2]}… of {len(letters)} letters)", where=where, why=why
+            )
+    if len(text) >= LONG_TEXT:
+        yield Leak(
+            severity="look",
+            what=f"a text of {len(text)} letters",
+            where=where,
+            why="It may hold what a person wrote; look at how the client makes it.",
+        )
+
+
+def _is_text(content: bytes) -> bool:
+    head = content[:1000]
+    return bool(head) and sum(32 <= byte < 127 or byte in (9, 10, 13) for byte in head) > 0.95 * len(head)
+
+
+def _equal_rows(array: np.ndarray, loaded: Loaded) -> int:
+    """Rows of ``array`` that are rows of what was loaded, 0 where they are too few to say."""
+    if array.ndim < 2 or array.dtype.kind not in "fiu" or not len(array):
+        return 0
+    flat = array.reshape(len(array), -1).astype(np.float32)
+    if flat.shape[1] < 2:
+        return 0
+    for rows in loaded.rows:
+        if rows.ndim == 2 and rows.shape[1] == flat.shape[1]:
+            known = {row.tobytes() for row in np.ascontiguousarray(rows.astype(np.float32))}
+            equal = sum(row.tobytes() in known for row in np.ascontiguousarray(flat) if len(np.unique(row)) > 1)
+            if equal >= min(LEAST_ROWS, len(flat)) and equal >= LEAST_SHARE * len(flat):
+                return equal
+    return 0
+
+
+def _equal_column(array: np.ndarray, loaded: Loaded, counts: set[int]) -> str | None:
+    """Name of the loaded column whose values ``array`` holds; ``None`` where it is none."""
+    if array.dtype.kind not in "fiu" or array.size < LEAST_ROWS or max(array.shape) != array.size:
+        return None
+    values = np.asarray(array, dtype=np.float64).reshape(-1)
+    distinct = np.unique(values)
+    if len(distinct) < LEAST_DISTINCT:
+        return None
+    for name, column in loaded.columns.items():
+        enough = len(values) in counts or len(values) >= LEAST_SHARE * len(column)
+        if column.dtype.kind in "fiu" and enough and bool(np.isin(distinct, column.astype(np.float64)).all()):
+            return name
+    return None
+
+
+def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
+    """Whether ``array`` says how many, or what share, of the client's examples are of each class."""
+    labels = loaded.labels
+    if labels is None or not len(labels) or array.ndim != 1 or array.dtype.kind not in "fiu" or len(array) < 2:
+        return False
+    counts = np.bincount(labels.clip(min=0), minlength=len(array)).astype(np.float64)
+    if len(counts) != len(array) or len(np.unique(counts)) < 2:
+        return False
+    return bool(np.array_equal(counts, array)) or bool(np.allclose(counts / counts.sum(), array, rtol=1e-5, atol=1e-7))
+
+
+def _class_counts(where: str) -> Leak:
+    return Leak(
+        severity="facts",
+        what="how many of the client's examples are of each class",
+        where=where,
+        why="It says what the client's people have in common, such as how many are ill.",
+    )

@@ -1,0 +1,142 @@
+"""Everything that was sent, by direction, round and kind of message, in numbers a reader can check."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+UP, DOWN = "client to server", "server to client"
+
+MOST_SHOWN = 80
+"""Letters of a value that is shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """One message, or reply.
+
+    Attributes:
+        direction: ``UP`` or ``DOWN``.
+        kind: of message, such as ``train``.
+        round: counted by messages of this kind to this node, from 1.
+        node: which client.
+        arrays: by record and name.
+        values: of metric and config records, by record and name.
+        error: why there is nothing else.
+    """
+
+    direction: str
+    kind: str
+    round: int
+    node: int
+    arrays: Mapping[tuple[str, str], np.ndarray] = field(default_factory=dict)
+    values: Mapping[tuple[str, str], Any] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes of arrays, and of values as they are written."""
+        return sum(a.nbytes for a in self.arrays.values()) + sum(_size(v) for v in self.values.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One entry of all messages of a kind that have it.
+
+    Attributes:
+        direction, kind: of the messages.
+        record, key: where it is.
+        what: its type, with shape.
+        size: bytes, of one message on average.
+        messages: how many hold it.
+        rounds: in which.
+        example: a value of it, shortened.
+    """
+
+    direction: str
+    kind: str
+    record: str
+    key: str
+    what: str
+    size: float
+    messages: int
+    rounds: tuple[int, ...]
+    example: str = ""
+
+
+@dataclass(eq=False)
+class Inventory:
+    """Collects what was sent; arrays are forgotten but for shape and size."""
+
+    _lines: dict[tuple[str, str, str, str, str], list[tuple[int, int, str]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    messages: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    bytes: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    errors: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, sent: Sent) -> None:
+        """Count one message."""
+        way = (sent.direction, sent.kind)
+        self.messages[way] += 1
+        self.bytes[way] += sent.size
+        if sent.error:
+            self.errors[sent.error] += 1
+        for (record, key), array in sent.arrays.items():
+            what = f"array {_shape(array)} {array.dtype}"
+            self._lines[(*way, record, key, what)].append((array.nbytes, sent.round, ""))
+        for (record, key), value in sent.values.items():
+            self._lines[(*way, record, key, _kind(value))].append((_size(value), sent.round, shown(value)))
+
+    def lines(self) -> list[Line]:
+        """What clients send first, in the order in which it was first seen."""
+        found = [
+            Line(
+                direction=direction,
+                kind=kind,
+                record=record,
+                key=key,
+                what=what,
+                size=sum(size for size, _, _ in entries) / len(entries),
+                messages=len(entries),
+                rounds=tuple(sorted({round for _, round, _ in entries})),
+                example=entries[0][2],
+            )
+            for (direction, kind, record, key, what), entries in self._lines.items()
+        ]
+        return sorted(found, key=lambda line: line.direction != UP)
+
+
+def shown(value: Any) -> str:
+    """A value, shortened."""
+    if isinstance(value, bytes):
+        text = f"{len(value)} bytes, first {value[:8].hex(' ')}"
+    elif isinstance(value, list):
+        text = f"{len(value)} values: {', '.join(map(_short, value[:5]))}{', …' if len(value) > 5 else ''}"
+    else:
+        text = _short(value)
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 1] + "…"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _shape(array: np.ndarray) -> str:
+    return "x".join(map(str, array.shape)) or "of one value"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, list):
+        return f"list of {len(value)} {type(value[0]).__name__ if value else 'nothing'}"
+    return {"str": "text", "int": "whole number", "float": "number", "bool": "yes or no"}.get(
+        type(value).__name__, type(value).__name__
+    )
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, bytes | str):
+        return len(value)
+    return 8 * len(value) if isinstance(value, list) else 8

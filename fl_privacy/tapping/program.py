@@ -1,0 +1,268 @@
+"""The way from a batch to its loss, as foreign code went it once, that can be gone again with another batch."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+MOST_DEEP = 3
+"""Attributes within attributes of what a module returned, in which tensors are looked for."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Stands for the tensor of this number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Own:
+    """Stands for the parameter of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One step: a function or a module on what came before.
+
+    Attributes:
+        function: what is called; ``None`` where a module is.
+        part: number of the module, -1 where a function is called.
+        args, kwargs: with ``Ref`` and ``Own`` in place of tensors.
+        outputs: numbers of the tensors that it returns, in the order of ``tensors_in``.
+        changes: whether it works in place, on its first argument.
+    """
+
+    function: Callable[..., Any] | None
+    part: int
+    args: Any
+    kwargs: Any
+    outputs: tuple[int, ...]
+    changes: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """From a batch to its loss.
+
+    Attributes:
+        calls: in order.
+        constants: tensors that were there before, by number, detached.
+        root: number of the loss.
+        parts: the outermost modules that are called.
+    """
+
+    calls: tuple[Call, ...]
+    constants: Mapping[int, Tensor]
+    root: int
+    parts: tuple[nn.Module, ...]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Program":
+        """Itself: nothing in it ever changes."""
+        return self
+
+    def run(
+        self,
+        given: Mapping[int, Tensor],
+        parts: Sequence[nn.Module],
+        parameters: Mapping[str, Tensor],
+        *,
+        until: int | None = None,
+        after: int | None = None,
+    ) -> Tensor:
+        """The tensor ``until``, or the loss, with the tensors ``given`` in place of those of the same numbers.
+
+        Args:
+            given: by number.
+            parts: called in place of the modules.
+            parameters: by name, for the code that takes them itself.
+            until: number of the tensor that is asked for.
+            after: number of a call from whose outputs on is gone; those have to be ``given``.
+        """
+        wanted = self.root if until is None else until
+        known = {**self.constants, **given}
+
+        def filled(value: Any) -> Any:
+            if isinstance(value, Ref):
+                return known[value.number]
+            return parameters[value.name] if isinstance(value, Own) else value
+
+        for place, call in enumerate(self.calls):
+            if after is not None and place <= after and call.part >= 0:
+                continue
+            if call.outputs and all(number in given for number in call.outputs):
+                continue
+            if any(ref.number not in known for ref in refs_in((call.args, call.kwargs))):
+                continue
+            args, kwargs = tree_map(filled, (call.args, call.kwargs))
+            if call.changes:
+                args = (args[0].clone(), *args[1:])
+            made = parts[call.part](*args, **kwargs) if call.function is None else call.function(*args, **kwargs)
+            known.update(zip(call.outputs, tensors_in(made), strict=False))
+            if wanted in call.outputs and not self._written_later(place, wanted):
+                break
+        return known[wanted]
+
+    def _written_later(self, place: int, number: int) -> bool:
+        return any(number in call.outputs for call in self.calls[place + 1 :])
+
+    def depends_on(self, numbers: set[int]) -> set[int]:
+        """Numbers of all tensors that are made of those of ``numbers``, and these."""
+        found = set(numbers)
+        for call in self.calls:
+            if any(ref.number in found for ref in refs_in((call.args, call.kwargs))):
+                found.update(call.outputs)
+        return found
+
+
+def refs_in(value: Any) -> Iterator[Ref]:
+    """Every ``Ref`` in nested lists, tuples and mappings."""
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from refs_in(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from refs_in(each)
+
+
+def tensors_in(value: Any, deep: int = MOST_DEEP) -> list[Tensor]:
+    """Every tensor in nested lists, tuples, mappings and attributes, in one order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [t for each in value.values() for t in tensors_in(each, deep)]
+    if isinstance(value, list | tuple):
+        return [t for each in value for t in tensors_in(each, deep)]
+    held = getattr(value, "__dict__", None)
+    if deep and isinstance(held, dict) and (is_dataclass(value) or type(value).__module__.split(".")[0] != "builtins"):
+        if isinstance(value, nn.Module | type):
+            return []
+        return [t for each in held.values() for t in tensors_in(each, deep - 1)]
+    return []
+
+
+class Recorder:
+    """Takes calls down as they are made, and makes a ``Program`` of those that a loss comes from."""
+
+    def __init__(self, most: int = 5000) -> None:
+        self._calls: list[tuple[Callable[..., Any] | None, nn.Module | None, Any, Any, list[Tensor], bool]] = []
+        self._most, self._entered = most, False
+
+    def note(self, function: Any, module: nn.Module | None, args: Any, kwargs: Any, made: Any) -> None:
+        """Take down one call that returned ``made``."""
+        outputs = tensors_in(made)
+        if module is not None and not self._entered:
+            self._calls.clear()  # how the batch was prepared
+            self._entered = True
+        if outputs and len(self._calls) < self._most:
+            changes = function is not None and bool(args) and outputs[0] is args[0]
+            self._calls.append((function, module, args, kwargs, outputs, changes))
+
+    def program(self, root: Tensor, names: Mapping[int, str]) -> Program:
+        """What ``root`` comes from.
+
+        Args:
+            root: a loss.
+            names: of parameters, by ``id``.
+        """
+        needed, kept = {id(root)}, []
+        for call in reversed(self._calls):
+            if any(id(t) in needed for t in call[4]):
+                kept.append(call)
+                needed.update(id(t) for t in tensors_in((call[2], call[3])))
+        kept.reverse()
+        parts: list[nn.Module] = []
+        made = {id(t) for call in kept for t in call[4]}
+        constants: dict[int, Tensor] = {}
+        numbers: dict[int, int] = {}
+
+        def number_of(tensor: Tensor) -> int:
+            return numbers.setdefault(id(tensor), len(numbers))
+
+        def abstract(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if id(value) in names:
+                return Own(names[id(value)])
+            if id(value) not in made:
+                constants.setdefault(number_of(value), value.detach())
+            return Ref(number_of(value))
+
+        calls = []
+        for function, module, args, kwargs, outputs, changes in kept:
+            if changes and id(args[0]) not in numbers:
+                constants.setdefault(number_of(args[0]), args[0].detach())
+            taken = tree_map(abstract, (args, kwargs))
+            part = -1
+            if module is not None:
+                part = next((k for k, each in enumerate(parts) if each is module), len(parts))
+                parts += [module] if part == len(parts) else []
+            calls.append(Call(function, part, *taken, tuple(number_of(t) for t in outputs), changes))
+        return Program(tuple(calls), constants, number_of(root), tuple(parts))
+
+
+class ReplayModel(nn.Module):
+    """The client's modules as one network of pixels, rows or vectors in [0, 1].
+
+    Outputs are (B, K), what the client's loss is of; or, where the whole loss is gone through, (B, 1) with the loss of
+    the batch in every row.
+
+    Args:
+        program: the way.
+        variables: numbers of the tensors that are looked for, all of which start with the batch.
+        shapes: of one example of each.
+        ranges: by variable low and scale: an input is ``low + scale * value``; they broadcast over an example.
+        output: number of the tensor (B, K) that the loss is of; ``None`` goes the whole way.
+        draws: the way draws at random; it draws the same at every call then.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        variables: Sequence[int],
+        shapes: Sequence[tuple[int, ...]],
+        ranges: Sequence[tuple[Tensor, Tensor]],
+        *,
+        output: int | None,
+        draws: bool = False,
+    ) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(program.parts)
+        self.program, self.variables, self.shapes, self.output = program, tuple(variables), tuple(shapes), output
+        self.draws = draws
+        for place, (least, width) in enumerate(ranges):
+            self.register_buffer(f"low{place}", least, persistent=False)
+            self.register_buffer(f"scale{place}", width, persistent=False)
+
+    def entered(self, values: Tensor) -> list[Tensor]:
+        """What the client's code takes of ``values`` (B, ...) in [0, 1]."""
+        sizes = [math.prod(shape) for shape in self.shapes]
+        flat, found = values.flatten(1), []
+        for place, part in enumerate(flat.split(sizes, 1)):
+            shaped = part.reshape(len(values), *self.shapes[place])
+            found.append(getattr(self, f"low{place}") + getattr(self, f"scale{place}") * shaped)
+        return found
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(B, K), or (B, 1)."""
+        given = dict(zip(self.variables, self.entered(values), strict=True))
+        own = dict(self.named_parameters(remove_duplicate=False))
+        made = self._run(given, own)
+        if self.output is None:
+            return made.reshape(1, 1).expand(len(values), 1)
+        return made.flatten(1) if made.dim() > 1 else made[:, None]
+
+    def _run(self, given: Mapping[int, Tensor], own: Mapping[str, Tensor]) -> Tensor:
+        if not self.draws:
+            return self.program.run(given, list(self.parts), own, until=self.output)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.program.run(given, list(self.parts), own, until=self.output)
