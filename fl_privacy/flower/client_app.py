@@ -107,7 +107,7 @@ def numpy_client_app(
     return app
 
 
-def _unwrapped(client: object) -> NumPyClient:
+def _unwrapped(client: Any) -> NumPyClient:
     """The ``NumPyClient`` behind ``.to_client()``, with which Flower's templates end; any other as it is."""
     found: NumPyClient = getattr(client, "numpy_client", client)
     return found

@@ -42,7 +42,7 @@ NAMES = "names"
 ATTEMPT = "attempt"
 """Key of the config: the number of the protocol's run under SecAgg+, where a round that failed is tried again."""
 
-MOST_EXAMPLES = "most-examples"
+MOST_COUNTED = "most-examples"
 """Key of the config: as how many examples a client counts at most under SecAgg+; a larger weight would end its sum."""
 
 MOST_ATTEMPTS = 100
@@ -288,7 +288,7 @@ class MaskableClient(PrivacyClient):
                     " raise secure_aggregation.clip or lower the learning rate."
                 )
         counts = {name: array.tolist() for name, array in named.items() if name not in masked}
-        most = _integer(config, MOST_EXAMPLES) if MOST_EXAMPLES in config else num_examples
+        most = _integer(config, MOST_COUNTED) if MOST_COUNTED in config else num_examples
         return (
             list(masked.values()),
             min(num_examples, most),

@@ -21,7 +21,7 @@ from fl_privacy.federation import Client, RoundReport, Server
 from fl_privacy.federation.replies import unrounded
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.backends import quiet_flower
-from fl_privacy.flower.clients import ATTEMPT, COUNTS, MOST_EXAMPLES, NAMES, MaskableClient
+from fl_privacy.flower.clients import ATTEMPT, COUNTS, MOST_COUNTED, NAMES, MaskableClient
 from fl_privacy.flower.guarding import secagg_guard_mod
 from fl_privacy.flower.inside.legacy import (
     MAIN_CONFIGS_RECORD,
@@ -228,7 +228,7 @@ class _Summing(LegacyStrategy):
     def _instructions(self, client: int, round: int) -> FitIns:
         state = self.server.sent_to(client, round)
         values = {**state.parameters, **state.buffers}
-        config: dict[str, Scalar] = {ROUND: round, ATTEMPT: self.attempt, MOST_EXAMPLES: self.most}
+        config: dict[str, Scalar] = {ROUND: round, ATTEMPT: self.attempt, MOST_COUNTED: self.most}
         config[NAMES] = json.dumps(list(values))
         return FitIns(ndarrays_to_parameters([to_array(t) for t in values.values()]), config)
 
