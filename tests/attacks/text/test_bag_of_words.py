@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fl_privacy.attacks.text import BagOfWords
 from fl_privacy.attacks.text.heads import head_of
+from fl_privacy.attacks.text.spans import readable_model
 from fl_privacy.attacks.text.words.attack import WITHHELD
 from fl_privacy.attacks.text.words.counts import repeated
 from fl_privacy.attacks.text.words.evidence import (
@@ -58,6 +59,19 @@ def test_none_of_them_is_false_where_rows_were_lost(change: Callable[[Tensor], T
     tokens = texts([7])
     (found,) = BagOfWords()([changed(observed(encoder, tokens), change)], seed=0)
     assert found.words is not None and found.words_exact and set(found.words.tolist()) <= set(tokens[0].tolist())
+
+
+def test_words_are_read_where_rows_of_positions_were_dropped() -> None:
+    """A text then seems shorter than it is."""
+    tokens = texts([7])
+    seen = observed(encoder, tokens)
+    name = readable_model(seen.model).position_weight
+    positions = seen.upload.tensors[name].clone()
+    positions[-(len(positions) - 3) :] = 0
+    upload = replace(seen.upload, tensors={**seen.upload.tensors, name: positions})
+    (found,) = BagOfWords()([replace(seen, upload=upload).told(lengths=None)], seed=0)
+    assert found.words is not None and found.words_exact
+    assert set(found.words.tolist()) == set(tokens[0].tolist())
 
 
 def test_a_single_text_is_put_in_order_with_its_repeated_words() -> None:

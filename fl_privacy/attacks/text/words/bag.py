@@ -81,7 +81,8 @@ class BagReader:
             found = words_of_head(rows, most)
             return self._counted(found, observation, rows, total)
         noise = _told_noise(observation)
-        model = None if is_exact(rows, most, noise) else self._simulated(observation, max(2, expected // texts))
+        whole = most if lengths.told is not None else texts * observation.input_shape[0]  # positions may be dropped
+        model = None if is_exact(rows, whole, noise) else self._simulated(observation, max(2, expected // texts))
         odds = _odds(observation, self._model.words.num_embeddings, expected).to(rows.values.device)
         found = found_words(
             rows,
@@ -99,6 +100,8 @@ class BagReader:
         tokens = found.tokens
         if not len(tokens):
             return Bag(tokens, tokens, found.exact)
+        if total is not None and len(tokens) > total:  # the positions' rows that told it were dropped
+            total = None
         alone = observation.upload.num_examples == 1
         ordered = self._ordered(observation, rows, tokens, total) if alone else None
         return Bag(tokens, self._times(found, tokens, total, ordered, observation), found.exact, ordered)
