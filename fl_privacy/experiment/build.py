@@ -26,7 +26,7 @@ from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.audited import audit_of
 from fl_privacy.experiment.network import build_network
 from fl_privacy.experiment.partitions import defenders_examples, expect_parts, held_out
-from fl_privacy.experiment.server_reading import build_server_attack
+from fl_privacy.experiment.server_reading import build_server_attack, expect_named
 from fl_privacy.experiment.weights import starting_values
 from fl_privacy.federation import (
     Audit,
@@ -133,6 +133,7 @@ def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Mo
 def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
     """What clients look at a model with, who agreed on that of ``config``; ``None`` for ``guard=off``."""
     if "_target_" not in config.guard:
+        expect_named(config.guard, "guard")
         return None
     guard = _expect_made(instantiate(config.guard, "guard"), ModelGuard, config.guard, "guard")
     return guard.agreeing_on(build_network(config.model, dataset, seed=config.seed))

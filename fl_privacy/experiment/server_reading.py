@@ -23,6 +23,12 @@ EVERYBODY = -1
 """Stands for the client where all are sent the same model."""
 
 
+def expect_named(section: DictConfig, group: str) -> None:
+    """Raise ``UserError`` unless ``section``, which makes nothing, says by a name that it is so."""
+    if not isinstance(name := section.get("name"), str):
+        raise UserError(f"{group}.name is expected to be text, but got {name!r}; leave it to {group}=NAME.")
+
+
 def build_server_attack(
     section: DictConfig, public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
@@ -37,6 +43,7 @@ def build_server_attack(
         UserError: a setting is wrong.
     """
     if "_target_" not in section:
+        expect_named(section, "server")
         return None
     made = instantiate(section, "server")
     if not isinstance(made, ServerAttack):

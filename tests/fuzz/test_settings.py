@@ -20,7 +20,7 @@ from tests.fuzz.judge import SECONDS, Case, cases, refused, wrong_for
 
 CORPUS = Path(__file__).with_name("corpus") / "commands.txt"
 BUILDERS = {"attack": build_attack, "defense": build_defense}
-LENIENT = {("policies", int), ("policies", list), ("private", str), ("features_at", int), ("lr", bool)}
+LENIENT = {("policies", int), ("policies", list), ("private", str), ("features_at", int), ("lr", bool), ("budget", int)}
 """Settings that may be of that type as well: names and lists of them, numbers or true."""
 
 
