@@ -205,7 +205,7 @@ class Recorder:
             if module is not None:
                 part = next((k for k, each in enumerate(parts) if each is module), len(parts))
                 parts += [module] if part == len(parts) else []
-            calls.append(Call(function, part, *taken, tuple(number_of(t) for t in outputs), changes))
+            calls.append(Call(function, part, taken[0], taken[1], tuple(number_of(t) for t in outputs), changes))
         return Program(tuple(calls), constants, number_of(root), tuple(parts))
 
 
@@ -241,6 +241,11 @@ class ReplayModel(nn.Module):
         for place, (least, width) in enumerate(ranges):
             self.register_buffer(f"low{place}", least, persistent=False)
             self.register_buffer(f"scale{place}", width, persistent=False)
+
+    def looked_for(self, inputs: Tensor) -> Tensor:
+        """Inverse of ``entered`` for the first variable: inputs (N, ...) of the client's code -> values."""
+        low, scale = self.get_buffer("low0"), self.get_buffer("scale0")
+        return (inputs.float() - low) / scale
 
     def entered(self, values: Tensor) -> list[Tensor]:
         """What the client's code takes of ``values`` (B, ...) in [0, 1]."""
