@@ -130,7 +130,7 @@ def examples_of(checkout: Path, only: list[str] | None) -> list[Path]:
 
 def audited(example: Path, mirror: Path, out: Path, victims: int, limit: float) -> dict[str, Any]:
     """The row of an example."""
-    name, started = example.name, time.perf_counter()
+    name, started, started_at = example.name, time.perf_counter(), time.time()
     if reason := NO_APP.get(name) or NOT_TRIED.get(name):
         return {"example": name, "reason": reason, "seconds": 0.0, "edited": 0}
     setting = SETTINGS.get(name, Setting())
@@ -150,9 +150,10 @@ def audited(example: Path, mirror: Path, out: Path, victims: int, limit: float) 
     text = log.read_text(encoding="utf-8", errors="replace")
     row: dict[str, Any] = {"example": name, "edited": 0, "data": setting.note, "seconds": time.perf_counter() - started}
     row["command"] = shlex.join(["fl-privacy", "audit", name, *command[4:]]).replace(str(mirror), "MIRROR")
-    found = re.search(r"^audit: .* Page: (.*)$", text, re.MULTILINE)
-    if found:
-        record = json.loads((Path(found.group(1)).parent / "audit.json").read_text(encoding="utf-8"))
+    kept = [path for path in out.glob("audit-*/audit.json") if path.stat().st_mtime >= started_at]
+    if kept and status in (0, 124):
+        record = json.loads(kept[0].read_text(encoding="utf-8"))
+        row["cut"] = status == 124
         return (
             row
             | {key: record[key] for key in ("headline", "tone", "models", "findings", "rungs", "problems")}
@@ -301,7 +302,8 @@ def table() -> str:
         f"`fl-privacy audit` was run on the {len(rows)} folders of Flower's `examples`: {len(pages)} ended in a page,"
         f" {len(measured)} of them with a measured attack; of the others the reason is named. Nothing was edited."
         " *Read* is how many single examples, or examples of a batch, the quick attack read of those attacked,"
-        " beside how many guesses at other examples' uploads would have read. A hyphen: not attacked, which is no protection.",
+        " beside how many guesses at other examples' uploads would have read. A hyphen: not"
+        " attacked, which is no protection.",
         "",
         "| Example | Lines edited | Uploaded | In clear | Gradient of one | One, uploaded | Batch, uploaded"
         " | Last round | Seconds | Data |",
@@ -319,7 +321,7 @@ def _line(row: Mapping[str, Any]) -> str:
     clear = sorted({finding["what"] for finding in row["findings"] if finding["severity"] != "look"})
     cells = [row["example"], str(row["edited"]), row["uploaded"], "; ".join(clear) or "-"]
     cells += [_read(rungs.get(name)) for name in ("gradient", "one", "batch", "later")]
-    cells += [f"{row['seconds']:.0f}", row["data"] or "its own"]
+    cells += [f"{row['seconds']:.0f}" + " (cut off)" * row.get("cut", False), row["data"] or "its own"]
     return "| " + " | ".join(map(_cell, cells)) + " |"
 
 

@@ -128,6 +128,7 @@ class _Run:
         self.problems: list[str] = []
         self.rungs: list[Rung] = []
         self.started = self.trained = time.perf_counter()
+        self.record: dict[str, Any] = {}
         self._refreshed = 0.0
 
     def refresh(self) -> None:
@@ -154,16 +155,17 @@ class _Run:
         """The page as far as it is known."""
         page = self._page(going_on)
         write_app_page(page, self.folder / PAGE)
+        if self.rungs or not going_on:
+            self.record = self._record(page)
+            write_private(self.folder / RECORD, json.dumps(self.record, indent=1, default=str))
         return page
 
     def finish(self) -> Audited:
         """The page, the record and a line."""
         assert self.grid is not None
         page = self.write("")
-        record = self._record(page)
-        write_private(self.folder / RECORD, json.dumps(record, indent=1, default=str))
         path = (self.folder / PAGE).absolute()
-        return Audited(page=path, record=record, line=f"audit: {page.headline}. Page: {path}")
+        return Audited(page=path, record=self.record, line=f"audit: {page.headline}. Page: {path}")
 
     def _page(self, going_on: str) -> AppPage:
         grid = self.grid
