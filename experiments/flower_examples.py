@@ -75,7 +75,7 @@ SETTINGS: Mapping[str, Setting] = {
     "advanced-pytorch": Setting(note=FASHION, rounds=2, config="use-wandb=false"),
     "quickstart-sklearn": Setting(note="Iris, from scikit-learn"),
     "quickstart-xgboost": Setting(note="600 drawn rows stand in for HIGGS"),
-    "federated-kaplan-meier-fitter": Setting(note="the example's own"),
+    "federated-kaplan-meier-fitter": Setting(nodes=2, note="the example's own"),
     "vertical-fl": Setting(nodes=3, rounds=20, note="600 drawn rows stand in for the Titanic's passengers"),
     "quickstart-pandas": Setting(note="Iris, from scikit-learn"),
     "quickstart-numpy": Setting(note="none is used"),

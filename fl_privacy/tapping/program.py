@@ -86,7 +86,8 @@ class Program:
             after: number of a call from whose outputs on is gone; those have to be ``given``.
         """
         wanted = self.root if until is None else until
-        known = {**self.constants, **given}
+        like = next((value.dtype for value in given.values() if value.is_floating_point()), None)
+        known = {number: _as(value, like) for number, value in self.constants.items()} | dict(given)
 
         def filled(value: Any) -> Any:
             if isinstance(value, Ref):
@@ -119,6 +120,11 @@ class Program:
             if any(ref.number in found for ref in refs_in((call.args, call.kwargs))):
                 found.update(call.outputs)
         return found
+
+
+def _as(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A constant in the precision of what is given."""
+    return value if dtype is None or not value.is_floating_point() else value.to(dtype)
 
 
 def refs_in(value: Any) -> Iterator[Ref]:
