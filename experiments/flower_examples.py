@@ -72,7 +72,7 @@ SETTINGS: Mapping[str, Setting] = {
     "opacus": Setting(note=CIFAR),
     "quickstart-huggingface": Setting(note=BERT, config='model-name="{mirror}/bert-tiny" fraction-train=1.0'),
     "custom-mods": Setting(note=CIFAR),
-    "advanced-pytorch": Setting(note=FASHION, rounds=2, config="use-wandb=false"),
+    "advanced-pytorch": Setting(note=FASHION, rounds=2),
     "quickstart-sklearn": Setting(note="Iris, from scikit-learn"),
     "quickstart-xgboost": Setting(note="600 drawn rows stand in for HIGGS"),
     "federated-kaplan-meier-fitter": Setting(nodes=2, note="the example's own"),
@@ -299,7 +299,7 @@ def table() -> str:
         "",
         "<!-- Written by experiments/flower_examples.py --table; do not edit. -->",
         "",
-        f"`fl-privacy audit` was run on the {len(rows)} folders of Flower's `examples`: {len(pages)} ended in a page,"
+        f"`fl-privacy audit` was run on {len(rows)} of the folders in Flower's `examples`, the others not yet: {len(pages)} ended in a page,"
         f" {len(measured)} of them with a measured attack; of the others the reason is named. Nothing was edited."
         " *Read* is how many single examples, or examples of a batch, the quick attack read of those attacked,"
         " beside how many guesses at other examples' uploads would have read. A hyphen: not"
