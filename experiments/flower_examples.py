@@ -299,7 +299,8 @@ def table() -> str:
         "",
         "<!-- Written by experiments/flower_examples.py --table; do not edit. -->",
         "",
-        f"`fl-privacy audit` was run on {len(rows)} of the folders in Flower's `examples`, the others not yet: {len(pages)} ended in a page,"
+        f"`fl-privacy audit` was run on {len(rows)} of the folders in Flower's `examples`, the others not yet:"
+        f" {len(pages)} ended in a page,"
         f" {len(measured)} of them with a measured attack; of the others the reason is named. Nothing was edited."
         " *Read* is how many single examples, or examples of a batch, the quick attack read of those attacked,"
         " beside how many guesses at other examples' uploads would have read. A hyphen: not"
