@@ -72,10 +72,10 @@ SETTINGS: Mapping[str, Setting] = {
     "opacus": Setting(note=CIFAR),
     "quickstart-huggingface": Setting(note=BERT, config='model-name="{mirror}/bert-tiny" fraction-train=1.0'),
     "custom-mods": Setting(note=CIFAR),
-    "advanced-pytorch": Setting(note=FASHION, rounds=2, config="use-wandb=false"),
+    "advanced-pytorch": Setting(note=FASHION, rounds=2),
     "quickstart-sklearn": Setting(note="Iris, from scikit-learn"),
     "quickstart-xgboost": Setting(note="600 drawn rows stand in for HIGGS"),
-    "federated-kaplan-meier-fitter": Setting(note="the example's own"),
+    "federated-kaplan-meier-fitter": Setting(nodes=2, note="the example's own"),
     "vertical-fl": Setting(nodes=3, rounds=20, note="600 drawn rows stand in for the Titanic's passengers"),
     "quickstart-pandas": Setting(note="Iris, from scikit-learn"),
     "quickstart-numpy": Setting(note="none is used"),
@@ -130,7 +130,7 @@ def examples_of(checkout: Path, only: list[str] | None) -> list[Path]:
 
 def audited(example: Path, mirror: Path, out: Path, victims: int, limit: float) -> dict[str, Any]:
     """The row of an example."""
-    name, started = example.name, time.perf_counter()
+    name, started, started_at = example.name, time.perf_counter(), time.time()
     if reason := NO_APP.get(name) or NOT_TRIED.get(name):
         return {"example": name, "reason": reason, "seconds": 0.0, "edited": 0}
     setting = SETTINGS.get(name, Setting())
@@ -150,9 +150,10 @@ def audited(example: Path, mirror: Path, out: Path, victims: int, limit: float) 
     text = log.read_text(encoding="utf-8", errors="replace")
     row: dict[str, Any] = {"example": name, "edited": 0, "data": setting.note, "seconds": time.perf_counter() - started}
     row["command"] = shlex.join(["fl-privacy", "audit", name, *command[4:]]).replace(str(mirror), "MIRROR")
-    found = re.search(r"^audit: .* Page: (.*)$", text, re.MULTILINE)
-    if found:
-        record = json.loads((Path(found.group(1)).parent / "audit.json").read_text(encoding="utf-8"))
+    kept = [path for path in out.glob("audit-*/audit.json") if path.stat().st_mtime >= started_at]
+    if kept and status in (0, 124):
+        record = json.loads(kept[0].read_text(encoding="utf-8"))
+        row["cut"] = status == 124
         return (
             row
             | {key: record[key] for key in ("headline", "tone", "models", "findings", "rungs", "problems")}
@@ -298,10 +299,12 @@ def table() -> str:
         "",
         "<!-- Written by experiments/flower_examples.py --table; do not edit. -->",
         "",
-        f"`fl-privacy audit` was run on the {len(rows)} folders of Flower's `examples`: {len(pages)} ended in a page,"
+        f"`fl-privacy audit` was run on {len(rows)} of the folders in Flower's `examples`, the others not yet:"
+        f" {len(pages)} ended in a page,"
         f" {len(measured)} of them with a measured attack; of the others the reason is named. Nothing was edited."
         " *Read* is how many single examples, or examples of a batch, the quick attack read of those attacked,"
-        " beside how many guesses at other examples' uploads would have read. A hyphen: not attacked, which is no protection.",
+        " beside how many guesses at other examples' uploads would have read. A hyphen: not"
+        " attacked, which is no protection.",
         "",
         "| Example | Lines edited | Uploaded | In clear | Gradient of one | One, uploaded | Batch, uploaded"
         " | Last round | Seconds | Data |",
@@ -319,7 +322,7 @@ def _line(row: Mapping[str, Any]) -> str:
     clear = sorted({finding["what"] for finding in row["findings"] if finding["severity"] != "look"})
     cells = [row["example"], str(row["edited"]), row["uploaded"], "; ".join(clear) or "-"]
     cells += [_read(rungs.get(name)) for name in ("gradient", "one", "batch", "later")]
-    cells += [f"{row['seconds']:.0f}", row["data"] or "its own"]
+    cells += [f"{row['seconds']:.0f}" + " (cut off)" * row.get("cut", False), row["data"] or "its own"]
     return "| " + " | ".join(map(_cell, cells)) + " |"
 
 

@@ -38,7 +38,8 @@ class Loss:
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Scalar; labels are classes (B,) or rows (B, K), and classes become rows where the loss takes only these."""
         if self.takes == "rows" and not labels.is_floating_point():
-            labels = F.one_hot(labels, outputs.shape[1]).to(outputs.dtype)
+            classes = torch.arange(outputs.shape[1], device=labels.device)
+            labels = (labels.unsqueeze(-1) == classes).to(outputs.dtype)  # one_hot looks at values, which vmap forbids
         given = outputs if self.dtype is None else outputs.to(self.dtype)
         return self.function(given, labels.to(given.dtype) if labels.is_floating_point() else labels).to(outputs.dtype)
 

@@ -73,6 +73,7 @@ def score(problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: 
     turned = [
         replace(other, id=own.id, certainty=Certainty.APPROXIMATE, certainties=()) for own, other in _turned(found)
     ]
+    shown: Sequence[Any]
     if problems[0].kind == "image":
         others = _candidates(problems[0], truths, loaded, seed)
         counts, shown = _images(found, truths, others)
@@ -117,7 +118,7 @@ def _labels(problems: Sequence[Problem], found: Sequence[Reconstruction]) -> tup
 def _candidates(problem: Problem, truths: Sequence[Batch], loaded: Sequence[Tensor], seed: int) -> Others:
     model, shape = problem.model, problem.input_shape
     alike = [inputs for inputs in loaded if tuple(inputs.shape[1:]) == shape]
-    images = [(image, 0) for inputs in alike for image in ((inputs.float() - model.low0) / model.scale0)[:1000]]
+    images = [(image, 0) for inputs in alike for image in model.looked_for(inputs)[:1000]]
     return others_among(images, list(truths), shape, 1000, seed=seed)
 
 
@@ -150,7 +151,7 @@ def _rows(problem: Problem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -
     alike = [i.reshape(len(i), *model.shapes[0]) for i in loaded if len(i) and i[0].numel() == width]
     if not alike:
         return torch.empty(0, width)
-    rows = ((torch.cat(alike).float() - model.low0) / model.scale0).flatten(1)[:2000]
+    rows = model.looked_for(torch.cat(alike)).flatten(1)[:2000]
     own = torch.cat([truth.inputs for truth in truths]).flatten(1)
     return rows[torch.cdist(rows, own).amin(1) > 1e-5]
 

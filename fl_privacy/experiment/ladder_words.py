@@ -86,7 +86,8 @@ def _rows(again: Any, name: str, *, uploaded: bool) -> list[int] | None:
     if change is None:
         return None
     size = change.float().norm(dim=1)
-    return (size > CHANGED * size.max()).nonzero().flatten().tolist() if float(size.max()) > 0 else []
+    least = CHANGED * float(size.max()) if uploaded else 0.0  # a gradient is zero where no word is
+    return (size > least).nonzero().flatten().tolist() if float(size.max()) > 0 else []
 
 
 def _moved(value: Tensor, before: Tensor, seen: Watched) -> Tensor:

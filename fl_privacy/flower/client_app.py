@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
@@ -108,10 +108,9 @@ def numpy_client_app(
     return app
 
 
-def _unwrapped(client: Any) -> NumPyClient:
+def _unwrapped(client: object) -> NumPyClient:
     """The ``NumPyClient`` behind ``.to_client()``, with which Flower's templates end; any other as it is."""
-    found: NumPyClient = getattr(client, "numpy_client", client)
-    return found
+    return cast(NumPyClient, getattr(client, "numpy_client", client))
 
 
 def _answer_queries(app: ClientApp, make_client: MakeClient, simulated: Callable[[], bool]) -> None:

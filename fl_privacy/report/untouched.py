@@ -122,7 +122,12 @@ class AppPage:
                 " than chance allows: that tells of these attacks, and is no guarantee"
             )
         if attacked:
-            return "Nothing that leaves a client was attacked with success; gradients that stay there were"
+            counts, what = attacked[0].counts, KINDS[attacked[0].kind]
+            assert counts is not None
+            return (
+                f"No upload could be attacked; of gradients, which do not leave as such, {counts.read} of"
+                f" {counts.judged} {what}s were read"
+            )
         if self.going_on:
             return "No upload was attacked yet"
         return "Not attacked: no attack here fits what this app uploads, and what leaves is listed below"

@@ -56,7 +56,8 @@ def matched(
         "gradient": gradients,
     }
     # parameters that did not move have the same value before and after, and a change of zero
-    best, shares = {}, "weights"
+    best: dict[str, str] = {}
+    shares = "weights"
     for kind, values in readings.items():
         found = _by_value(uploaded, values)
         if len(found) > len(best):

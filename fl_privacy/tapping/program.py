@@ -86,7 +86,8 @@ class Program:
             after: number of a call from whose outputs on is gone; those have to be ``given``.
         """
         wanted = self.root if until is None else until
-        known = {**self.constants, **given}
+        like = next((value.dtype for value in given.values() if value.is_floating_point()), None)
+        known = {number: _as(value, like) for number, value in self.constants.items()} | dict(given)
 
         def filled(value: Any) -> Any:
             if isinstance(value, Ref):
@@ -119,6 +120,11 @@ class Program:
             if any(ref.number in found for ref in refs_in((call.args, call.kwargs))):
                 found.update(call.outputs)
         return found
+
+
+def _as(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A constant in the precision of what is given."""
+    return value if dtype is None or not value.is_floating_point() else value.to(dtype)
 
 
 def refs_in(value: Any) -> Iterator[Ref]:
@@ -205,7 +211,7 @@ class Recorder:
             if module is not None:
                 part = next((k for k, each in enumerate(parts) if each is module), len(parts))
                 parts += [module] if part == len(parts) else []
-            calls.append(Call(function, part, *taken, tuple(number_of(t) for t in outputs), changes))
+            calls.append(Call(function, part, taken[0], taken[1], tuple(number_of(t) for t in outputs), changes))
         return Program(tuple(calls), constants, number_of(root), tuple(parts))
 
 
@@ -241,6 +247,11 @@ class ReplayModel(nn.Module):
         for place, (least, width) in enumerate(ranges):
             self.register_buffer(f"low{place}", least, persistent=False)
             self.register_buffer(f"scale{place}", width, persistent=False)
+
+    def looked_for(self, inputs: Tensor) -> Tensor:
+        """Inverse of ``entered`` for the first variable: inputs (N, ...) of the client's code -> values."""
+        low, scale = self.get_buffer("low0"), self.get_buffer("scale0")
+        return (inputs.float() - low) / scale
 
     def entered(self, values: Tensor) -> list[Tensor]:
         """What the client's code takes of ``values`` (B, ...) in [0, 1]."""

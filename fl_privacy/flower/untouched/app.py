@@ -74,9 +74,9 @@ class App:
                     raise UserError(f"--run-config is expected to set one of {known}, but got {key}.")
                 config[key] = _like(config[key], value, key)
         if rounds is not None:
-            key = next((key for key in ROUNDS_KEYS if key in config), None)
-            if key is not None:
-                config[key] = rounds
+            counted = next((key for key in ROUNDS_KEYS if key in config), None)
+            if counted is not None:
+                config[counted] = rounds
         return config
 
 

@@ -25,6 +25,7 @@ from fl_privacy.experiment.ladder import Ladder, Rung, as_plain
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.flower.untouched.app import App
+from fl_privacy.flower.untouched.loaded import LoadedBy
 from fl_privacy.flower.untouched.mirror import mirrored
 from fl_privacy.flower.untouched.tapped_grid import Answer, TappedGrid
 from fl_privacy.report.untouched import AppPage, Step, write_app_page
@@ -100,10 +101,12 @@ def audit_app(app: App, asked: Asked) -> Audited:
     folder = _folder(asked.out, app.name)
     run = _Run(app, asked, folder, nodes)
     with mirrored(asked.mirror) as asked_data, _working_in(folder / "files"):
-        server, client = app.load()
+        tables: dict[str, np.ndarray] = {}
+        with LoadedBy(tables).looking():  # some apps read their data when they are imported
+            server, client = app.load()
         if asked.seed is not None:
             _seed(asked.seed)
-        grid = TappedGrid(range(nodes), client, config, asked.clients)
+        grid = TappedGrid(range(nodes), client, config, asked.clients, tables)
         run.grid, run.asked_data = grid, asked_data
         grid.on_answer = run.refresh
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
@@ -128,6 +131,7 @@ class _Run:
         self.problems: list[str] = []
         self.rungs: list[Rung] = []
         self.started = self.trained = time.perf_counter()
+        self.record: dict[str, Any] = {}
         self._refreshed = 0.0
 
     def refresh(self) -> None:
@@ -154,16 +158,17 @@ class _Run:
         """The page as far as it is known."""
         page = self._page(going_on)
         write_app_page(page, self.folder / PAGE)
+        if self.rungs or not going_on:
+            self.record = self._record(page)
+            write_private(self.folder / RECORD, json.dumps(self.record, indent=1, default=str))
         return page
 
     def finish(self) -> Audited:
         """The page, the record and a line."""
         assert self.grid is not None
         page = self.write("")
-        record = self._record(page)
-        write_private(self.folder / RECORD, json.dumps(record, indent=1, default=str))
         path = (self.folder / PAGE).absolute()
-        return Audited(page=path, record=record, line=f"audit: {page.headline}. Page: {path}")
+        return Audited(page=path, record=self.record, line=f"audit: {page.headline}. Page: {path}")
 
     def _page(self, going_on: str) -> AppPage:
         grid = self.grid

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -36,8 +35,8 @@ class LoadedBy:
             if importlib.util.find_spec("flwr_datasets") is not None:
                 owner = importlib.import_module("flwr_datasets").FederatedDataset
                 stack.enter_context(_replaced(owner, "load_partition", self._around))
-            if "pandas" in sys.modules:
-                pandas = sys.modules["pandas"]
+            if importlib.util.find_spec("pandas") is not None:
+                pandas = importlib.import_module("pandas")
                 for name in ("read_csv", "read_parquet", "read_sql", "read_excel", "read_table", "read_json"):
                     if hasattr(pandas, name):
                         stack.enter_context(_replaced(pandas, name, self._around_reading))

@@ -26,7 +26,7 @@ def mirrored(folder: Path | None) -> Iterator[set[str]]:
         return
     if not folder.is_dir():
         raise UserError(f"--mirror is expected to be a folder, but got {folder}.")
-    datasets = importlib.import_module("datasets")
+    datasets: Any = importlib.import_module("datasets")
     original = datasets.load_dataset
 
     def load(path: Any, name: Any = None, *args: Any, split: Any = None, **kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
 """A grid in this process that looks into every message, and on while clients answer, and changes neither."""
 
 import copy
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -66,9 +67,17 @@ class TappedGrid(LocalGrid):
         client_app: the app's own.
         config: run config of all contexts.
         keeps: clients whose answers are kept, of their first and of their latest round.
+        tables: columns of tables that were read before, which clients may hold.
     """
 
-    def __init__(self, clients: Sequence[int], client_app: ClientApp, config: dict[str, Any], keeps: int) -> None:
+    def __init__(
+        self,
+        clients: Sequence[int],
+        client_app: ClientApp,
+        config: dict[str, Any],
+        keeps: int,
+        tables: dict[str, np.ndarray] | None = None,
+    ) -> None:
         super().__init__(clients, client_app)
         for context in self.contexts.values():
             context.run_config = dict(config)
@@ -85,12 +94,17 @@ class TappedGrid(LocalGrid):
         self.on_answer: Callable[[], None] | None = None
         self._keeps, self._rounds = keeps, Counter[tuple[int, str]]()
         self._lock = threading.RLock()
-        self._tables: dict[str, np.ndarray] = {}
+        self._tables: dict[str, np.ndarray] = {} if tables is None else tables
 
     def findings(self) -> list[Found]:
         """What leaves in clear, the worst first."""
         order = {"data": 0, "facts": 1, "look": 2}
-        every = [Found(leak, kind, times, self.replies[kind]) for (kind, leak), times in self.found.items()]
+        alike: dict[tuple[str, str, str, str], tuple[Leak, int]] = {}
+        for (kind, leak), times in self.found.items():  # of clients with other numbers of examples
+            key = (kind, leak.severity, leak.where, re.sub(r"\d+", "", leak.what))
+            first, before = alike.get(key, (leak, 0))
+            alike[key] = first, before + times
+        every = [Found(leak, key[0], times, self.replies[key[0]]) for key, (leak, times) in alike.items()]
         return sorted(every, key=lambda one: (order[one.leak.severity], one.leak.where))
 
     def _answer(self, message: Message) -> Message:
