@@ -257,8 +257,10 @@ def best_one_run_epsilon(
     """
     scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
     truth = np.arange(len(scores)) < len(np.asarray(taken))
-    order = np.argsort(-scores, kind="stable")
-    hits, rejections = np.cumsum(truth[order]), np.cumsum(~truth[order][::-1])
+    scores[np.isnan(scores)] = -np.inf
+    # Equal scores say nothing: among them guesses are wrong first.
+    hits = np.cumsum(truth[np.lexsort((truth, -scores))])
+    rejections = np.cumsum(~truth[np.lexsort((~truth, scores))])
     numbers = sorted({max(1, round(len(scores) / 2 / 2**k)) for k in range(shares)})
     best = (0.0, 0, 0)
     for each in numbers:

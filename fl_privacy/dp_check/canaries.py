@@ -57,7 +57,8 @@ class CanaryTest:
 
     def contradicts(self, claim: Claim) -> bool:
         """Whether the guesses reject the claim with the confidence with which claims are called false."""
-        return self.unit == claim.unit and self.strict > claim.epsilon
+        # What is private at a delta is so at a larger one, but not at a smaller one.
+        return self.unit == claim.unit and self.delta >= claim.delta and self.strict > claim.epsilon
 
     @property
     def in_words(self) -> str:
@@ -112,10 +113,13 @@ def estimated_epsilon(taken: ArrayLike, left_out: ArrayLike, *, delta: float) ->
         delta: in (0, 1).
 
     Returns:
-        No bound: it may be too large as well as too small. ``None`` of fewer than ten scores on either side.
+        No bound: it may be too large as well as too small. ``None`` of fewer than ten scores on either side, or of one
+        that is not finite.
     """
     there, absent = (np.asarray(scores, dtype=np.float64) for scores in (taken, left_out))
-    if min(len(there), len(absent)) < 10 or min(float(there.std()), float(absent.std())) <= MOST_SPREAD:
+    if min(len(there), len(absent)) < 10 or not np.isfinite([*there, *absent]).all():
+        return None
+    if min(float(there.std()), float(absent.std())) <= MOST_SPREAD:
         return None
     return two_gaussians_epsilon(
         mean=float(there.mean() - absent.mean()),

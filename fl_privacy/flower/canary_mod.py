@@ -4,6 +4,7 @@ import logging
 import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor
 
@@ -23,6 +25,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.audit_records import numbers_of
 from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, stated_by
+from fl_privacy.flower.inside.identity import identity_put_back
 from fl_privacy.flower.records import PARTITION
 from fl_privacy.results.claims import records_of, write_claims
 from fl_privacy.rng import derive_generator, streams_put_back
@@ -67,22 +70,30 @@ def canary_mod(
         mods: that protect an update, the outermost first, as ``ClientApp(mods=...)`` takes them.
         clip_norm: l2 norm to which they clip; ``None`` takes that of Flower's ``LocalDpMod`` among them.
         number: of canaries, at least 20.
-        delta: in (0, 1).
-        claimed: epsilon of the whole training; ``None`` takes what the mods claim.
+        delta: in (0, 1), of ``claimed``; what the mods claim is tested at their own.
+        claimed: epsilon of the whole training against whoever reads this node's replies; ``None`` takes what the mods
+            claim.
         partition: of the node where canaries take part; others pass their messages through ``mods`` alone.
         out: folder for ``claim.json`` and ``claim.html``, written anew after each round; ``None`` writes none.
 
     Raises:
-        UserError: no mod is given, or nobody says to which norm they clip.
+        UserError: no mod is given, nobody says to which norm they clip, or an epsilon is claimed of mods that add no
+            noise, which is then the server's and not in a reply.
     """
     norm = _norm_of(mods) if clip_norm is None else clip_norm
     checks.whole("number", number, at_least=20, at_most=100_000, example=500)
     checks.number("delta", delta, above=0, below=1, example=1e-5)
     checks.number("clip_norm", norm, above=0, example=1.0)
+    if claimed is not None and all(mod in (fixedclipping_mod, adaptiveclipping_mod) for mod in mods):
+        raise UserError(
+            "claimed is expected of mods that add noise, but these only clip: what their strategy promises is about the"
+            " model, not about a reply; fl-privacy check-dp my_app.server:strategy."
+        )
     all_of_them = together(mods)
 
     def in_front(message: Message, context: Context, like: Tensors) -> None:
-        _let_pass(all_of_them, message, context, like, norm=norm, number=number, same=claimed is not None)
+        # Copies, as mods may have random streams or counters of their own.
+        _let_pass(together(deepcopy(mods)), message, context, like, norm=norm, number=number, same=claimed is not None)
         if out is not None:
             write_canaries(context, Path(out), mods=mods, delta=delta, claimed=claimed)
 
@@ -93,7 +104,7 @@ def canary_mod(
         reply = all_of_them(message, context, call_next)
         if not like or reply.has_error():
             return reply
-        with streams_put_back():
+        with streams_put_back(), identity_put_back():
             found = attempt(lambda: in_front(message, context, like))
         if isinstance(found, Failure):
             logger.warning("Canaries took no part in this round: %s.", found.reason)
@@ -139,6 +150,8 @@ def write_canaries(
     claim = None if stated is None else stated.claim
     if claimed is not None:
         claim = Claim(epsilon=claimed, delta=delta, unit="client", rounds=rounds, by="canary_mod")
+    elif claim is not None and claim.delta > 0:
+        delta = claim.delta
     which = f"over {rounds} round{'s' * (rounds != 1)}" if claimed is not None else "in each round"
     verdict = ClaimVerdict(
         subject=f"a client's mods {which}",
@@ -228,12 +241,12 @@ def _let_pass(
     mod: Mod, message: Message, context: Context, like: Tensors, *, norm: float, number: int, same: bool
 ) -> None:
     """Add this round's scores to those in ``context.state``."""
-    if CANARIES in context.state.config_records:
-        about = _About.of(context)
+    about = _About.of(context) if CANARIES in context.state.config_records else None
+    if about is not None and (about.number, about.same) == (number, same):
         scores = context.state.array_records[SCORES]["scores"].numpy()
-    else:
+    else:  # sums over rounds say nothing of one round, nor the other way round
         about, scores = _About(number=number, rounds=0, same=same, seed=secrets.randbits(62)), np.zeros(0)
-    if len(scores) + about.number > MOST_SCORES:
+    if (0 if about.same else len(scores)) + about.number > MOST_SCORES:
         return
     sizes = [value.numel() for value in like.values()]
     directions, taken = about.directions(about.rounds, sum(sizes)), about.coins(about.rounds)

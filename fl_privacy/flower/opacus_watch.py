@@ -168,8 +168,10 @@ def _count_steps(optimizer: Any) -> None:
     step = optimizer.step
 
     def counted_step(*given: Any, **more: Any) -> Any:
-        optimizer._fl_privacy_steps += 1
-        return step(*given, **more)
+        found = step(*given, **more)
+        # Parts of a batch that are only added up (``BatchMemoryManager``) release nothing.
+        optimizer._fl_privacy_steps += not getattr(optimizer, "_is_last_step_skipped", False)
+        return found
 
     optimizer.step = counted_step
 

@@ -96,3 +96,8 @@ def test_the_best_number_of_guesses_costs_no_confidence() -> None:
 def test_what_can_not_be_is_said(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError, match="expected"):
         one_run_epsilon(**{"canaries": 1000, "guesses": 10, "right": 5, "delta": 1e-5, **wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("score", [0.0, math.inf, math.nan])
+def test_equal_scores_show_nothing(score: float) -> None:
+    assert best_one_run_epsilon(np.full(250, score), np.full(250, score), delta=1e-5)[0] == 0.0

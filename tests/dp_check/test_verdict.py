@@ -124,3 +124,14 @@ def test_noise_without_clipping_is_said_to_clip_nothing() -> None:
     )
     assert found.status is Status.CONTRADICTED
     assert found.check is not None and found.check.reason.startswith("nothing is clipped")
+
+
+def test_a_bound_at_a_smaller_delta_contradicts_no_claim_at_a_larger_one() -> None:
+    test = canary_test(*scores(12.0, 1000), delta=DELTA, unit="client")
+    assert test.contradicts(Claim(epsilon=0.5, delta=DELTA))
+    assert test.contradicts(Claim(epsilon=0.5, delta=DELTA / 10))
+    assert not test.contradicts(Claim(epsilon=0.5, delta=DELTA * 10))
+
+
+def test_scores_that_are_no_numbers_give_no_estimate() -> None:
+    assert estimated_epsilon([float("nan")] * 20, [1.0, 2.0] * 10, delta=DELTA) is None

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.clientapp.typing import ClientAppCallable
+from flwr.supercore.task_identity import TaskIdentity
 
 from fl_privacy.errors import UserError
 from fl_privacy.flower import canary_mod
@@ -136,3 +137,53 @@ def test_what_it_needs_is_said() -> None:
         canary_mod()
     with pytest.raises(UserError, match=r"clip_norm=1\.0"):
         canary_mod(fixedclipping_mod)
+    with pytest.raises(UserError, match="only clip"):
+        canary_mod(fixedclipping_mod, clip_norm=1.0, claimed=3.0)
+
+
+def test_a_claim_of_a_mod_is_tested_at_its_own_delta(tmp_path: Path) -> None:
+    answers(canary_mod(LocalDpMod(1.0, 0.78, 1.0, 1e-3), number=40, out=tmp_path), context(), rounds=1)
+    (claim,) = read_claims(tmp_path)
+    assert claim.delta == 1e-3 and claim.pld is not None and claim.pld < 1.0 and not claim.is_false
+
+
+def test_mods_keep_their_own_streams_and_the_process_its_identity() -> None:
+    class Noise:
+        def __init__(self) -> None:
+            self.rng, self.calls = np.random.default_rng(0), 0
+
+        def __call__(self, message: Message, node: Context, call_next: ClientAppCallable) -> Message:
+            self.calls += 1
+            reply = call_next(message, node)
+            (record,) = reply.content.array_records.values()
+            noised = {n: a.numpy() + self.rng.normal(size=a.shape).astype(np.float32) for n, a in record.items()}
+            reply.content["arrays"] = ArrayRecord({n: Array.from_numpy_ndarray(a) for n, a in noised.items()})
+            return reply
+
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 7, 8, 9
+    plain, mod = answers(Noise(), context()), Noise()
+    node = context()
+    with_them = answers(canary_mod(mod, clip_norm=1.0, number=20), node)
+    assert (TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id) == (7, 8, 9)
+    assert mod.calls == 2 and canaries_of(node) is not None
+    assert all(np.array_equal(one[n], other[n]) for one, other in zip(plain, with_them, strict=True) for n in one)
+
+
+def test_canaries_of_another_kind_begin_anew() -> None:
+    node = context()
+    answers(canary_mod(LocalDpMod(1.0, 1.0, 3.0, 1e-5), number=30, claimed=9.0), node)
+    answers(canary_mod(LocalDpMod(1.0, 1.0, 3.0, 1e-5), number=20), node, rounds=1)
+    found = canaries_of(node)
+    assert found is not None and found.number == 20
+
+
+def test_mods_that_send_nothing_are_not_accused(tmp_path: Path) -> None:
+    def silent(message: Message, node: Context, call_next: ClientAppCallable) -> Message:
+        reply = call_next(message, node)
+        reply.content["arrays"] = ArrayRecord()
+        return reply
+
+    node = context()
+    answers(canary_mod(silent, clip_norm=1.0, claimed=0.1, out=tmp_path), node, rounds=1)
+    (claim,) = read_claims(tmp_path)
+    assert claim.lower == 0 and not claim.is_false

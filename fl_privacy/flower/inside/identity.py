@@ -1,14 +1,27 @@
 """What a process has to be before it may make messages, and a run that stands for none."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["Run", "empty_run", "identify_process"]
+__all__ = ["Run", "empty_run", "identify_process", "identity_put_back"]
 
 
 def identify_process() -> None:
     """Let messages be made in this process, which Flower's own command has not started."""
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+
+
+@contextmanager
+def identity_put_back() -> Iterator[None]:
+    """Put who this process is for Flower back to what it was before the context."""
+    before = TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id
+    try:
+        yield
+    finally:
+        TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id = before
 
 
 def empty_run() -> Run:
