@@ -3,6 +3,7 @@
 import logging
 import math
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +39,9 @@ CANARIES = "fl-privacy.canaries"
 
 SCORES = "fl-privacy.canary-scores"
 """Record of ``context.state``: the scores of canaries so far."""
+
+MOST_SECONDS = 60
+"""For the canaries of a round: a model of very many arrays, which a server chooses, holds up no node for longer."""
 
 MOST_SCORES = 100_000
 """Of canaries in ``context.state``; in later rounds none take part."""
@@ -251,7 +255,13 @@ def _let_pass(
     sizes = [value.numel() for value in like.values()]
     directions, taken = about.directions(about.rounds, sum(sizes)), about.coins(about.rounds)
     mechanism, found = mechanism_of_mod(mod, config=_config(message)), np.zeros(about.number)
+    ends = time.monotonic() + MOST_SECONDS
     for canary, (direction, there) in enumerate(zip(directions, taken.tolist(), strict=True)):
+        if time.monotonic() > ends:
+            raise UserError(
+                f"{about.number} canaries are expected to pass the mods in {MOST_SECONDS} s, but only {canary} did;"
+                " take a smaller number."
+            )
         parts = (direction * norm * there).split(sizes)
         sent = mechanism({n: part.view(v.shape) for (n, v), part in zip(like.items(), parts, strict=True)})
         whole = torch.cat([_row(sent.get(name), value) for name, value in like.items()])

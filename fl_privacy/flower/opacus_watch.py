@@ -109,6 +109,7 @@ def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanis
     hook = getattr(optimizer, "step_hook", None)
 
     def mechanism(batch: Tensor) -> Tensors:
+        optimizer._is_last_step_skipped = False  # as a training that was cut off within a batch leaves it
         optimizer.zero_grad(set_to_none=True)
         outputs = module(batch)
         labels = torch.zeros(len(batch), dtype=torch.int64, device=outputs.device)

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from fl_privacy.dp_check.asked import Asked
 from fl_privacy.dp_check.verdict import ClaimVerdict, Status
 from fl_privacy.errors import UserError
 from fl_privacy.flower.app_claims import claims_of_app, read_app
+from fl_privacy.flower.opacus_watch import watched_opacus
 
 SERVER = """
 import torch
@@ -170,3 +172,27 @@ def test_what_is_no_app_is_one_line(folder: Path, what: str) -> None:
         write(folder, extra="import a_package_that_is_not_there")
     with pytest.raises(UserError):
         claims(folder)
+
+
+def test_parts_of_a_batch_that_opacus_only_adds_up_are_no_steps() -> None:
+    opacus = pytest.importorskip("opacus")
+    from opacus.utils.batch_memory_manager import BatchMemoryManager  # noqa: PLC0415
+
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(40, 4), torch.randint(2, (40,)))
+    with watched_opacus():
+        net = torch.nn.Linear(4, 2)
+        engine = opacus.PrivacyEngine()
+        net, optimizer, loader = engine.make_private(
+            module=net,
+            optimizer=torch.optim.SGD(net.parameters(), 0.1),
+            data_loader=torch.utils.data.DataLoader(data, batch_size=10),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+        with BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=optimizer) as parts:
+            for inputs, labels in parts:
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(net(inputs), labels).backward()
+                optimizer.step()
+    assert optimizer._fl_privacy_steps == sum(steps for _, _, steps in engine.accountant.history) == 4
