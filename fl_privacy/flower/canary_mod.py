@@ -85,14 +85,7 @@ def canary_mod(
             noise, which is then the server's and not in a reply.
     """
     norm = _norm_of(mods) if clip_norm is None else clip_norm
-    checks.whole("number", number, at_least=20, at_most=100_000, example=500)
-    checks.number("delta", delta, above=0, below=1, example=1e-5)
-    checks.number("clip_norm", norm, above=0, example=1.0)
-    if claimed is not None and all(mod in (fixedclipping_mod, adaptiveclipping_mod) for mod in mods):
-        raise UserError(
-            "claimed is expected of mods that add noise, but these only clip: what their strategy promises is about the"
-            " model, not about a reply; fl-privacy check-dp my_app.server:strategy."
-        )
+    _expect_usable(mods, norm=norm, number=number, delta=delta, claimed=claimed)
     all_of_them = together(mods)
 
     def in_front(message: Message, context: Context, like: Tensors) -> None:
@@ -115,6 +108,17 @@ def canary_mod(
         return reply
 
     return mod
+
+
+def _expect_usable(mods: Sequence[Mod], *, norm: float, number: int, delta: float, claimed: float | None) -> None:
+    checks.whole("number", number, at_least=20, at_most=100_000, example=500)
+    checks.number("delta", delta, above=0, below=1, example=1e-5)
+    checks.number("clip_norm", norm, above=0, example=1.0)
+    if claimed is not None and all(mod in (fixedclipping_mod, adaptiveclipping_mod) for mod in mods):
+        raise UserError(
+            "claimed is expected of mods that add noise, but these only clip: what their strategy promises is about the"
+            " model, not about a reply; fl-privacy check-dp my_app.server:strategy."
+        )
 
 
 def together(mods: Sequence[Mod]) -> Mod:
