@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from row_file import RowFile
+
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows" / "flower_examples"
 PAGE = HERE.parent / "docs" / "flower_examples.md"
@@ -109,12 +111,12 @@ def main() -> None:
     if not asked.table:
         if asked.flower is None or asked.data is None:
             parser.error("--flower and --data are expected, or --table alone")
-        ROWS.mkdir(parents=True, exist_ok=True)
+        kept = RowFile(ROWS)
         out = asked.out.absolute()
         mirror = make_mirror(asked.data.absolute(), out / "mirror")
         for example in examples_of(asked.flower, asked.only):
             row = audited(example, mirror, out, asked.victims, asked.limit)
-            (ROWS / f"{example.name}.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+            kept.add({"example": example.name}, row)
             print(f"{example.name}: {row.get('headline') or row.get('reason')} ({row['seconds']:.0f} s)", flush=True)
     PAGE.write_text(table(), encoding="utf-8")
 
@@ -149,7 +151,9 @@ def audited(example: Path, mirror: Path, out: Path, victims: int, limit: float) 
         status = 124
     text = log.read_text(encoding="utf-8", errors="replace")
     row: dict[str, Any] = {"example": name, "edited": 0, "data": setting.note, "seconds": time.perf_counter() - started}
-    row["command"] = shlex.join(["fl-privacy", "audit", name, *command[4:]]).replace(str(mirror), "MIRROR")
+    row["command"] = shlex.join(["fl-privacy", "audit", name, *command[5:]])
+    for place, called in ((str(mirror), "MIRROR"), (str(out), "OUT")):
+        row["command"] = row["command"].replace(place, called)
     kept = [path for path in out.glob("audit-*/audit.json") if path.stat().st_mtime >= started_at]
     if kept and status in (0, 124):
         record = json.loads(kept[0].read_text(encoding="utf-8"))
@@ -291,7 +295,7 @@ def bert(data: Path, into: Path) -> None:
 
 def table() -> str:
     """The page in docs."""
-    rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(ROWS.glob("*.json"))]
+    rows = sorted(RowFile(ROWS).rows, key=lambda row: str(row["example"]))
     measured = [row for row in rows if any(rung["counts"] for rung in row.get("rungs", ()))]
     pages = [row for row in rows if "headline" in row]
     lines = [
