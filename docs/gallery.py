@@ -16,7 +16,7 @@ import yaml
 from PIL import Image
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.config.overrides import merge_overrides
+from fl_privacy.config.compose import merge_overrides
 from fl_privacy.results import Attacker, Leakage, read_run
 
 DOCS = Path(__file__).resolve().parent

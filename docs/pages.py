@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.cli.catalog import describe_option
 from fl_privacy.config import options
-from fl_privacy.config.targets import locate_target, plain_settings
+from fl_privacy.config.building import locate_target, plain_settings
 from fl_privacy.metrics import METRICS
 
 DOCS = Path(__file__).resolve().parent
@@ -46,7 +46,7 @@ REFERENCE = {
     "fl_privacy.data": "Data sets and partitions.",
     "fl_privacy.flower": "The edge to Flower.",
     "fl_privacy.malicious": "Servers that send crafted models.",
-    "fl_privacy.inspection": "What clients look at in a model before they train on it.",
+    "fl_privacy.guard": "What clients look at in a model before they train on it.",
     "fl_privacy.transformations": "Image operations and policies.",
     "fl_privacy.regression": "Whether an app leaks more than it did.",
     "fl_privacy.errors": "The error that a user is meant to read.",

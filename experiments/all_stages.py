@@ -19,8 +19,8 @@ from long_federation import memory_mib
 from row_file import RowFile, takes_rows
 
 from fl_privacy.config import RunSettings, compose_run
-from fl_privacy.experiment.protocols import Monitor, plain_loop
 from fl_privacy.experiment.run import run_experiment
+from fl_privacy.experiment.run_folder import Monitor, plain_loop
 from fl_privacy.federation import Evaluation, RoundReport
 
 

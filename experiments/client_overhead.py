@@ -22,7 +22,7 @@ from unwatched import run_unwatched
 from fl_privacy.config import compose_run, to_yaml
 from fl_privacy.experiment.build import Federation, build_federation, clients_of
 from fl_privacy.federation import RoundReport
-from fl_privacy.federation.client.examples import local_batches
+from fl_privacy.federation.client import local_batches
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Tensors
 

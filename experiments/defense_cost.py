@@ -37,12 +37,12 @@ from fl_privacy.defenses import (
     soteria,
     soteria_mixing,
 )
-from fl_privacy.defenses.representation.features import find_head, representation
-from fl_privacy.defenses.representation.masking import feature_scores
-from fl_privacy.evaluator import EvaluationNetwork, save_evaluator
-from fl_privacy.federation.client.training import local_update
+from fl_privacy.defenses._soteria import feature_scores, find_head, representation
+from fl_privacy.federation.training import local_update
 from fl_privacy.gradients.memory import freed_memory_kept
 from fl_privacy.models import ConvNet, LeNet, ResNet10, ResNet18
+from fl_privacy.pretrained.evaluator import EvaluationNetwork
+from fl_privacy.pretrained.evaluator_files import save_evaluator
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 Clock = Callable[[], float]

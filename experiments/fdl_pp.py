@@ -31,16 +31,16 @@ from fl_privacy.attacks import ReconstructionAttack, dlg, inverting_gradients, m
 from fl_privacy.config import compose_run
 from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, none
-from fl_privacy.defenses.privacy.accountants import epsilon, noise_multiplier_for
-from fl_privacy.defenses.private_layers.passports import passport_layers
+from fl_privacy.defenses._fdl_pp import passport_layers
+from fl_privacy.defenses.privacy import epsilon, noise_multiplier_for
 from fl_privacy.effects import Noise
 from fl_privacy.experiment.attacker_knowledge import side_information_of
 from fl_privacy.experiment.build import Federation, build_dataset, build_federation
 from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.federation import Audit, Client, Probe, RoundReport, evaluate_model, private_names, run_rounds
-from fl_privacy.federation.secure.encrypted import run_encrypted
+from fl_privacy.federation.ckks import run_encrypted
 from fl_privacy.federation.server import weighted_mean
-from fl_privacy.flower.secure_aggregation import run_secure_aggregation
+from fl_privacy.flower.secagg import run_secure_aggregation
 from fl_privacy.interception import States
 from fl_privacy.metrics.distortion import effective_rank, mean_squared_distance
 from fl_privacy.metrics.images import bpki, mse

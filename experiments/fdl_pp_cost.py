@@ -21,8 +21,8 @@ from fl_privacy.config import compose_run
 from fl_privacy.experiment.build import Federation, build_federation
 from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.federation import Audit, RoundReport, run_rounds
-from fl_privacy.federation.secure.encrypted import run_encrypted
-from fl_privacy.flower.secure_aggregation import run_secure_aggregation
+from fl_privacy.federation.ckks import run_encrypted
+from fl_privacy.flower.secagg import run_secure_aggregation
 
 METHODS = {"plain": "none", "SplitFed": "split_fed", "FDL-PP": "fdl_pp", "SecAgg+": "none", "CKKS": "none"}
 

@@ -33,8 +33,7 @@ from torch import Tensor, nn
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.data import load_data
-from fl_privacy.generator import image_fingerprints
-from fl_privacy.generator.provenance import SIDE
+from fl_privacy.pretrained.generator import SIDE, image_fingerprints
 from fl_privacy.results.read import read_run
 from fl_privacy.results.summary import Statistic
 

@@ -10,8 +10,8 @@ interval by each attack and attacker. Reads run folders alone; overrides behind 
 import argparse
 from collections.abc import Sequence
 
-from fl_privacy.config.grid import load_grid
-from fl_privacy.experiment.trade_off import plan_sweep
+from fl_privacy.config.study import load_grid
+from fl_privacy.experiment.study import plan_sweep
 from fl_privacy.report.trade_off import DefenseRow, Versus, read_rows
 from fl_privacy.results import Attacker
 

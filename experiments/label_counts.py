@@ -16,8 +16,7 @@ from auto_table import MODELS, train
 from row_file import RowFile
 from torch import Tensor, nn
 
-from fl_privacy.attacks.gradient_inversion.guesses import guessed_outputs, usual_outputs
-from fl_privacy.attacks.gradient_inversion.labels import infer_labels, output_layer
+from fl_privacy.attacks.gradient_inversion.labels import guessed_outputs, infer_labels, output_layer, usual_outputs
 from fl_privacy.data import Dataset, load_data
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import build_model

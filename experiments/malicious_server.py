@@ -28,8 +28,8 @@ from fl_privacy.data import Dataset, load_data
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.experiment.server_reading import hand_over
 from fl_privacy.federation import Audit, Client, Server, ServerPlan, public_state, run_rounds
-from fl_privacy.flower.double_listing import try_double_listing
-from fl_privacy.flower.secure_aggregation import run_secure_aggregation
+from fl_privacy.flower.secagg import run_secure_aggregation
+from fl_privacy.flower.secagg_check import try_double_listing
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.interception import Interceptor
 from fl_privacy.malicious import Fishing, Imprint, Inconsistent, Loki, MembershipTrap, ServerAttack, TrapWeights

@@ -26,15 +26,15 @@ from row_file import RowFile, takes_rows
 from torch import Tensor
 
 from fl_privacy.attacks import GradientInversion
+from fl_privacy.attacks._refiner_aware import NoiseRatio, Sphere
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine, layer_weight
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
-from fl_privacy.attacks.presets.refiner import NoiseRatio, Sphere
 from fl_privacy.defenses import refiner
-from fl_privacy.defenses.data.robust_data import importance, layer_depths
 from fl_privacy.defenses.defense import LocalStep
-from fl_privacy.evaluator import load_evaluator
+from fl_privacy.defenses.robust_data import importance, layer_depths
 from fl_privacy.metrics import aggregate
 from fl_privacy.metrics.images import psnr
+from fl_privacy.pretrained.evaluator_files import load_evaluator
 from fl_privacy.types import Observation, Tensors
 
 ALPHA = 0.5

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fl_privacy.experiment.build import Federation
-from fl_privacy.experiment.protocols import plain_loop
+from fl_privacy.experiment.run_folder import plain_loop
 from fl_privacy.federation import Audit, RoundReport
 from fl_privacy.flower import run_in_process, run_ray
 from fl_privacy.interception import Interceptor

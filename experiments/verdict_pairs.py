@@ -19,7 +19,7 @@ from torch import Tensor
 from verdict_kinds import EMPTY, HELD_EMPTY, HELD_READ, MORE_EMPTY, MORE_READ, READ, Make, Subjects
 
 from fl_privacy.data import Examples, load_data
-from fl_privacy.metrics.beyond import Others
+from fl_privacy.metrics.controls import Others
 from fl_privacy.metrics.outcome import READ as LEAKS
 from fl_privacy.metrics.outcome import Outcome, outcome_of
 from fl_privacy.metrics.public_images import PublicImages

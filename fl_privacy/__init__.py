@@ -6,7 +6,7 @@ and models run where only PyTorch is installed, and nothing waits for Flower tha
 
 from typing import TYPE_CHECKING
 
-from fl_privacy.lazy import on_demand
+from fl_privacy.packages import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.attacks import reconstruct

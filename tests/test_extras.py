@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.errors import UserError
-from fl_privacy.extras import EXTRAS, lacks
+from fl_privacy.packages import EXTRAS, lacks
 
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONAL = ("flower", "ray", "dp", "crypto", "fsim", "cma", "text")

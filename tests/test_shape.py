@@ -14,8 +14,8 @@ MOST_PARAMETERS = 10
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 OPTIONS = {
-    "fl_privacy/defenses/data/refining.py:refiner": "each choice of the paper's algorithm, and those it leaves open",
-    "fl_privacy/models/block_networks.py:__init__": "facts of the data, the layers' sizes and kinds, normalization",
+    "fl_privacy/defenses/_refiner.py:refiner": "each choice of the paper's algorithm, and those it leaves open",
+    "fl_privacy/models/alexnet_vgg.py:__init__": "facts of the data, the layers' sizes and kinds, normalization",
     "fl_privacy/models/resnet.py:__init__": "likewise, with strides",
     "fl_privacy/models/torchvision_models.py:__init__": "likewise, of a transformer",
 }

@@ -1,26 +1,16 @@
 """Attacks on intercepted updates."""
 
+from fl_privacy.attacks._reconstruct import reconstruct
+from fl_privacy.attacks._refiner_aware import refiner_aware
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.exact import AnalyticInversion, CocktailParty, ExactInversion
 from fl_privacy.attacks.feature_inversion import ModelInversion
+from fl_privacy.attacks.feature_presets import model_inversion
+from fl_privacy.attacks.ggl_gifd import ggl, gifd
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.presets import (
-    adam_dlg,
-    ats_attack,
-    dlg,
-    ggl,
-    gifd,
-    grad_inversion,
-    idlg,
-    inverting_gradients,
-    lamp,
-    model_inversion,
-    refiner_aware,
-    sapag,
-    tag,
-)
-from fl_privacy.attacks.reconstructing import reconstruct
+from fl_privacy.attacks.lamp_tag import lamp, tag
+from fl_privacy.attacks.presets import adam_dlg, ats_attack, dlg, grad_inversion, idlg, inverting_gradients, sapag
 from fl_privacy.attacks.text import BagOfWords, Dager
 
 __all__ = [

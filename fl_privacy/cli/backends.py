@@ -5,15 +5,15 @@ from functools import partial
 from typing import Any
 
 from fl_privacy.config import RunSettings
-from fl_privacy.config.targets import check_arguments, plain_settings
+from fl_privacy.config.building import check_arguments, plain_settings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.inferences import build_inferences
-from fl_privacy.experiment.protocols import Backend, plain_loop
+from fl_privacy.experiment.run_folder import Backend, plain_loop
 from fl_privacy.experiment.server_reading import build_server_attack
-from fl_privacy.extras import expect_package
 from fl_privacy.federation import Audit, ClientSource, Server
 from fl_privacy.interception import Interceptor
-from fl_privacy.parallel.cluster import expect_answer
+from fl_privacy.packages import expect_package
+from fl_privacy.parallel import expect_answer
 
 
 def backend_of(config: RunSettings) -> Backend:
@@ -69,9 +69,9 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
     run: Any
     if name == "secagg":
         expect_package("flwr", "secure_aggregation=secagg")
-        from fl_privacy.flower.secure_aggregation import run_secure_aggregation as run  # noqa: PLC0415
+        from fl_privacy.flower.secagg import run_secure_aggregation as run  # noqa: PLC0415
     else:
-        from fl_privacy.federation.secure.encrypted import run_encrypted as run  # noqa: PLC0415
+        from fl_privacy.federation.ckks import run_encrypted as run  # noqa: PLC0415
     check_arguments(run, settings, "secure_aggregation")
     return partial(unattacked, partial(run, **settings))
 

@@ -6,11 +6,10 @@ from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from fl_privacy.config import options
-from fl_privacy.config.grid import GRIDS, grid_names
+from fl_privacy.config.building import locate_target
 from fl_privacy.config.keys import groups
 from fl_privacy.config.plugins import register_plugin_metrics
-from fl_privacy.config.targets import locate_target
-from fl_privacy.config.track import TRACKS, track_names
+from fl_privacy.config.study import GRIDS, TRACKS, grid_names, track_names
 from fl_privacy.metrics import METRICS
 
 GROUPS = (*groups(), "experiment")

@@ -12,7 +12,7 @@ from types import FrameType
 import click
 
 from fl_privacy.errors import UserError, is_out_of_memory, what_was_asked
-from fl_privacy.extras import missing_extra
+from fl_privacy.packages import missing_extra
 
 EXIT_ERROR = 2
 EXIT_NOTHING = 3

@@ -19,28 +19,26 @@ from rich.console import Console
 from fl_privacy.cli.backends import secure_backend_of, unattacked
 from fl_privacy.cli.console import RichMonitor
 from fl_privacy.config import RunSettings, compose_run, to_yaml
-from fl_privacy.config.foreign import expect_plain
-from fl_privacy.config.places import expect_no_place
-from fl_privacy.config.targets import plain_settings
+from fl_privacy.config.building import plain_settings
+from fl_privacy.config.foreign import expect_no_place, expect_plain
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_federation, clients_of
-from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.ground_truth import sees_other_images
 from fl_privacy.experiment.own_data import OpenSettingError, client_of_folder
-from fl_privacy.experiment.protocols import Backend, plain_loop
+from fl_privacy.experiment.privacy import calibrated
 from fl_privacy.experiment.run import run_baseline, run_experiment
+from fl_privacy.experiment.run_folder import Backend, plain_loop
 from fl_privacy.experiment.threat_model import Whereabouts
 from fl_privacy.federation import Client, ClientSource, Failure, Server
 from fl_privacy.federation.replies import attempt
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
-from fl_privacy.flower.audit_records import is_training
+from fl_privacy.flower._node_memory import SIMULATION_VARIABLE, is_simulation, node_memory, node_secret
+from fl_privacy.flower.audit_protocol import is_training
 from fl_privacy.flower.backends import NodeRules
 from fl_privacy.flower.clients import MaskableClient
-from fl_privacy.flower.memory import node_memory
-from fl_privacy.flower.node_secrets import SIMULATION_VARIABLE, is_simulation, node_secret
+from fl_privacy.flower.grids import PromptGrid
 from fl_privacy.flower.nodes import Nodes
 from fl_privacy.flower.records import CLIENT_RAISED, DATA_PATH, PARTITION
-from fl_privacy.flower.transport import PromptGrid
 
 TIMEOUT = "round-timeout"
 AUTHENTICATED = "authenticated-nodes"
@@ -98,8 +96,10 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Wher
         run_on_grid(grid, server, timeout=timeout, rules=rules, **settings)
 
     def secured(server: Server, clients: Any, **settings: Any) -> None:
-        from fl_privacy.flower.secure_aggregation import Masking  # noqa: PLC0415
-        from fl_privacy.flower.secure_nodes import run_secure_on_grid  # noqa: PLC0415
+        from fl_privacy.flower.secagg import (  # noqa: PLC0415
+            Masking,
+            run_secure_on_grid,
+        )
 
         settings_of_masks = plain_settings(config.secure_aggregation)
         masking = Masking(**{key: value for key, value in settings_of_masks.items() if key != "name"})
@@ -221,8 +221,8 @@ class _NodeApp(ClientApp):
 
 @lru_cache(maxsize=2)
 def _masking_app(guarded: bool) -> ClientApp:
-    from fl_privacy.flower.guarding import secagg_guard_mod  # noqa: PLC0415
-    from fl_privacy.flower.secure_aggregation import masking_client_app  # noqa: PLC0415
+    from fl_privacy.flower._guard_mod import secagg_guard_mod  # noqa: PLC0415
+    from fl_privacy.flower.secagg import masking_client_app  # noqa: PLC0415
 
     def make_masked(context: Context) -> MaskableClient:
         client = make_client(context)

@@ -12,13 +12,12 @@ from rich.markup import escape
 
 from fl_privacy.cli.faults import STOPPING, NothingReconstructedError, in_a_line, recognized
 from fl_privacy.config import RunSettings, compose_run, expand_sweep, to_yaml
-from fl_privacy.config.overrides import override_keys
+from fl_privacy.config.compose import override_keys
 from fl_privacy.errors import UserError
 from fl_privacy.results.read import failed_attackers
 
 if TYPE_CHECKING:
-    from fl_privacy.experiment.protocols import Monitor
-    from fl_privacy.experiment.run_folder import Command
+    from fl_privacy.experiment.run_folder import Command, Monitor
 
 
 def run_jobs(
@@ -44,7 +43,7 @@ def run_jobs(
     from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
 
     if command == "attack":
-        from fl_privacy.experiment.captured import expect_not_taken  # noqa: PLC0415
+        from fl_privacy.experiment.app_captures import expect_not_taken  # noqa: PLC0415
 
         for job, config in zip(jobs, configs, strict=True):
             expect_not_taken(config, override_keys(job))
@@ -53,7 +52,7 @@ def run_jobs(
         print(folder)
         expect_reconstructions([folder])
         return
-    from fl_privacy.experiment.trade_off import write_plan  # noqa: PLC0415
+    from fl_privacy.experiment.study import write_plan  # noqa: PLC0415
 
     with suppress(*STOPPING):  # what keeps a job from beginning is told when it is its turn
         write_plan(command, configs)

@@ -16,7 +16,6 @@ from rich.logging import RichHandler
 
 from fl_privacy.checks import number
 from fl_privacy.cli.completion import complete_override, completes
-from fl_privacy.cli.decisions import advise
 from fl_privacy.cli.dp_check import check_dp
 from fl_privacy.cli.faults import (
     STOPPING,
@@ -28,9 +27,9 @@ from fl_privacy.cli.faults import (
     nobody_listens,
     recognized,
 )
-from fl_privacy.cli.leaderboard import benchmark
 from fl_privacy.cli.leakage import check_leakage
 from fl_privacy.cli.nodes import deploy, node_cost, supernode
+from fl_privacy.cli.studies import advise, benchmark
 from fl_privacy.cli.untouched import audit, review
 from fl_privacy.cli.watching import watch
 from fl_privacy.errors import UserError
@@ -124,7 +123,7 @@ def trade_off(
     Each defense is trained once and then attacked by every attack of the grid. Killed and started again, the sweep goes
     on where it stopped. Overrides apply to all jobs: `trade-off quick federation.rounds=50 victims=5 --jobs 2`.
     """
-    from fl_privacy.cli.trade_off import run_trade_off  # noqa: PLC0415
+    from fl_privacy.cli.studies import run_trade_off  # noqa: PLC0415
 
     run_trade_off(
         grid, overrides or [], processes=jobs, only_report=only_report, psnr_below=psnr_below, console=_console()
@@ -142,7 +141,7 @@ def train_evaluator_command(overrides: Overrides = None) -> None:
     from fl_privacy.cli.jobs import say_what_takes_time  # noqa: PLC0415
 
     say_what_takes_time()
-    from fl_privacy.cli.evaluator import train  # noqa: PLC0415
+    from fl_privacy.cli.train_evaluator import train  # noqa: PLC0415
 
     print(train(overrides or [], console=_console()))
 
@@ -158,7 +157,7 @@ def train_generator_command(overrides: Overrides = None) -> None:
     from fl_privacy.cli.jobs import say_what_takes_time  # noqa: PLC0415
 
     say_what_takes_time()
-    from fl_privacy.cli.generator import make_generator  # noqa: PLC0415
+    from fl_privacy.cli.train_generator import make_generator  # noqa: PLC0415
 
     print(make_generator(overrides or [], console=_console()))
 

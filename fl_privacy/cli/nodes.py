@@ -60,8 +60,10 @@ def node_cost(
 
     A memory cgroup holds the process where this user may make one, else its parent looks and ends it.
     """
-    from fl_privacy.deploy.limits import MIB  # noqa: PLC0415
-    from fl_privacy.deploy.node_cost import measure_nodes  # noqa: PLC0415
+    from fl_privacy.deploy.device import (  # noqa: PLC0415
+        MIB,
+        measure_nodes,
+    )
 
     for line in measure_nodes(runs, memory=memory * MIB, core=core, repeats=repeats, trust=trust or ()):
         print(line)

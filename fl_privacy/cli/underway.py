@@ -14,9 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from fl_privacy.attacks import no_progress
-from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, describe
-from fl_privacy.cli.lines import Lines, Remaining, time_left
-from fl_privacy.experiment.protocols import Monitor
+from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines, Remaining, describe, time_left
+from fl_privacy.experiment.run_folder import Monitor
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.progress import Stage, listening, share_done
 from fl_privacy.results.ongoing import PROGRESS, Ongoing, Teller, read_ongoing

@@ -15,7 +15,7 @@ from types import FrameType
 
 from fl_privacy.cli.faults import ENDING, STOPPING, Interrupted, in_a_line, interruptible, recognized
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.trade_off import Job
+from fl_privacy.experiment.study import Job
 
 GRACE_SECONDS = 20.0
 

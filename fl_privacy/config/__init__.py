@@ -1,7 +1,7 @@
 """From Hydra overrides to a checked configuration."""
 
-from fl_privacy.config.groups import options
-from fl_privacy.config.overrides import compose_file, compose_run, expand_sweep, to_yaml
+from fl_privacy.config._options import options
+from fl_privacy.config.compose import compose_file, compose_run, expand_sweep, to_yaml
 from fl_privacy.config.settings import Role, RunSettings
 from fl_privacy.files import CONFIG_DIR
 

@@ -4,7 +4,7 @@ from functools import cache
 
 from omegaconf import DictConfig, OmegaConf
 
-from fl_privacy.config.groups import options
+from fl_privacy.config._options import options
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import Metric, register_metric
 
@@ -17,7 +17,7 @@ def register_plugin_metrics() -> None:
         UserError: one can't be made, is no metric, or its name is taken.
     """
     for name, path in options("metric").items():
-        from fl_privacy.config.targets import instantiate  # noqa: PLC0415 (Hydra, which reading a run does without)
+        from fl_privacy.config.building import instantiate  # noqa: PLC0415 (Hydra, which reading a run does without)
 
         section = OmegaConf.load(path)
         metric = instantiate(section, f"metric.{name}") if isinstance(section, DictConfig) else None

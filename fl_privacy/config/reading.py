@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from fl_privacy.checks import fits, in_words, one_of
-from fl_privacy.config.groups import suggest
+from fl_privacy.config._options import suggest
 from fl_privacy.errors import UserError
 
 T = TypeVar("T")

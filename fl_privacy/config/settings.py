@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from fl_privacy.config.groups import called
+from fl_privacy.config._options import called
 from fl_privacy.config.reading import plain_value, put, read_section
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.config.compose import compose_run
 from fl_privacy.config.keys import declared_settings
-from fl_privacy.config.overrides import compose_run
 from fl_privacy.config.reading import select
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole

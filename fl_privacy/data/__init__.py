@@ -1,18 +1,10 @@
 """Data: loading any set of images or texts into memory, and sharing it out between clients."""
 
 from fl_privacy.data.attributes import load_with_attribute
-from fl_privacy.data.examples import Examples, LabelledExamples, TextExamples, expect_images
-from fl_privacy.data.loader import Dataset, load_data
-from fl_privacy.data.partition import (
-    Dirichlet,
-    Iid,
-    Natural,
-    Partition,
-    Pathological,
-    partition_table,
-)
+from fl_privacy.data.datasets import Dataset, load_data
+from fl_privacy.data.examples import Examples, LabelledExamples, TextExamples, Vocabulary, expect_images
+from fl_privacy.data.partition import Dirichlet, Iid, Natural, Partition, Pathological, partition_table
 from fl_privacy.data.texts import load_text
-from fl_privacy.data.vocabulary import Vocabulary
 
 __all__ = [
     "Dataset",

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
+from fl_privacy.data.datasets import Dataset, load_data
 from fl_privacy.data.examples import Examples, expect_images
-from fl_privacy.data.loader import Dataset, load_data
 from fl_privacy.errors import UserError
 
 

@@ -1,12 +1,20 @@
 """Client-side defenses: each is a ``Defense`` of hooks."""
 
-from fl_privacy.defenses.compression import ppdl, pruning, quantization, selective_sharing
-from fl_privacy.defenses.condensation import dc, dm, dp_merf, dsa, gs_wgan
-from fl_privacy.defenses.data import ats, instahide, refiner
+from fl_privacy.defenses._ats import ats
+from fl_privacy.defenses._dp_merf import dp_merf
+from fl_privacy.defenses._dp_noise import dp_noise, dp_sgd, local_dp
+from fl_privacy.defenses._fdl_pp import fdl_pp
+from fl_privacy.defenses._gs_wgan import gs_wgan
+from fl_privacy.defenses._instahide import instahide
+from fl_privacy.defenses._pruning import ppdl, pruning, selective_sharing
+from fl_privacy.defenses._quantization import quantization
+from fl_privacy.defenses._recup_fl import recup_fl
+from fl_privacy.defenses._refiner import refiner
+from fl_privacy.defenses._soteria import soteria, soteria_mixing
+from fl_privacy.defenses._split_fed import split_fed
+from fl_privacy.defenses._spn import spn
+from fl_privacy.defenses.dc_dsa_dm import dc, dm, dsa
 from fl_privacy.defenses.defense import ClientState, Defense, LocalData, LocalStep, compose, none
-from fl_privacy.defenses.noise import dp_noise, dp_sgd, local_dp, recup_fl, soteria_mixing
-from fl_privacy.defenses.private_layers import fdl_pp, split_fed, spn
-from fl_privacy.defenses.representation import soteria
 
 __all__ = [
     "ClientState",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fl_privacy import checks
 from fl_privacy.dp_check.bounds import gaussian_epsilon
 from fl_privacy.errors import UserError
-from fl_privacy.extras import lacks
+from fl_privacy.packages import lacks
 
 Unit = Literal["example", "client"]
 Neighbors = Literal["add_remove", "replace"]

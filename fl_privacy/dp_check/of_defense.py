@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
-from fl_privacy.defenses.privacy.accounting import guarantee
+from fl_privacy.defenses.privacy import guarantee
 from fl_privacy.dp_check.asked import Asked, recomputed_by, tested
 from fl_privacy.dp_check.claims import Facts, Stated, Unit
 from fl_privacy.dp_check.draws import Mechanism, Neighbors

@@ -10,6 +10,8 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings
 from fl_privacy.data import Examples
 from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.experiment.app import AppReport, report_app
+from fl_privacy.experiment.app_captures import app_captures, as_captured, captures_of, expect_of, load_app
 from fl_privacy.experiment.build import (
     agreed_network,
     attack_of_run,
@@ -21,19 +23,14 @@ from fl_privacy.experiment.build import (
     prepare_defense,
     resolve_device,
 )
-from fl_privacy.experiment.calibration import calibrated
-from fl_privacy.experiment.captured import as_captured, captures_of, expect_of
-from fl_privacy.experiment.captured_app import AppReport, report_app
 from fl_privacy.experiment.experiment import Experiment
-from fl_privacy.experiment.foreign_captures import app_captures, load_app
-from fl_privacy.experiment.image_prior import LOOKED_AT, describe_image_prior
 from fl_privacy.experiment.inference_judge import Spending
 from fl_privacy.experiment.inference_stage import InferenceStage
 from fl_privacy.experiment.inferences import build_inferences
-from fl_privacy.experiment.protocols import Monitor
-from fl_privacy.experiment.run_folder import Destination
+from fl_privacy.experiment.privacy import calibrated
+from fl_privacy.experiment.run_folder import Destination, Monitor
 from fl_privacy.experiment.server_reading import build_server_attack
-from fl_privacy.experiment.threat_model import expect_readable_updates
+from fl_privacy.experiment.threat_model import LOOKED_AT, describe_image_prior, expect_readable_updates
 from fl_privacy.experiment.weights import starting_values
 from fl_privacy.federation import Audit, Client, Probe, public_state
 from fl_privacy.inference import About, Inference

@@ -1,27 +1,257 @@
-"""Attack what was intercepted, judge it, write it down."""
+"""Attack what was intercepted, judge it, write it down.
+
+Compares what was attacked with what was there.
+
+The tracing attack on what was reconstructed.
+"""
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from itertools import groupby
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
 
 from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, find_first_layer
+from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
+from fl_privacy.data import Vocabulary
 from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge
-from fl_privacy.experiment.judge import Judge, update_distortion
-from fl_privacy.experiment.protocols import Monitor
-from fl_privacy.federation import Failure
+from fl_privacy.experiment.run_folder import Monitor
+from fl_privacy.federation import Client, Failure, Replay
 from fl_privacy.federation.replies import attempt
 from fl_privacy.film import viewed_by
 from fl_privacy.interception import ids_of
-from fl_privacy.metrics import VictimScore
-from fl_privacy.models import has_batch_norm
+from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all, unjudged
+from fl_privacy.metrics.controls import Others, other_updates
+from fl_privacy.metrics.distortion import UpdateDistortion, distortion_of, linear_system
+from fl_privacy.metrics.spn import Tracing, nearest, tracing_distance
+from fl_privacy.models import TextModel, has_batch_norm
 from fl_privacy.progress import counted
 from fl_privacy.results import Attacker, RunFolder
-from fl_privacy.results.attack_facts import AttackedUploads
-from fl_privacy.rng import cpu_threads
-from fl_privacy.types import Observation, Reconstruction
+from fl_privacy.results.readings import AttackedUploads
+from fl_privacy.rng import cpu_threads, derive_generator
+from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, Tensors, VictimId
+
+PARTICIPANTS = 10
+"""Among so many the images of a single client are dealt, as in SPN's Algorithm 6."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tracer:
+    """Counts how often an image is traced to somebody else by its nearest reconstruction.
+
+    Every image that was attacked is asked for. Its owner is the client that it was attacked at; where all are of one
+    client, the images are dealt to ``participants`` in order, also those of one batch, so that batches of any size are
+    traced among as many. Fewer images than participants are one each. With ``queries`` other images of the attacked
+    clients are asked for as well, drawn at random and dealt in the same way.
+
+    Attributes:
+        participants: among so many the images of a single client are dealt.
+        clients: whose images may be asked for, by id.
+        queries: how many images are asked for, if there are as many and not fewer were attacked; ``None`` asks for
+            those attacked alone.
+        seed: of the run.
+    """
+
+    participants: int = PARTICIPANTS
+    clients: Mapping[int, Client] = field(default_factory=dict)
+    queries: int | None = None
+    seed: int = 0
+
+    def __call__(self, scores: Sequence[VictimScore]) -> Tracing | None:
+        """Of ``scores``; ``None`` where there are no two owners.
+
+        Images that an attack found nothing for are traced wrongly, but victims on which it failed are left out: that
+        says nothing of where images come from. So are those whose truth is not known, and texts, which nothing is
+        nearest to.
+        """
+        known = [(score, score.originals) for score in scores if score.originals is not None and _counts(score)]
+        if not known:
+            return None
+        scores = [score for score, _ in known]
+        attacked = torch.cat([originals for _, originals in known])
+        at = torch.cat([torch.full((len(originals),), score.id.client) for score, originals in known])
+        others, of = self._others(attacked, at)
+        shared = len(at.unique()) == 1
+        owners = _dealt(len(at), torch.arange(self.participants)) if shared else at
+        number = len(owners.unique())
+        if number < 2:
+            return None
+        query_owners = torch.cat([owners, _dealt(len(of), owners.unique()) if shared else of])
+        guessed = torch.cat([_guessed(score) for score in scores])
+        distance = of_attacked = 1.0
+        if guessed.any():
+            answers = torch.cat([score.guesses for score in scores])[guessed], owners[guessed]
+            distance = tracing_distance(*answers, torch.cat([attacked, others]), query_owners)
+            of_attacked = tracing_distance(*answers, attacked, owners)
+        return Tracing(distance=distance, attacked_distance=of_attacked, participants=number, queries=len(query_owners))
+
+    def _others(self, attacked: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, C, H, W) further images of ``clients``, none of which was ``attacked``, and (n,) whose they are."""
+        room = (self.queries or 0) - len(attacked)
+        if room <= 0:
+            return attacked[:0], clients[:0]
+        asked = [self.clients[client] for client in clients.unique().tolist()]
+        owners = torch.cat([torch.full((len(client.indices),), client.id) for client in asked])
+        order = torch.randperm(len(owners), generator=derive_generator(self.seed, "tracing"))
+        order = order[: room + len(attacked)]
+        images = asked[0].examples.batch(torch.cat([client.indices for client in asked])[order]).inputs
+        new = (nearest(attacked, images)[0] > 0).nonzero().flatten()[:room]
+        return images[new], owners[order[new]]
+
+
+def _dealt(number: int, owners: Tensor) -> Tensor:
+    """(number,) the ``owners`` of images in order, equal shares each."""
+    return owners[torch.arange(number) * len(owners) // max(1, number)]
+
+
+def _counts(score: VictimScore) -> bool:
+    return not score.sentences and all(image.failure is None for image in score.images)
+
+
+def _guessed(score: VictimScore) -> Tensor:
+    """(B,) which of the images have a guess."""
+    return torch.tensor([image.guess is not None for image in score.images])
+
+
+class Truth(Protocol):
+    """Knows what was behind an update, or that nobody does."""
+
+    def batch(self, victim: VictimId) -> Batch | None: ...
+
+    def replay(self, observation: Observation) -> Replay: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Judge:
+    """Scores reconstructions, and what the defense did to the updates.
+
+    Attributes:
+        truth: what was behind an observation; asked only after the attack. What nobody knows is shown, not judged.
+        transforms: whether the model sees other images than the truth, so that both are compared with.
+        distorts: whether a defense changes updates, so that they are compared with undefended ones.
+        functions: of the metrics that need something of the run, by name; see ``build_metrics``.
+        tracer: runs the tracing attack on what was reconstructed.
+        vocabulary: of texts; ``None`` where images are attacked.
+        others: what guesses are compared with beside the truth, for the outcome of each.
+        augments: whether what the model sees is but the client's own crops and flips of the truth, of no defense: what
+            was read is judged by that.
+        prior: whether the attack looks among the images of a generator: what it makes of other clients' updates is the
+            control of what it makes of one.
+    """
+
+    truth: Truth
+    transforms: bool = False
+    distorts: bool = False
+    functions: Mapping[str, MetricFunction] = field(default_factory=dict)
+    tracer: Tracer = field(default_factory=Tracer)
+    vocabulary: Vocabulary | None = None
+    others: Others = field(default_factory=Others)
+    augments: bool = False
+    prior: bool = False
+
+    def scores(self, found: Sequence[Reconstruction], observations: Sequence[Observation]) -> list[VictimScore]:
+        """Of what was made of each of ``observations``."""
+        transformed = None
+        if self.transforms:
+            transformed = [
+                self.truth.replay(o).transformed for o in counted("what the model saw of victim", observations)
+            ]
+        originals = [self.truth.batch(result.id) for result in counted("victim", found)]
+        known = [(r, o) for r, o in zip(found, originals, strict=True) if o is not None]
+        judged: Iterator[VictimScore] = iter(())
+        if known:
+            results, truths = zip(*known, strict=True)
+            judged = iter(self._judged(results, truths, transformed))
+        return [
+            unjudged(r, (o.upload.num_examples, *o.input_shape)) if truth is None else next(judged)
+            for r, o, truth in zip(found, observations, originals, strict=True)
+        ]
+
+    def pieces(self, tokens: Tensor) -> Sequence[str]:
+        """Of a text (L,), as its tokenizer writes them; none where images are attacked."""
+        return [] if self.vocabulary is None else self.vocabulary.pieces(tokens.tolist())
+
+    def _judged(
+        self, found: Sequence[Reconstruction], truths: Sequence[Batch], transformed: Sequence[Batch] | None
+    ) -> list[VictimScore]:
+        if self.vocabulary is None:
+            return evaluate_all(
+                found,
+                truths,
+                functions=self.functions,
+                transformed=transformed,
+                others=self._with_controls(found, truths),
+                augmented=self.augments,
+            )
+        scores = evaluate_all(found, truths, language=self.vocabulary, others=self.others)
+        return [replace(score, sentences=_sentences(score, self.vocabulary)) for score in scores]
+
+    def _with_controls(self, found: Sequence[Reconstruction], truths: Sequence[Batch]) -> Others:
+        if not self.prior:
+            return self.others
+        guesses = [None if each.batch is None else each.batch.inputs for each in found]
+        controls = other_updates([each.id for each in found], guesses, [truth.inputs for truth in truths])
+        return replace(self.others, controls={**self.others.controls, **controls})
+
+
+def _sentences(
+    score: VictimScore, vocabulary: Vocabulary
+) -> tuple[tuple[Sequence[str] | None, Sequence[str] | None], ...]:
+    """Original and guess of each text, token by token."""
+    originals = [None] * len(score.images) if score.originals is None else score.originals.tolist()
+    return tuple(
+        (
+            None if original is None else vocabulary.pieces(original),
+            None if image.guess is None else vocabulary.pieces(guess),
+        )
+        for image, original, guess in zip(score.images, originals, score.guesses.tolist(), strict=True)
+    )
+
+
+def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDistortion, Mapping[str, float]]:
+    """How far the defense moved an intercepted update from the one its client would have uploaded without.
+
+    Where the model's first layer is fully connected and the update is of one example, also figures of the equations
+    for its input: ``condition`` of them all, and ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) of the row
+    whose uploaded bias gradient is largest, which an attacker would trust most.
+    """
+    clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
+    alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
+    names = _fully_connected(observation.model, observation.input_shape) if alone else None
+    return distortion_of(clean, seen), _solving(clean, seen, names) if names else {}
+
+
+@lru_cache(maxsize=1)
+def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, str] | None:
+    """Weight and bias of the first layer; ``None`` where that is another one."""
+    if isinstance(model, TextModel):
+        return None
+    try:
+        found = find_first_layer(model, ModelState.of(model), input_shape)
+    except NotFullyConnectedError:
+        return None
+    return found.weight, found.bias
+
+
+def _solving(clean: Tensors, seen: Tensors, names: tuple[str, str]) -> dict[str, float]:
+    weight, bias = names
+    if weight not in seen or bias not in seen:
+        return {}
+    tensors = (clean[weight], clean[bias]), (seen[weight], seen[bias])
+    trusted = linear_system(*tensors, rows=1)
+    return {
+        "condition": linear_system(*tensors).condition,
+        "contraction": trusted.contraction,
+        "error_bound": trusted.error_bound,
+        "solvable": float(trusted.solvable),
+    }
+
 
 logger = logging.getLogger(__name__)
 

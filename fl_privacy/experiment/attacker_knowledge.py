@@ -11,7 +11,7 @@ from fl_privacy.data import LabelledExamples
 from fl_privacy.effects import Description
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
-from fl_privacy.federation.client.examples import local_batches
+from fl_privacy.federation.client import local_batches
 from fl_privacy.interception import SimulatedSideInformation
 from fl_privacy.results import Attacker
 from fl_privacy.rng import derive_generator

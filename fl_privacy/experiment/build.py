@@ -1,7 +1,17 @@
-"""The objects of a run, made from its configuration."""
+"""The objects of a run, made from its configuration.
 
+Who trains on what: what nobody does, and what a partition returned, which may be somebody else's code.
+
+The network of a run, made from its settings to fit its data.
+
+Which uploads of a run are intercepted.
+
+An attack as an audit or a test is told of it: by a name with settings after it, or as it is.
+"""
+
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -11,38 +21,160 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from fl_privacy.attacks import GradientInversion, ReconstructionAttack
-from fl_privacy.attacks.gradient_inversion.rearranging import NO_PUBLIC_TEXTS
+from fl_privacy.attacks.gradient_inversion.word_order import NO_PUBLIC_TEXTS
 from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings, to_yaml
-from fl_privacy.config.groups import CUSTOM, called
+from fl_privacy.config._options import CUSTOM, called
+from fl_privacy.config.building import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.config.settings import BpkiSettings
-from fl_privacy.config.targets import check_arguments, instantiate, plain_settings
-from fl_privacy.data import Dataset, TextExamples, expect_images
+from fl_privacy.data import Dataset, LabelledExamples, TextExamples, expect_images
 from fl_privacy.defenses import Defense
 from fl_privacy.defenses.defense import UNNAMED
 from fl_privacy.effects import MutedFeatures, SlicedNoise
 from fl_privacy.errors import UserError, blamed_on
-from fl_privacy.experiment.audited import audit_of
-from fl_privacy.experiment.network import build_network
-from fl_privacy.experiment.partitions import defenders_examples, expect_parts, held_out
+from fl_privacy.experiment.inferences import build_inferences
 from fl_privacy.experiment.server_reading import build_server_attack, expect_named
 from fl_privacy.experiment.weights import starting_values
 from fl_privacy.federation import (
     Audit,
     Client,
+    Probe,
     Server,
     ServerPlan,
+    audited_rounds,
     private_names,
     public_state,
+    spread_probes,
 )
-from fl_privacy.inspection import ModelGuard
+from fl_privacy.guard import ModelGuard
+from fl_privacy.inference import About
 from fl_privacy.malicious import ServerAttack
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
-from fl_privacy.models import ADAPTED, TextModel
-from fl_privacy.parallel.sharded import ShardedAttack
-from fl_privacy.rng import derive_seed
+from fl_privacy.models import ADAPTED, TextModel, build_fitting, check_model, check_text_model
+from fl_privacy.parallel import ShardedAttack
+from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.types import LocalPlan
+
+DEFENDERS = 1000
+"""Public examples that clients hold, at most."""
+
+
+def expect_parts(parts: Any, clients: int, examples: int, section: DictConfig) -> None:
+    """Refuse what is no partition: for each client (N_i,) int64 indices, no example twice."""
+    wrong = None
+    if not isinstance(parts, Sequence) or isinstance(parts, str) or len(parts) != clients:
+        wrong = f"got {type(parts).__name__}"
+    elif not all(isinstance(p, torch.Tensor) and p.dtype == torch.int64 and p.dim() == 1 and len(p) for p in parts):
+        wrong = f"got {', '.join(sorted({type(p).__name__ for p in parts}))} of other types or shapes"
+    elif not torch.cat(list(parts)).ge(0).all() or not torch.cat(list(parts)).lt(examples).all():
+        wrong = f"some are beyond 0..{examples - 1}"
+    elif len(torch.cat(list(parts)).unique()) != sum(map(len, parts)):
+        wrong = "some examples have two owners"
+    if wrong:
+        raise UserError(
+            f"partition._target_={section.get('_target_')} is expected to return indices (N,) int64 for each of"
+            f" {clients} clients, but {wrong}."
+        )
+
+
+def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
+    """(N,) which of the ``examples`` training examples no client gets: ``number`` of them, at random.
+
+    Raises:
+        UserError: none would be left.
+    """
+    if number >= examples:
+        raise UserError(
+            f"holdout is expected to be below {examples}, the number of training examples, but got {number};"
+            " leave some to train on."
+        )
+    chosen = torch.zeros(examples, dtype=torch.bool)
+    if number:
+        order = torch.randperm(examples, generator=derive_generator(seed, "holdout"))
+        chosen[order[:number]] = True
+    return chosen
+
+
+def defenders_examples(unattacked: LabelledExamples) -> torch.Tensor:
+    """Which of the public examples clients hold that train a defense on some: every fourth; attackers hold others."""
+    return torch.arange(3, len(unattacked), 4)[:DEFENDERS]
+
+
+ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")
+"""Options of every model, whether or not it knows them; see ``build_model``."""
+
+
+def build_network(section: DictConfig, dataset: Dataset, *, seed: int) -> nn.Module:
+    """The model that ``section`` names with the initial values of a run's ``seed``, shown to fit the data."""
+    train = dataset.train
+    if not isinstance(train, TextExamples):
+        return build_network_for(section, train.input_shape, train.num_classes, seed=seed)
+    model = _network(section, train.architecture, seed)
+    check_text_model(model, train.input_shape[0], train.num_classes)
+    return model
+
+
+def build_network_for(
+    section: DictConfig, input_shape: tuple[int, ...], num_classes: int, *, seed: int, **more: Any
+) -> nn.Module:
+    """Likewise, for images (C, H, W) of ``num_classes`` classes; ``more`` are options that ``section`` may lack."""
+    channels, height, _ = input_shape
+    facts = {"in_channels": channels, "image_size": height, "num_classes": num_classes}
+    model = _network(section, facts, seed, **more)
+    check_model(model, input_shape, num_classes)
+    return model
+
+
+def _network(section: DictConfig, architecture: Mapping[str, int], seed: int, **more: Any) -> nn.Module:
+    settings = {**more, **plain_settings(section)}
+    settings.pop("_target_", None)
+    target = locate_target(section, "model")
+    known = [] if not callable(target) else inspect.signature(target).parameters
+    own = {key: value for key, value in settings.items() if key in known or key not in ANY_MODEL}
+    check_arguments(target, own, "model")
+    return build_fitting(target, architecture, seed=derive_seed(seed, "model"), **settings)
+
+
+def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
+    """Which uploads of ``rounds`` rounds the attackers of ``config`` get hold of.
+
+    Raises:
+        UserError: there are no such rounds or clients, or too few examples.
+    """
+    inferences = build_inferences(config.inference)
+    reads_images = "_target_" in config.attack or config.intercept.save
+    if not reads_images and not inferences:
+        return Audit()
+    chosen = config.intercept.rounds
+    audited = audited_rounds(chosen if isinstance(chosen, str | int) else list(chosen), rounds)
+    asked = set(clients if config.intercept.clients == "all" else config.intercept.clients)
+    if not asked:
+        raise UserError(
+            "intercept.clients is expected to name clients, but got an empty list; take intercept.clients=all, or"
+            " attack=none to attack none."
+        )
+    colluder = config.threat_model.colluder
+    if colluder is not None:
+        whole("threat_model.colluder", colluder, at_least=0, at_most=len(clients) - 1, example=0)
+    if unknown := sorted(asked - clients.keys()):
+        raise UserError(f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}.")
+    attack = build_server_attack(config.server)
+    asked = (asked - {colluder}) & (set(clients) if attack is None or attack.only is None else {attack.only})
+    sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
+    probes: tuple[Probe, ...] = ()
+    about = {inference.about for inference in inferences.values()}
+    if config.intercept.uploads == "probe" and (reads_images or About.ATTRIBUTE in about):
+        probes = spread_probes(config.victims, config.batch_size, sizes)
+    return Audit(
+        rounds=audited,
+        uploads=config.intercept.uploads,
+        probes=probes,
+        clients=frozenset(asked),
+        batch_size=config.batch_size,
+        listens=bool(about - {About.ATTRIBUTE}),
+    )
+
 
 T = TypeVar("T")
 
@@ -297,3 +429,22 @@ def _expect_made(made: Any, kind: type[T], section: DictConfig, name: str) -> T:
             f" {type(made).__name__}."
         )
     return made
+
+
+def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack | None, str]:
+    """The attack and its name, of ``idlg attack.iterations=50`` or of an attack; ``None`` for ``none``.
+
+    Raises:
+        UserError: there is no such attack or setting.
+    """
+    if not isinstance(attack, str):
+        if not callable(attack):
+            raise UserError(
+                f"attack is expected to be a name or an attack, but got {type(attack).__name__}; try attack='auto'."
+            )
+        return attack, type(attack).__name__
+    from fl_privacy.config import compose_run  # noqa: PLC0415
+
+    name, *settings = attack.split() or [""]
+    config = compose_run([f"attack={name}", *settings])
+    return build_attack(config.attack, device=config.device, threads=config.attack_threads), name

@@ -18,7 +18,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import Federation
 from fl_privacy.experiment.inferences import build_inferences
 from fl_privacy.experiment.privacy import Privacy, guarantees
-from fl_privacy.experiment.protocols import Monitor
+from fl_privacy.experiment.run_folder import Monitor
 from fl_privacy.federation import Client
 from fl_privacy.inference.canaries import Canaries
 from fl_privacy.progress import counted

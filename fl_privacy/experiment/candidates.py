@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from fl_privacy.data import Examples, LabelledExamples, TextExamples, load_data
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.beyond import Others
+from fl_privacy.metrics.controls import Others
 from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.rng import derive_generator
 

@@ -11,16 +11,14 @@ from fl_privacy.attacks.attack import trained_on
 from fl_privacy.config import RunSettings
 from fl_privacy.data import Dataset, LabelledExamples, TextExamples, Vocabulary
 from fl_privacy.defenses import ClientState, Defense
-from fl_privacy.experiment.attack_stage import AttackStage
+from fl_privacy.experiment.attack_stage import PARTICIPANTS, AttackStage, Judge, Tracer
 from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge, data_names, public_examples, side_information_of
 from fl_privacy.experiment.build import Federation, build_metrics
 from fl_privacy.experiment.candidates import unattacked_others
 from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_states, sees_other_images
-from fl_privacy.experiment.judge import Judge
-from fl_privacy.experiment.protocols import Monitor
+from fl_privacy.experiment.run_folder import Monitor
 from fl_privacy.experiment.server_reading import ServerReading
 from fl_privacy.experiment.threat_model import describe_threats
-from fl_privacy.experiment.tracing import PARTICIPANTS, Tracer
 from fl_privacy.federation import Audit, Client, private_names
 from fl_privacy.interception import Interceptor
 from fl_privacy.interception.interceptor import Sink

@@ -10,10 +10,18 @@ import torch
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.experiment.experiment import Experiment
-from fl_privacy.experiment.inference_judge import InferenceJudge, Spending, Watched
-from fl_privacy.experiment.inference_questions import Asked, ask, attributes_of, expect_attributes, rehearsing
+from fl_privacy.experiment.inference_judge import (
+    Asked,
+    InferenceJudge,
+    Spending,
+    Watched,
+    ask,
+    attributes_of,
+    expect_attributes,
+    rehearsing,
+)
 from fl_privacy.experiment.inferences import build_inferences, pool_size, with_adaptive
-from fl_privacy.experiment.protocols import Monitor
+from fl_privacy.experiment.run_folder import Monitor
 from fl_privacy.federation import Client, Failure, Probe
 from fl_privacy.federation.replies import attempt
 from fl_privacy.inference import About, Inference, ReadRound, Rehearsal, Watch

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig
 
-from fl_privacy.config.targets import instantiate
+from fl_privacy.config.building import instantiate
 from fl_privacy.errors import UserError
 from fl_privacy.inference import About, AttributeInference, Inference
 from fl_privacy.inference.attribute import ADAPTIVE, AdaptiveAttributeInference

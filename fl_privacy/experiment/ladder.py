@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.exact.analytic import AnalyticInversion
-from fl_privacy.experiment.foreign import MOST_IMAGES, MOST_STEPS
+from fl_privacy.experiment.foreign_app import MOST_IMAGES, MOST_STEPS
 from fl_privacy.experiment.ladder_problem import (
     Kind,
     NotAttackedError,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.data.own_examples import find_normalization
+from fl_privacy.data.app_data import find_normalization
 from fl_privacy.errors import UserError
 from fl_privacy.losses import CROSS_ENTROPY, Loss, loss_of
 from fl_privacy.plain_models import detached_copy, unwrapped

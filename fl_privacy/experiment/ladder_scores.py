@@ -10,7 +10,7 @@ from torch import Tensor
 from fl_privacy.experiment.ladder_problem import Problem
 from fl_privacy.experiment.unattacked import others_among
 from fl_privacy.metrics import evaluate_all
-from fl_privacy.metrics.beyond import Others
+from fl_privacy.metrics.controls import Others
 from fl_privacy.metrics.matching import assign
 from fl_privacy.results.counts import Counts, counts_of
 from fl_privacy.types import Batch, Certainty, Reconstruction

@@ -11,23 +11,20 @@ from fl_privacy.data import Examples, LabelledExamples, partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.build import Federation, attack_of_run, build_federation, clients_of
-from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.canary_stage import CanaryStage
 from fl_privacy.experiment.experiment import Experiment
-from fl_privacy.experiment.image_prior import describe_image_prior
 from fl_privacy.experiment.inference_judge import Spending
 from fl_privacy.experiment.inference_stage import InferenceStage
-from fl_privacy.experiment.privacy import UNKNOWN, Privacy, privacy_of
-from fl_privacy.experiment.protocols import Backend, Monitor
-from fl_privacy.experiment.run_folder import Destination
+from fl_privacy.experiment.privacy import UNKNOWN, Privacy, calibrated, privacy_of
+from fl_privacy.experiment.run_folder import Backend, Destination, Monitor
 from fl_privacy.experiment.server_reading import expect_readable_sum, hand_over
-from fl_privacy.experiment.threat_model import Whereabouts, who_draws
+from fl_privacy.experiment.threat_model import Whereabouts, describe_image_prior, who_draws
 from fl_privacy.experiment.weights import MODEL, write_weights
 from fl_privacy.federation import Evaluation, RoundReport, evaluate_model
 from fl_privacy.interception import CaptureWriter, WaitingUpdates
 from fl_privacy.interception.waiting import MOST_HELD
 from fl_privacy.results import RunFolder, find_baseline
-from fl_privacy.results.occupancy import CAPTURES, WAITING
+from fl_privacy.results.ongoing import CAPTURES, WAITING
 from fl_privacy.types import Observation
 
 SIMULATED_CLIENTS = Whereabouts()

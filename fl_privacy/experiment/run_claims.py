@@ -7,14 +7,14 @@ from typing import Any
 
 from fl_privacy.checks import fits
 from fl_privacy.defenses import Defense, dp_noise, dp_sgd, local_dp
-from fl_privacy.defenses.privacy.accounting import guarantee
+from fl_privacy.defenses.privacy import guarantee
 from fl_privacy.dp_check import Claim, Facts, recompute
 from fl_privacy.dp_check.asked import Asked
 from fl_privacy.dp_check.claims import Unit
 from fl_privacy.dp_check.of_defense import on_defense
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.errors import UserError
-from fl_privacy.gradients.unrolled import number_of_steps
+from fl_privacy.gradients.fastest import number_of_steps
 from fl_privacy.results import Run, read_run
 from fl_privacy.types import LocalPlan
 

@@ -1,16 +1,83 @@
-"""Where a run's results go."""
+"""Where a run's results go.
 
+What a run is given: who carries its messages, and who is told how it goes on.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
+from fl_privacy.attacks import Progress, no_progress
 from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import resolve_device
-from fl_privacy.experiment.protocols import Monitor
+from fl_privacy.federation import Audit, ClientSource, Evaluation, RoundReport, Server, run_rounds
+from fl_privacy.interception import Interceptor
 from fl_privacy.report import write_report
 from fl_privacy.results import RunFolder, folder_name, is_finished
+
+
+class Backend(Protocol):
+    """Runs ``rounds`` rounds on ``server``, telling ``interceptor`` and ``on_round`` of what happens.
+
+    A plain loop here, Flower elsewhere; all give the same numbers.
+    """
+
+    def __call__(
+        self,
+        server: Server,
+        source: ClientSource,
+        *,
+        rounds: int,
+        audit: Audit,
+        interceptor: Interceptor,
+        on_round: Callable[[RoundReport], None],
+    ) -> object:
+        """Train ``server.state``."""
+        ...
+
+
+def plain_loop(
+    server: Server,
+    source: ClientSource,
+    *,
+    rounds: int,
+    audit: Audit,
+    interceptor: Interceptor,
+    on_round: Callable[[RoundReport], None],
+) -> None:
+    """Every client in this process, one after the other."""
+    run_rounds(server, source(), rounds=rounds, audit=audit, interceptor=interceptor, on_round=on_round)
+
+
+class Monitor:
+    """Told of every step of a run; this one keeps it to itself."""
+
+    def say(self, text: str) -> None:
+        """A line about what happens next."""
+
+    def training(self, rounds: int) -> AbstractContextManager[None]:
+        """Around the training of ``rounds`` rounds; what ``fl_privacy.progress`` tells within is of the next one."""
+        return nullcontext()
+
+    def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
+        """A round is over; ``evaluation`` where the model was tested, ``epsilon`` spent where there is a guarantee."""
+
+    def counting(self, title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Around ``total`` steps of other long work; the context is told how many are done."""
+        return nullcontext(lambda done: None)
+
+    def working(self, title: str) -> AbstractContextManager[None]:
+        """Around other work that ``fl_privacy.progress`` tells of."""
+        return nullcontext()
+
+    def attacking(self, what: str) -> AbstractContextManager[Progress]:
+        """Around an attack on ``what``; the context is told of the progress."""
+        return nullcontext(no_progress)
+
 
 Command = Literal["run", "attack"]
 

@@ -7,7 +7,7 @@ import torch
 from omegaconf import DictConfig
 
 from fl_privacy.attacks import Progress, ReconstructionAttack, no_progress
-from fl_privacy.config.targets import instantiate
+from fl_privacy.config.building import instantiate
 from fl_privacy.data import LabelledExamples, expect_images
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Server

@@ -15,13 +15,12 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from fl_privacy.data import Dataset, Examples
-from fl_privacy.data.own_examples import as_sample, samples
-from fl_privacy.data.own_streams import own_streams_put_back
+from fl_privacy.data.app_data import as_sample, own_streams_put_back, samples
+from fl_privacy.experiment.app_truth import KnownImages
 from fl_privacy.experiment.candidates import MOST, at_most, shipped_others
-from fl_privacy.experiment.known_images import KnownImages
 from fl_privacy.federation import Failure
 from fl_privacy.federation.replies import attempt
-from fl_privacy.metrics.beyond import Others
+from fl_privacy.metrics.controls import Others
 from fl_privacy.metrics.outcome import LEAST_CANDIDATES
 from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.rng import derive_generator, streams_put_back

@@ -1,21 +1,13 @@
 """A federated round without any framework: clients, server, which uploads are audited, and the plain loop."""
 
 from fl_privacy.federation.audit import Audit, Probe, audited_rounds, spread_probes
-from fl_privacy.federation.client import (
-    Client,
-    ClientSource,
-    LocalResult,
-    Personalized,
-    Replay,
-    examples_behind,
-    local_update,
-    private_names,
-    public_state,
-)
+from fl_privacy.federation.client import Client, ClientSource, Personalized
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model, mean_evaluation
+from fl_privacy.federation.replay import Replay, examples_behind
 from fl_privacy.federation.replies import Failure, attempt, sort_out
 from fl_privacy.federation.rounds import RoundReport, finish_round, run_rounds, with_personalized
 from fl_privacy.federation.server import Server, ServerPlan, upload_bytes
+from fl_privacy.federation.training import LocalResult, local_update, private_names, public_state
 
 __all__ = [
     "Audit",

@@ -9,11 +9,11 @@ from typing import Protocol
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation.audit import Audit
-from fl_privacy.federation.client.client import Client, Personalized
-from fl_privacy.federation.client.training import LocalResult
+from fl_privacy.federation.client import Client, Personalized
 from fl_privacy.federation.evaluation import Evaluation, mean_evaluation
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.federation.server import Server, upload_bytes
+from fl_privacy.federation.training import LocalResult
 from fl_privacy.gradients.memory import freed_memory_kept
 from fl_privacy.progress import counted
 from fl_privacy.types import ModelState, Upload, VictimId

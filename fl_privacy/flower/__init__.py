@@ -1,7 +1,12 @@
 """The edge to Flower: clients, strategies, apps and backends; translates records, adds no mathematics."""
 
-from fl_privacy.flower.answering_once import answer_once_mod
-from fl_privacy.flower.auditing import AuditedStrategy, audit
+from fl_privacy.flower._audit import AuditedStrategy, audit
+from fl_privacy.flower._defend import DefendedClient, defend
+from fl_privacy.flower._defense_mod import defense_mod
+from fl_privacy.flower._guard_mod import guard_mod
+from fl_privacy.flower._node_memory import NodeMemory, node_memory, node_secret
+from fl_privacy.flower._train_step import DefendedTraining, private_loader, train_step
+from fl_privacy.flower.answers import answer_once_mod
 from fl_privacy.flower.backends import run_in_process, run_on_grid, run_ray
 from fl_privacy.flower.canary_mod import canary_mod
 from fl_privacy.flower.client_app import numpy_client_app, simulated_client_app
@@ -15,19 +20,13 @@ from fl_privacy.flower.clients import (
     SplitFedClient,
     SPNClient,
 )
-from fl_privacy.flower.defended_client import DefendedClient, defend
-from fl_privacy.flower.defense_mods import defense_mod
-from fl_privacy.flower.guarding import guard_mod
-from fl_privacy.flower.interception import HonestButCurious
-from fl_privacy.flower.malicious_strategy import Malicious
-from fl_privacy.flower.memory import NodeMemory, node_memory
-from fl_privacy.flower.mods import local_dp_mod
-from fl_privacy.flower.node_secrets import node_secret
-from fl_privacy.flower.probe_mods import probe_mod
-from fl_privacy.flower.sane import Sane
+from fl_privacy.flower.curious import HonestButCurious
+from fl_privacy.flower.grids import LocalGrid
+from fl_privacy.flower.malicious import Malicious
+from fl_privacy.flower.probe import probe_mod
+from fl_privacy.flower.secagg import local_dp_mod
 from fl_privacy.flower.strategy import Federated
-from fl_privacy.flower.training_defense import DefendedTraining, private_loader, train_step
-from fl_privacy.flower.transport import LocalGrid
+from fl_privacy.flower.wrappers import Sane
 
 __all__ = [
     "ATSClient",

@@ -22,16 +22,16 @@ from fl_privacy.dp_check.mechanism import shown_epsilon
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.flower.audit_records import numbers_of
-from fl_privacy.flower.auditing import AuditedStrategy
+from fl_privacy.flower._audit import AuditedStrategy
+from fl_privacy.flower.audit_protocol import numbers_of
+from fl_privacy.flower.audited_claims import COUNTS, KEYS, SETTINGS
 from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, stated_by
 from fl_privacy.flower.dp_subjects import verdicts_on
+from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.inside.legacy import FitIns, fitins_to_recorddict, ndarrays_to_parameters, parameters_to_ndarrays
 from fl_privacy.flower.opacus_watch import OpacusWatch, watched_opacus
 from fl_privacy.flower.records import PARTITION, PARTITIONS, ROUND, to_tensor
-from fl_privacy.flower.stated_by_replies import COUNTS, KEYS, SETTINGS
-from fl_privacy.flower.transport import LocalGrid
 from fl_privacy.types import Tensors
 
 MOST_VALUES = 20_000

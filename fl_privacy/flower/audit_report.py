@@ -1,29 +1,141 @@
-"""What an audit captured, from the first update to the page."""
+"""What an audit captured, from the first update to the page.
+
+What an audit is asked for, checked before anything is trained.
+
+Who the nodes of a training under audit are: nothing that one of them says of itself touches what others are.
+"""
 
 import copy
+import json
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flwr.serverapp.strategy import Result
+from flwr.app import Message
+from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Result, Strategy
 from torch import nn
 
-from fl_privacy.effects import Description
+from fl_privacy.checks import whole
+from fl_privacy.effects import Description, to_plain
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.attack_by_name import attack_called
-from fl_privacy.flower.audit_records import ProbedImages
-from fl_privacy.flower.audited_clients import agreed_defense
+from fl_privacy.experiment.build import attack_called
+from fl_privacy.federation import audited_rounds
+from fl_privacy.flower.audit_protocol import ProbedImages
 from fl_privacy.flower.audited_model import AuditedModel
-from fl_privacy.flower.records import to_tensor
+from fl_privacy.flower.curious import HonestButCurious
+from fl_privacy.flower.records import CLIENT, PARTITION, to_tensor
 from fl_privacy.interception import CaptureWriter, WaitingUpdates, changed, ids_of, recognize_training
 from fl_privacy.models import normalized
-from fl_privacy.normalization import Normalization
+from fl_privacy.plan import Normalization
 from fl_privacy.results.claims import ClaimRecord, write_claims
-from fl_privacy.results.occupancy import CAPTURES
+from fl_privacy.results.ongoing import CAPTURES
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
+
+
+def expect_strategy(strategy: object) -> None:
+    """Raise ``UserError`` unless ``strategy`` is a strategy of Flower's that trains a network."""
+    if not isinstance(strategy, Strategy):
+        raise UserError(_no_strategy(strategy))
+    if isinstance(strategy, FedXgbBagging | FedXgbCyclic):
+        raise UserError(f"A strategy that trains a network is expected, but {type(strategy).__name__} trains trees.")
+
+
+def expect_rounds(rounds: object) -> None:
+    """What can be said of ``rounds`` before their number is known."""
+    if isinstance(rounds, str):
+        audited_rounds(rounds, 1, name="rounds", most="num_rounds")
+    elif isinstance(rounds, list | tuple | set | frozenset | range) and rounds:
+        for one in rounds:
+            whole("rounds", one, at_least=1, example=1)
+    elif not rounds or not isinstance(rounds, int):
+        audited_rounds([], 1, name="rounds", most="num_rounds")
+    else:
+        whole("rounds", rounds, at_least=1, example=1)
+
+
+def _no_strategy(strategy: object) -> str:
+    kind = strategy if isinstance(strategy, type) else type(strategy)
+    if isinstance(strategy, type) and issubclass(strategy, Strategy):
+        return f"strategy is expected to be made, but got the class {kind.__name__}; write {kind.__name__}(...)."
+    legacy = any(base.__module__.startswith("flwr.server.strategy") for base in kind.__mro__)
+    if legacy:
+        return (
+            f"A strategy of flwr.serverapp.strategy is expected, but {kind.__name__} is one of the legacy"
+            f" flwr.server.strategy; use flwr.serverapp.strategy.{kind.__name__}, and for NumPyClients"
+            " fl_privacy.flower.numpy_client_app(client_fn)."
+        )
+    return f"A strategy of flwr.serverapp.strategy is expected, but got {kind.__name__}; audit(FedAvg(...), model=Net)."
+
+
+MOST_PARTITION = 999_999_999
+"""The largest number that names a client."""
+
+AGREED = 0.5
+"""Share of clients above which what they say of their defense is said of the training."""
+
+
+def told_partition(reply: Message) -> int | None:
+    """The partition that the client behind ``reply`` says that it holds; ``None`` where it says none, or nonsense."""
+    record = reply.content.config_records.get(CLIENT)
+    told = record.get(PARTITION) if record is not None else None
+    usable = isinstance(told, int) and not isinstance(told, bool) and 0 <= told <= MOST_PARTITION
+    return told if usable else None  # type: ignore[return-value]
+
+
+@dataclass(eq=False)
+class NamingServer(HonestButCurious):
+    """An honest-but-curious server that gives each node a number of its own and leaves none out.
+
+    The number is the partition that the node says that it holds, else the rank of its id among all nodes; where another
+    connected node has that number already, the first one free above. A node keeps its number.
+
+    Attributes:
+        partitions: by client, the partition that it says that it holds.
+    """
+
+    partitions: dict[int, int] = field(default_factory=dict, init=False)
+    _numbers: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+
+    def name_all(self, exchanged: Iterable[tuple[Message, Message]]) -> None:
+        """Number the nodes of messages and their replies: first those that say which partition they hold."""
+        for message, reply in sorted(exchanged, key=_turn):
+            self.client_of(message, reply)
+
+    def client_of(self, message: Message, reply: Message) -> int:
+        """The number of the node that answered ``message``."""
+        node = message.metadata.dst_node_id
+        if node not in self._numbers:
+            here = set(self._node_ids)
+            taken = {number for other, number in self._numbers.items() if other in here}
+            told = told_partition(reply)
+            ranked = self._node_ids.index(node) if node in here else len(self._node_ids)
+            number = ranked if told is None else told
+            while number in taken:
+                number = (number + 1) % (MOST_PARTITION + 1)
+            for gone in [other for other, theirs in self._numbers.items() if theirs == number]:
+                del self._numbers[gone]
+            self._numbers[node] = number
+            self.partitions.pop(number, None)
+            if told is not None:
+                self.partitions[number] = told
+        return self._numbers[node]
+
+
+def agreed_defense(told: Mapping[int, Description]) -> Description:
+    """What more than half of the clients say of their defense; empty where they don't agree."""
+    spelled = {client: json.dumps(to_plain(parts), sort_keys=True) for client, parts in told.items()}
+    usual, number = Counter(spelled.values()).most_common(1)[0] if spelled else ("", 0)
+    return next((told[c] for c, text in spelled.items() if text == usual), ()) if number > AGREED * len(told) else ()
+
+
+def _turn(exchanged: tuple[Message, Message]) -> tuple[bool, int]:
+    """When a node gets its number: those that say their partition first, in the order of their ids."""
+    message, reply = exchanged
+    return told_partition(reply) is None, message.metadata.dst_node_id
+
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +262,7 @@ class AuditReport:
         """
         if not self._observations:
             raise self._nothing(result, seen)
-        from fl_privacy.experiment.captured_app import AppReport, report_app  # noqa: PLC0415
+        from fl_privacy.experiment.app import AppReport, report_app  # noqa: PLC0415
 
         observations = self._with_clients_normalization()
         return report_app(
@@ -220,7 +332,7 @@ class AuditReport:
 
     def _note(self) -> None:
         """What the captures themselves don't hold, for attacks on them later."""
-        from fl_privacy.experiment.captured_app import Note, write_note  # noqa: PLC0415
+        from fl_privacy.experiment.app import Note, write_note  # noqa: PLC0415
 
         note = Note(
             model=self.model.path,

@@ -9,14 +9,14 @@ import torch
 from flwr.app import ArrayRecord
 from torch import nn
 
-from fl_privacy.data.own_examples import told_normalization
+from fl_privacy.data.app_data import told_normalization
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.known_images import NamedImages, find_images
-from fl_privacy.flower.guarded_upload import made_of
+from fl_privacy.experiment.app_truth import NamedImages, find_images
+from fl_privacy.flower.upload_defense import made_of
 from fl_privacy.interception.kept_norms import norm_names
 from fl_privacy.models import check_model, normalized
-from fl_privacy.normalization import Normalization
 from fl_privacy.plain_models import outputs_of, plain_model
+from fl_privacy.plan import Normalization
 
 USUAL = ((1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 32, 32), (3, 64, 64), (3, 96, 96), (3, 128, 128), (3, 224, 224))
 """Shapes of images that are tried where none is told."""

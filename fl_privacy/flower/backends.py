@@ -10,12 +10,12 @@ from flwr.serverapp import Grid
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation import Audit, ClientSource, RoundReport, Server
 from fl_privacy.flower.client_app import simulated_client_app
-from fl_privacy.flower.interception import HonestButCurious
+from fl_privacy.flower.curious import HonestButCurious
+from fl_privacy.flower.grids import FIRST_NODE, LocalGrid
 from fl_privacy.flower.records import PARTITION, load_state
 from fl_privacy.flower.strategy import Federated
-from fl_privacy.flower.transport import FIRST_NODE, LocalGrid
 from fl_privacy.interception import Interceptor
-from fl_privacy.interception.side_information import States, no_states
+from fl_privacy.interception.interceptor import States, no_states
 
 OnRound = Callable[[RoundReport], None]
 

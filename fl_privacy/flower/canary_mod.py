@@ -24,7 +24,7 @@ from fl_privacy.dp_check.claims import Claim, recompute
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.flower.audit_records import numbers_of
+from fl_privacy.flower.audit_protocol import numbers_of
 from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, stated_by
 from fl_privacy.flower.inside.identity import identity_put_back
 from fl_privacy.flower.records import PARTITION

@@ -13,11 +13,10 @@ from flwr.clientapp.typing import Mod
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.flower._defend import DefendedClient
 from fl_privacy.flower.answers import Answers, digest_of
-from fl_privacy.flower.arrays import array_values, plain_array
-from fl_privacy.flower.audit_records import merged_config
+from fl_privacy.flower.audit_protocol import merged_config
 from fl_privacy.flower.clients import NAMES, Arrays, Config, MaskableClient, NumPyClient, PrivacyClient, Reply
-from fl_privacy.flower.defended_client import DefendedClient
 from fl_privacy.flower.records import (
     BATCH_SIZE,
     BUFFERS,
@@ -34,7 +33,9 @@ from fl_privacy.flower.records import (
     SIMULATED,
     VICTIM,
     all_arrays,
+    array_values,
     images_of_probe,
+    plain_array,
     shortest,
 )
 

@@ -10,11 +10,11 @@ import numpy as np
 from flwr.app import RecordDict
 
 from fl_privacy.defenses import Defense, ats, dp_noise, fdl_pp, pruning, refiner, split_fed, spn
-from fl_privacy.defenses.privacy.accounting import promises_privacy
+from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, LocalResult, private_names
+from fl_privacy.flower._node_memory import ContextMemory, Memory
 from fl_privacy.flower.inside.legacy import NumPyClient, Scalar
-from fl_privacy.flower.memory import ContextMemory, Memory
 from fl_privacy.flower.records import (
     BATCH_SIZE,
     DEFENSE_SECONDS,

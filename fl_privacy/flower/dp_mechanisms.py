@@ -17,9 +17,8 @@ from fl_privacy.dp_check import Claim, Facts
 from fl_privacy.dp_check.claims import Stated, errors_alone
 from fl_privacy.dp_check.draws import Mechanism
 from fl_privacy.errors import UserError
-from fl_privacy.flower.arrays import array_values
 from fl_privacy.flower.inside.identity import identify_process
-from fl_privacy.flower.records import NUM_EXAMPLES, PARTITION, PARTITIONS, ROUND, to_record, to_tensor
+from fl_privacy.flower.records import NUM_EXAMPLES, PARTITION, PARTITIONS, ROUND, array_values, to_record, to_tensor
 from fl_privacy.types import Tensors
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"

@@ -6,8 +6,7 @@ from flwr.app import Array, ArrayRecord, Context, RecordDict
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.flower.arrays import array_values
-from fl_privacy.flower.records import to_array, to_tensor
+from fl_privacy.flower.records import array_values, to_array, to_tensor
 from fl_privacy.interception.kept_norms import moved_apart, norm_names
 
 KEPT = "fl-privacy.own-norms"

@@ -11,8 +11,8 @@ from flwr.serverapp import Grid
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure
 from fl_privacy.federation.replies import attempt
+from fl_privacy.flower.grids import SILENCE, pair
 from fl_privacy.flower.records import CLIENT, DATA_PATH, OWN_DATA, PARTITION, PARTITIONS, SIMULATED
-from fl_privacy.flower.transport import SILENCE, pair
 
 logger = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from fl_privacy.federation import (
     with_personalized,
 )
 from fl_privacy.federation.replies import attempt
+from fl_privacy.flower.grids import pair
 from fl_privacy.flower.nodes import Nodes
 from fl_privacy.flower.records import (
     BATCH_SIZE,
@@ -39,7 +40,6 @@ from fl_privacy.flower.records import (
     read_result,
     state_records,
 )
-from fl_privacy.flower.transport import pair
 from fl_privacy.types import ModelState
 
 PROBE = "train.probe"

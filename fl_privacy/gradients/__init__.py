@@ -1,24 +1,27 @@
 """The only room that differentiates a model by its parameters: of a batch, of many victims, of single examples."""
 
-from fl_privacy.gradients.batch import (
-    GradientResult,
-    LossChange,
-    LossFunction,
-    batch_loss,
-    loss_gradients,
-    set_mode,
+from fl_privacy.gradients.batch import GradientResult, LossChange, LossFunction, batch_loss, loss_gradients, set_mode
+from fl_privacy.gradients.examples import clipped_sum, example_gradients, gradient_products, sketched_examples
+from fl_privacy.gradients.fastest import (
+    BatchGradient,
+    Unrolled,
+    gradient_by_inputs,
+    number_of_steps,
+    step_slices,
+    victim_gradients,
 )
-from fl_privacy.gradients.by_inputs import BatchGradient, gradient_by_inputs
-from fl_privacy.gradients.examples import clipped_sum, example_gradients
-from fl_privacy.gradients.fastest import victim_gradients
-from fl_privacy.gradients.frozen import differentiable_twice, frozen_copy
 from fl_privacy.gradients.layer_rules import LayerCall, register_layer_rule
 from fl_privacy.gradients.layered import Layered
 from fl_privacy.gradients.many_models import ManyModels, local_orders, models_at_once
-from fl_privacy.gradients.products import gradient_products, sketched_examples
 from fl_privacy.gradients.sketch import GradientClassifier, GradientSketch
-from fl_privacy.gradients.unrolled import Unrolled, number_of_steps, step_slices
-from fl_privacy.gradients.victims import OneByOne, Vectorized, VictimGradients, VictimModel
+from fl_privacy.gradients.victims import (
+    OneByOne,
+    Vectorized,
+    VictimGradients,
+    VictimModel,
+    differentiable_twice,
+    frozen_copy,
+)
 
 __all__ = [
     "BatchGradient",

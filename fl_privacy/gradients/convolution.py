@@ -1,13 +1,104 @@
-"""Convolutions with frozen weights, and the gradient that each victim would have of them."""
+"""Convolutions with frozen weights, and the gradient that each victim would have of them.
 
-from typing import Any, TypeVar
+Strided convolutions of few channels by other operations: oneDNN's kernels are fast where channels are many.
+
+Convolutions that have taken in the frozen norm behind them: one pass over the activations instead of two.
+
+With the norm's mean m and precision 1/s by channel, its scale g and shift h, ``g (W x + b - m) / s + h`` is the
+convolution of the weight ``(g / s) W``. With G the gradient by that weight and d the sum of the outputs' gradients,
+the gradients are ``(g / s) G`` of W, ``(g / s) d`` of b, d of h and, for which no activation is read,
+``((G, W) + (b - m) d) / s`` of g.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import pairwise
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fl_privacy.gradients.strided import better_by_phases, better_by_products, transposed
+from fl_privacy.gradients.hooks import Call, leaving
+from fl_privacy.gradients.normalization import FrozenNorm
+from fl_privacy.types import Tensors
+
+_NARROW, _MANY = 12, 16
+"""Input channels up to which phases are faster, and images from which they are, where kernels span two strides."""
+
+_FEW = 4
+"""Input channels of a victim up to which products beat a convolution with a group for each victim."""
+
+_Pair = Sequence[int]
+
+_compiles = ContextVar("compiles", default=False)
+
+
+@contextmanager
+def for_a_compiler() -> Iterator[None]:
+    """Operations chosen within are compiled: ``F.fold`` is left out, of which a compiler makes scattered writes."""
+    token = _compiles.set(True)
+    try:
+        yield
+    finally:
+        _compiles.reset(token)
+
+
+def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair, groups: int) -> bool:
+    """Whether :func:`transposed` is the faster transpose of a convolution of so many ``images``."""
+    alike = 1 < stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
+    small = weight.shape[1] <= _NARROW and images >= _MANY and min(weight.shape[2:]) > 2 * stride[0]
+    return alike and small and weight.device.type == "cpu"
+
+
+def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _Pair) -> bool:
+    """Whether products and ``F.fold`` are the faster transpose for victims side by side, (1, V C, H, W).
+
+    Args:
+        weight: the shape (V O, C, h, w) of all victims' gradients.
+    """
+    apart = stride[0] > 1 and tuple(dilation) == (1, 1) and images.shape[1] > weight[1] and not _compiles.get()
+    return apart and len(images) == 1 and images.device.type == "cpu" and weight[1] <= _FEW
+
+
+def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: _Pair) -> Tensor:
+    """The gradient (N, C, H, W) by the images of a convolution, as one convolution of its output gradients.
+
+    An image's pixels whose rows and columns leave the same remainders on division by the stride see the same part of
+    the kernel: each such phase is a convolution without stride, and all phases are the outputs of one.
+
+    Args:
+        back: (N, O, h, w) output gradients.
+        weight: (O, C, kh, kw).
+        shape: (N, C, H, W).
+        stride: in both directions.
+        padding: by zeros.
+    """
+    (outer, inner), counts = weight.shape[:2], [-(-size // stride) for size in shape[2:]]
+    phases = [_phases(size, stride, pad) for size, pad in zip(weight.shape[2:], padding, strict=True)]
+    before = [max(0, *(taps - 1 - shift for _, taps, shift in own)) for own in phases]
+    after = [max(shift for *_, shift in own) for own in phases]
+    kernel = weight.new_zeros(inner, stride, stride, outer, *(b + a + 1 for b, a in zip(before, after, strict=True)))
+    swapped = weight.transpose(0, 1)
+    for row, (top, high, down) in enumerate(phases[0]):
+        for column, (left, wide, right) in enumerate(phases[1]):
+            rows = slice(before[0] + down + 1 - high, before[0] + down + 1)
+            columns = slice(before[1] + right + 1 - wide, before[1] + right + 1)
+            kernel[:, row, column, :, rows, columns] = swapped[..., top::stride, left::stride].flip(-1, -2)
+    ends = [n - size + more for n, size, more in zip(counts, back.shape[2:], after, strict=True)]
+    pads = [max(first, last) for first, last in zip(before, ends, strict=True)]
+    found = F.conv2d(back, kernel.flatten(0, 2), padding=pads)
+    tall, broad = (slice(p - b, p - b + n) for p, b, n in zip(pads, before, counts, strict=True))
+    return F.pixel_shuffle(found[:, :, tall, broad], stride)[:, :, : shape[2], : shape[3]]
+
+
+def _phases(size: int, stride: int, padding: int) -> list[tuple[int, int, int]]:
+    """For each remainder the first position in a kernel of ``size`` that it meets, how many, and their shift."""
+    firsts = [(remainder + padding) % stride for remainder in range(stride)]
+    return [(first, len(range(first, size, stride)), (place + padding) // stride) for place, first in enumerate(firsts)]
+
 
 C = TypeVar("C", bound=nn.Conv2d)
 
@@ -213,3 +304,80 @@ def _convolution_backward(
         arguments = (stride, padding, dilation, False, [0, 0], ctx.groups, wanted)
         found = torch.ops.aten.convolution_backward(back, images, weight, [back.shape[1]], *arguments)
     return found
+
+
+_POSITIONS = 0.7
+"""Outputs of a channel, per input of one of them, from which folding saves work: it reads weights, not activations."""
+
+
+class FoldedConvolution(FrozenConv2d):
+    """A convolution and the norm behind it; its names of their parameters are weight, bias, scale and shift."""
+
+    scale: nn.Parameter | None
+    shift: nn.Parameter | None
+
+    @classmethod
+    def of_both(cls, convolution: nn.Conv2d, norm: FrozenNorm) -> Self:
+        """Of ``norm`` behind ``convolution``."""
+        folded = convolution_as(cls, convolution)
+        folded.scale, folded.shift = norm.weight, norm.bias
+        folded._set(norm)
+        return folded
+
+    def _set(self, norm: FrozenNorm) -> None:
+        self._precision = norm.slope
+        self._centered = norm.offset if self.bias is None else norm.offset + norm.slope * self.bias
+        self._slope = self._precision if self.scale is None else self._precision * self.scale
+        offset = self._centered if self.scale is None else self._centered * self.scale
+        self._folded_bias = offset if self.shift is None else offset + self.shift
+        self._folded_weight = self._slope.view(-1, 1, 1, 1) * self.weight
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, O, h, w)."""
+        return self.convolved(input, self._folded_weight, self._folded_bias)
+
+    def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
+        """Gradients (V, *shape) of the parameters ``names`` from (V, B, C, H, W) and (V, B, O, h, w)."""
+        by_weight, total = convolution_gradients(self, inputs, deltas, with_bias=True)
+        assert total is not None
+        found = {}
+        if "weight" in names:
+            found["weight"] = by_weight * self._slope.view(-1, 1, 1, 1)
+        if "bias" in names:
+            found["bias"] = total * self._slope
+        if "scale" in names:
+            found["scale"] = self._precision * (by_weight * self.weight).flatten(2).sum(2) + self._centered * total
+        return {**found, "shift": total} if "shift" in names else found
+
+
+@torch.no_grad()
+def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
+    """Names of the convolutions in ``model`` and of the norms behind them that are better one on ``inputs`` (N, ...).
+
+    Whether outputs of a convolution go elsewhere, too, than into its norm can't be told: then what is folded computes
+    something else.
+    """
+    modules = {name: m for name, m in model.named_modules() if type(m) in (FrozenConv2d, FrozenNorm)}
+    with leaving(modules) as calls:
+        model(inputs)
+    return [(one.name, other.name) for one, other in _neighbors(calls)]
+
+
+def fold(model: nn.Module, pairs: Sequence[tuple[str, str]]) -> None:
+    """Put a :class:`FoldedConvolution` in the place of each pair that :func:`foldable` found."""
+    for name, behind in pairs:
+        convolution, norm = model.get_submodule(name), model.get_submodule(behind)
+        assert isinstance(convolution, FrozenConv2d) and isinstance(norm, FrozenNorm)
+        model.set_submodule(name, FoldedConvolution.of_both(convolution, norm))
+        model.set_submodule(behind, nn.Identity())
+
+
+def _neighbors(calls: Sequence[Call]) -> Iterator[tuple[Call, Call]]:
+    """Convolutions and norms that are called once, one with the output of the other."""
+    called = [id(call.module) for call in calls]
+    for one, other in pairwise(calls):
+        follows = type(one.module) is FrozenConv2d and type(other.module) is FrozenNorm and other.inputs is one.output
+        if follows and called.count(id(one.module)) == called.count(id(other.module)) == 1:
+            weight: Tensor = one.module.weight  # type: ignore[assignment]
+            if one.output[0, 0].numel() >= _POSITIONS * weight[0].numel():
+                yield one, other

@@ -10,8 +10,13 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from fl_privacy.gradients.convolution import FrozenConv2d, convolution_gradients, pads_with_zeros, unfolded
-from fl_privacy.gradients.folding import FoldedConvolution
+from fl_privacy.gradients.convolution import (
+    FoldedConvolution,
+    FrozenConv2d,
+    convolution_gradients,
+    pads_with_zeros,
+    unfolded,
+)
 from fl_privacy.gradients.normalization import Affine, FrozenNorm
 from fl_privacy.types import Tensors
 

@@ -2,10 +2,18 @@
 
 This is how per-example gradients are clipped in private training (Goodfellow 2015; Li et al. 2022), with the victim in
 the place of the example. The weights are frozen, so that no pass computes a gradient of them as such.
+
+Factors of gradients that are never formed.
+
+The gradient of a weight is ``G = delta U'`` with the outputs' gradients ``delta`` (O, P) and the inputs ``U`` (D, P) at
+P positions, and an observed ``G* = L C R'`` that no defense has touched has rank P as well, with orthonormal L and R.
+What of ``delta`` and ``U`` lies along L and R is told apart from the rest: the distance of G and G* is then a sum of
+three squares, of which only ``|L' delta U' R - C|^2`` is a difference. Where P is small against O and D, this costs
+less than G itself, and keeps its digits where G comes near G*.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -13,15 +21,50 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.gradients.convolution import freeze_convolutions
-from fl_privacy.gradients.folding import fold, foldable
+from fl_privacy.gradients.convolution import fold, foldable, freeze_convolutions
+from fl_privacy.gradients.hooks import Call, leaving
 from fl_privacy.gradients.layer_rules import LayerCall, parameter_gradients, weight_factors
-from fl_privacy.gradients.low_rank import pays
 from fl_privacy.gradients.normalization import separated_copy
 from fl_privacy.gradients.victims import VictimGradients, VictimModel
-from fl_privacy.gradients.watch import Call, leaving
 from fl_privacy.losses import is_plain
 from fl_privacy.types import Tensors
+
+_SPARE = 4
+_EXACT = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """``G* = left core right'`` of each victim: orthonormal left (V, O, r) and right (V, D, q), core (V, r, q)."""
+
+    left: Tensor
+    core: Tensor
+    right: Tensor
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Factors":
+        """With all changed."""
+        return Factors(change(self.left), change(self.core), change(self.right))
+
+
+def pays(outputs: int, inputs: int, positions: int) -> bool:
+    """Whether the products cost less than the gradient."""
+    return 3 * positions * (outputs + inputs) < outputs * inputs
+
+
+def factorize(value: Tensor, rank: int) -> Factors | None:
+    """Factors of ``value`` (V, O, D) by a random range finder (Halko, Martinsson, Tropp 2011, Alg. 4.1).
+
+    ``None`` where the rank of a victim is higher, as after noise or pruning.
+    """
+    columns = min(rank + _SPARE, *value.shape[1:])
+    probe = torch.randn(value.shape[2], columns, generator=torch.Generator().manual_seed(0)).to(value)
+    left = torch.linalg.qr(value @ probe).Q
+    right, core = torch.linalg.qr(value.mT @ left)
+    residual = torch.baddbmm(value, left @ core.mT, right.mT, alpha=-1).flatten(1).norm(dim=1)
+    if (residual > _EXACT[value.dtype] * value.flatten(1).norm(dim=1)).any():
+        return None
+    return Factors(left, core.mT.contiguous(), right)
+
 
 _TOLERANCE, _ROUNDING = 1e-3, 1e-6
 _SMALL = 1 << 14

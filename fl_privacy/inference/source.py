@@ -8,10 +8,9 @@ from torch import Tensor
 
 from fl_privacy import checks
 from fl_privacy.inference.kinds import About
-from fl_privacy.inference.membership.attack import MembershipWatch
-from fl_privacy.inference.membership.method import MembershipMethod, MethodOptions
-from fl_privacy.inference.membership.similarity import cosines
+from fl_privacy.inference.membership import MembershipWatch, cosines
 from fl_privacy.inference.read_round import ReadRound
+from fl_privacy.inference.shadow_models import MembershipMethod, MethodOptions
 
 
 class LowestLoss(MembershipMethod):

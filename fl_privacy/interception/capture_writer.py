@@ -11,8 +11,8 @@ from safetensors.torch import save
 from fl_privacy.effects import to_plain
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private
-from fl_privacy.interception import capture_files as layout
-from fl_privacy.interception.capture_files import tensor_file, with_prefix
+from fl_privacy.interception import captures as layout
+from fl_privacy.interception.captures import tensor_file, with_prefix
 from fl_privacy.types import Knowledge, ModelState, Observation, Tensors, Upload, VictimId
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fl_privacy.gradients.unrolled import number_of_steps
+from fl_privacy.gradients.fastest import number_of_steps
+from fl_privacy.interception.captures import changed
 from fl_privacy.interception.kept_norms import norm_names, without_kept_norms
-from fl_privacy.interception.lazy_observations import changed
 from fl_privacy.models import has_batch_norm
 from fl_privacy.types import LocalPlan, ModelState, Observation
 

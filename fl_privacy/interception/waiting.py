@@ -6,9 +6,8 @@ from pathlib import Path
 
 from torch import nn
 
-from fl_privacy.interception.capture_reader import Shared, read_observation
 from fl_privacy.interception.capture_writer import CaptureWriter
-from fl_privacy.interception.lazy_observations import LazyObservations
+from fl_privacy.interception.captures import LazyObservations, Shared, read_observation
 from fl_privacy.types import ModelState, Observation, VictimId
 
 MOST_HELD = 256 << 20

@@ -2,24 +2,28 @@
 
 from typing import TYPE_CHECKING
 
-from fl_privacy.lazy import on_demand
+from fl_privacy.packages import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.malicious.fishing import Fishing
-    from fl_privacy.malicious.imprint import Imprint
+    from fl_privacy.malicious.imprint import Imprint, Loki
     from fl_privacy.malicious.inconsistent import Inconsistent
-    from fl_privacy.malicious.loki import Loki
     from fl_privacy.malicious.membership_trap import MembershipTrap
     from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel
     from fl_privacy.malicious.trap_weights import TrapWeights
 
 _HOMES = {
     "fl_privacy.malicious.fishing": ("Fishing",),
-    "fl_privacy.malicious.imprint": ("Imprint",),
+    "fl_privacy.malicious.imprint": (
+        "Imprint",
+        "Loki",
+    ),
     "fl_privacy.malicious.inconsistent": ("Inconsistent",),
-    "fl_privacy.malicious.loki": ("Loki",),
     "fl_privacy.malicious.membership_trap": ("MembershipTrap",),
-    "fl_privacy.malicious.server_attack": ("ServerAttack", "ThreatLevel"),
+    "fl_privacy.malicious.server_attack": (
+        "ServerAttack",
+        "ThreatLevel",
+    ),
     "fl_privacy.malicious.trap_weights": ("TrapWeights",),
 }
 

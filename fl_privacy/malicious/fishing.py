@@ -12,7 +12,7 @@ from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
-from fl_privacy.gradients.watch import entering
+from fl_privacy.gradients.hooks import entering
 from fl_privacy.malicious.server_attack import Ask, ServerAttack, ThreatLevel, expect_whole
 from fl_privacy.types import ModelState, Observation, Reconstruction, Upload
 

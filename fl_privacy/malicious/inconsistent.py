@@ -9,7 +9,7 @@ from torch.func import functional_call
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import loss_gradients
-from fl_privacy.gradients.watch import leaving, owners
+from fl_privacy.gradients.hooks import leaving, owners
 from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction
 

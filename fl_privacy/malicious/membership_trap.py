@@ -9,7 +9,7 @@ from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedEr
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
-from fl_privacy.gradients.watch import leaving
+from fl_privacy.gradients.hooks import leaving
 from fl_privacy.malicious.reading import reconstruction_of
 from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
 from fl_privacy.rng import derive_generator

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
-from fl_privacy.attacks.exact.rank_one import distinct_ratios
+from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, distinct_ratios, find_first_layer
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
-from fl_privacy.malicious.pixel_levels import LEVELS, is_one_image
-from fl_privacy.malicious.reading import reconstruction_of
+from fl_privacy.malicious.reading import LEVELS, is_one_image, reconstruction_of
 from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import ModelState, Observation, Reconstruction

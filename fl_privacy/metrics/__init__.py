@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from fl_privacy.lazy import on_demand
+from fl_privacy.packages import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.metrics.images import MetricFunction, bayesian_privacy_loss
     from fl_privacy.metrics.intervals import FEW, Statistic, aggregate, pmm, share_at_most
-    from fl_privacy.metrics.learned import noise_ratio
+    from fl_privacy.metrics.lpips import noise_ratio
     from fl_privacy.metrics.registry import (
         LARGEST_PSNR,
         METRICS,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "fl_privacy.metrics.images": ("MetricFunction", "bayesian_privacy_loss"),
     "fl_privacy.metrics.intervals": ("FEW", "Statistic", "aggregate", "pmm", "share_at_most"),
-    "fl_privacy.metrics.learned": ("noise_ratio",),
+    "fl_privacy.metrics.lpips": ("noise_ratio",),
     "fl_privacy.metrics.registry": (
         "LARGEST_PSNR",
         "METRICS",

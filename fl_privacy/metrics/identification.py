@@ -1,13 +1,19 @@
-"""Whether a guess shows which image it was made of: the original among candidates that no attack saw."""
+"""Whether a guess shows which image it was made of: the original among candidates that no attack saw.
 
+A guess laid on its original by the best harmless change, and what a guess without any update reaches so.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.comparison import Identified, Look, largest
-from fl_privacy.metrics.looks import COARSE, FINE, Moved, Standing
+from fl_privacy.metrics.images import psnr, ssim
+from fl_privacy.metrics.looks import COARSE, FINE, Moved, Standing, shift_reach, small
 from fl_privacy.metrics.outcome import SURE
 from fl_privacy.metrics.public_images import PublicImages
 
@@ -94,3 +100,87 @@ def _expect_alike(candidates: PublicImages | None, originals: Tensor) -> PublicI
             f" {tuple(candidates.images.shape[1:])}; cut or scale them first."
         )
     return candidates
+
+
+_SIGHT = replace(FINE, between=False)
+
+
+def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
+    """Largest PSNR in decibel and largest SSIM of a guess over harmless changes.
+
+    These are none, and a linear change of each channel's intensity (least squares) of the guess as it is, mirrored, and
+    mirrored or not at the shift where it correlates best with the original.
+
+    Args:
+        guess: (C, H, W) in [0, 1].
+        original: (C, H, W) in [0, 1].
+    """
+    tries = [guess]
+    for change in (guess, guess.flip(-1), _best_place(guess, original)):
+        fitted = _fitted(change, original)
+        tries.append(fitted)
+    changed = torch.stack(tries)
+    truth = original.expand_as(changed)
+    return float(psnr(changed, truth).max()), float(ssim(changed, truth).max())
+
+
+def control(
+    original: Tensor, label: int | None, candidates: PublicImages | None, extra: Sequence[Tensor] = ()
+) -> tuple[float, float]:
+    """Largest PSNR in decibel and SSIM that something reaches that never saw the update, under the same changes.
+
+    Args:
+        original: (C, H, W) in [0, 1].
+        label: its class; ``None`` where nobody knows it.
+        candidates: public images, whose mean and mean of the class are tried; without, the image's mean color alone.
+        extra: (C, H, W) further guesses without the update, such as the same attack on another client's.
+    """
+    key = original.numpy().tobytes(), label
+    if candidates is not None and not len(extra) and key in candidates.controls:
+        return candidates.controls[key]
+    own_color = original.mean((1, 2), keepdim=True).expand_as(original)
+    found = [(float(psnr(own_color[None], original[None])), float(ssim(own_color[None], original[None])))]
+    found += [aligned(guess, original) for guess in [*_public(label, candidates), *extra]]
+    best_psnr, best_ssim = (max(values) for values in zip(*found, strict=True))
+    if candidates is not None and not len(extra):
+        candidates.controls[key] = best_psnr, best_ssim
+    return best_psnr, best_ssim
+
+
+def _public(label: int | None, candidates: PublicImages | None) -> Iterator[Tensor]:
+    if candidates is None:
+        return
+    yield candidates.mean
+    of_class = None if label is None else candidates.class_mean(label)
+    if of_class is not None:
+        yield of_class
+
+
+def _best_place(guess: Tensor, original: Tensor) -> Tensor:
+    """``guess`` (C, H, W) mirrored or not, and shifted such that it correlates best with ``original``."""
+    places, still = Moved(guess[None], _SIGHT).rows(0, 0), Standing(original[None], _SIGHT).rows(0, 0)[0]
+    height, width = small(original[None], _SIGHT.side).shape[-2:]
+    edge_y, edge_x = shift_reach(height), shift_reach(width)
+    across, down = 2 * edge_x + 1, 2 * edge_y + 1
+    best = int((places @ still).abs().argmax()) % (2 * down * across)
+    mirrored, place = divmod(best, down * across)
+    row, column = divmod(place, across)
+    down_by = round((edge_y - row) * original.shape[-2] / height)
+    right_by = round((edge_x - column) * original.shape[-1] / width)
+    return _shifted(guess.flip(-1) if mirrored else guess, down_by, right_by)
+
+
+def _shifted(image: Tensor, down: int, right: int) -> Tensor:
+    """(C, H, W) moved by so many pixels, its edge repeated."""
+    height, width = image.shape[-2:]
+    edges = max(right, 0), max(-right, 0), max(down, 0), max(-down, 0)
+    padded = functional.pad(image[None], edges, "replicate")[0]
+    return padded[:, max(-down, 0) :, max(-right, 0) :][:, :height, :width]
+
+
+def _fitted(guess: Tensor, original: Tensor) -> Tensor:
+    """``a * guess + b`` nearest to ``original`` in each channel, clamped to [0, 1]."""
+    x, y = guess.flatten(1).double(), original.flatten(1).double()
+    dx, dy = x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
+    slope = (dx * dy).sum(1, keepdim=True) / dx.square().sum(1, keepdim=True).clamp_min(1e-9)
+    return (y.mean(1, keepdim=True) + slope * dx).clamp(0, 1).view_as(original).to(original.dtype)

@@ -167,7 +167,7 @@ METRICS: dict[str, Metric] = {
         description="Structural similarity, Gaussian window of 11 pixels.",
     ),
     "lpips": Metric(
-        function=_in("learned", "lpips"),
+        function=_in("lpips", "lpips"),
         leaks="low",
         threshold=Threshold(value=0.05, source="Refiner"),
         title="LPIPS",

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.bags import bag_figures
-from fl_privacy.metrics.beyond import Figures, Others, compare_images, compare_texts
+from fl_privacy.metrics.controls import Figures, Others, bag_figures, compare_images, compare_texts
 from fl_privacy.metrics.images import MetricFunction
 from fl_privacy.metrics.matching import Match, hard_labels, match
 from fl_privacy.metrics.registry import METRICS

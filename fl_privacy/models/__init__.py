@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from fl_privacy.lazy import on_demand
+from fl_privacy.packages import on_demand
 
 if TYPE_CHECKING:
-    from fl_privacy.models.block_networks import VGG16, AlexNet
+    from fl_privacy.models.alexnet_vgg import VGG16, AlexNet
     from fl_privacy.models.build import (
         build_fitting,
         build_model,
@@ -14,22 +14,28 @@ if TYPE_CHECKING:
         normalization_of,
         normalized,
     )
-    from fl_privacy.models.convnet import ConvNet
     from fl_privacy.models.cut import Front, Rest, behind_activation, cut_layer
-    from fl_privacy.models.initialization import INITIALIZERS, initialize
-    from fl_privacy.models.layers import ACTIVATIONS, InputNormalization, has_batch_norm
-    from fl_privacy.models.lenet import DLNet, LeNet, LeNet5
-    from fl_privacy.models.mlp import MLP
+    from fl_privacy.models.huggingface import (
+        ADAPTED,
+        Adapted,
+        HuggingFaceText,
+        adapter_of,
+        down_projection,
+        hugging_face,
+        with_adapters,
+    )
+    from fl_privacy.models.layers import ACTIVATIONS, INITIALIZERS, InputNormalization, has_batch_norm, initialize
     from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20
-    from fl_privacy.models.text.adapters import ADAPTED, Adapted, adapter_of, down_projection, with_adapters
-    from fl_privacy.models.text.base import TextModel
-    from fl_privacy.models.text.bert import Bert, bert_mini, bert_tiny, minilm
-    from fl_privacy.models.text.decoders import Gpt, TransformerLM, gpt_tiny
-    from fl_privacy.models.text.huggingface import HuggingFaceText, hugging_face
+    from fl_privacy.models.small_networks import MLP, ConvNet, DLNet, LeNet, LeNet5
+    from fl_privacy.models.text_model import TextModel
     from fl_privacy.models.torchvision_models import MobileNetV2, ViT
+    from fl_privacy.models.transformers import Bert, Gpt, TransformerLM, bert_mini, bert_tiny, gpt_tiny, minilm
 
 _HOMES = {
-    "fl_privacy.models.block_networks": ("VGG16", "AlexNet"),
+    "fl_privacy.models.alexnet_vgg": (
+        "AlexNet",
+        "VGG16",
+    ),
     "fl_privacy.models.build": (
         "build_fitting",
         "build_model",
@@ -38,19 +44,54 @@ _HOMES = {
         "normalization_of",
         "normalized",
     ),
-    "fl_privacy.models.convnet": ("ConvNet",),
-    "fl_privacy.models.cut": ("Front", "Rest", "behind_activation", "cut_layer"),
-    "fl_privacy.models.initialization": ("INITIALIZERS", "initialize"),
-    "fl_privacy.models.layers": ("ACTIVATIONS", "InputNormalization", "has_batch_norm"),
-    "fl_privacy.models.lenet": ("DLNet", "LeNet", "LeNet5"),
-    "fl_privacy.models.mlp": ("MLP",),
-    "fl_privacy.models.resnet": ("ResNet10", "ResNet18", "ResNet20"),
-    "fl_privacy.models.text.adapters": ("ADAPTED", "Adapted", "adapter_of", "down_projection", "with_adapters"),
-    "fl_privacy.models.text.base": ("TextModel",),
-    "fl_privacy.models.text.bert": ("Bert", "bert_mini", "bert_tiny", "minilm"),
-    "fl_privacy.models.text.decoders": ("Gpt", "TransformerLM", "gpt_tiny"),
-    "fl_privacy.models.text.huggingface": ("HuggingFaceText", "hugging_face"),
-    "fl_privacy.models.torchvision_models": ("MobileNetV2", "ViT"),
+    "fl_privacy.models.cut": (
+        "behind_activation",
+        "cut_layer",
+        "Front",
+        "Rest",
+    ),
+    "fl_privacy.models.huggingface": (
+        "ADAPTED",
+        "Adapted",
+        "adapter_of",
+        "down_projection",
+        "hugging_face",
+        "HuggingFaceText",
+        "with_adapters",
+    ),
+    "fl_privacy.models.layers": (
+        "ACTIVATIONS",
+        "has_batch_norm",
+        "initialize",
+        "INITIALIZERS",
+        "InputNormalization",
+    ),
+    "fl_privacy.models.resnet": (
+        "ResNet10",
+        "ResNet18",
+        "ResNet20",
+    ),
+    "fl_privacy.models.small_networks": (
+        "ConvNet",
+        "DLNet",
+        "LeNet",
+        "LeNet5",
+        "MLP",
+    ),
+    "fl_privacy.models.text_model": ("TextModel",),
+    "fl_privacy.models.torchvision_models": (
+        "MobileNetV2",
+        "ViT",
+    ),
+    "fl_privacy.models.transformers": (
+        "Bert",
+        "bert_mini",
+        "bert_tiny",
+        "Gpt",
+        "gpt_tiny",
+        "minilm",
+        "TransformerLM",
+    ),
 }
 
 __all__ = [

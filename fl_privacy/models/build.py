@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from fl_privacy.errors import UserError, blamed_on
-from fl_privacy.models.initialization import initialize
-from fl_privacy.models.text.adapters import with_adapters
-from fl_privacy.models.text.base import TextModel
-from fl_privacy.normalization import Normalization
+from fl_privacy.models.huggingface import with_adapters
+from fl_privacy.models.layers import initialize
+from fl_privacy.models.text_model import TextModel
+from fl_privacy.plan import Normalization
 
 _TEXT = "vocabulary_size"
 

@@ -8,8 +8,7 @@ from torchvision.models import VisionTransformer
 
 from fl_privacy.checks import number
 from fl_privacy.errors import UserError
-from fl_privacy.models.initialization import initialize
-from fl_privacy.models.layers import BatchNorm2d, input_normalization, require_positive
+from fl_privacy.models.layers import BatchNorm2d, initialize, input_normalization, require_positive
 
 
 class ViT(nn.Module):

@@ -2,19 +2,24 @@
 
 from typing import TYPE_CHECKING
 
-from fl_privacy.lazy import on_demand
+from fl_privacy.packages import on_demand
 
 if TYPE_CHECKING:
-    from fl_privacy.regression.baseline import read_baseline, write_baseline
-    from fl_privacy.regression.comparison import Comparison, compare
-    from fl_privacy.regression.measurement import Measurement, measure_run
-    from fl_privacy.regression.training import measure_training
+    from fl_privacy.regression.comparison import Comparison, compare, read_baseline, write_baseline
+    from fl_privacy.regression.measurement import Measurement, measure_run, measure_training
 
 _HOMES = {
-    "fl_privacy.regression.baseline": ("read_baseline", "write_baseline"),
-    "fl_privacy.regression.comparison": ("Comparison", "compare"),
-    "fl_privacy.regression.measurement": ("Measurement", "measure_run"),
-    "fl_privacy.regression.training": ("measure_training",),
+    "fl_privacy.regression.comparison": (
+        "compare",
+        "Comparison",
+        "read_baseline",
+        "write_baseline",
+    ),
+    "fl_privacy.regression.measurement": (
+        "measure_run",
+        "measure_training",
+        "Measurement",
+    ),
 }
 
 __all__ = [

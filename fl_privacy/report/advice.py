@@ -1,16 +1,245 @@
-"""Which measured defense to take: the cheapest that costs little accuracy and behind which nothing was read."""
+"""Which measured defense to take: the cheapest that costs little accuracy and behind which nothing was read.
 
+Measured defenses in tables, from which advice is given: of a sweep, of a benchmark, of a file.
+"""
+
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
+from fl_privacy.checks import fits, in_words
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.epsilon_bounds import promises_little
-from fl_privacy.report.measured_tables import MeasuredDefense, MeasuredTable, Threat
+from fl_privacy.files import write_whole
+from fl_privacy.foreign_files import read_text
+from fl_privacy.inference.kinds import About
+from fl_privacy.metrics import METRICS
+from fl_privacy.metrics.roc import promises_little
 from fl_privacy.report.numbers import percent, seconds, size
 from fl_privacy.report.recommendation import doubts, goal_in_words, leakage_in_words, nothing_told, read_of
-from fl_privacy.results.candidates import ROUNDING, comparable, unread_undefended
+from fl_privacy.report.trade_off import DefenseRow
+from fl_privacy.results import Attacker, Candidate, Measure, Reading
+from fl_privacy.results.candidates import ROUNDING, asked_of, candidate_of, comparable, unread_undefended
 from fl_privacy.results.readings import Extent
+
+Threat = Literal["honest", "adaptive", "malicious"]
+"""Attackers that count: those that know nothing of the defense, those that know it as well, or servers that do not
+follow the protocol, too."""
+
+THREATS: tuple[Threat, ...] = get_args(Threat)
+
+T = TypeVar("T")
+
+FORMAT = 3
+MEASURED = "measured.json"
+"""Name of the tables in the folder of a benchmark."""
+
+SHIPPED = Path(__file__).resolve().parent / "measured"
+"""Files that come with the package, as ``fl-privacy advise --save FILE`` writes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredDefense:
+    """A defense at one strength, as it was trained and attacked; figures are of the worst attack under each threat.
+
+    Attributes:
+        name: in words.
+        overrides: that ask for it.
+        accuracy: in the end, in [0, 1].
+        by_threat: what attackers read; without those that were not measured.
+        seconds: that the defense takes one client in one round; NaN where that is unknown.
+        upload_bytes: of one client's update, likewise.
+        epsilon: spent in the end; ``None`` where there is no guarantee.
+        delta: of the epsilon; ``None`` where that is unknown, which promises little.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    accuracy: float
+    by_threat: Mapping[Threat, Candidate]
+    seconds: float
+    upload_bytes: float
+    epsilon: float | None
+    delta: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredTable:
+    """What a sweep, or one training of a benchmark, measured.
+
+    Attributes:
+        settings: overrides of all of it, such as ``data=mnist_mini``.
+        attacks: names.
+        weights: of the model that was attacked, ``initial``, ``final`` or ``both``.
+        command: that measured it.
+        defenses: undefended first.
+        unknown: names of those that are not in it, since not all of them has been measured.
+    """
+
+    settings: tuple[str, ...]
+    attacks: tuple[str, ...]
+    weights: str
+    command: str
+    defenses: tuple[MeasuredDefense, ...]
+    unknown: tuple[str, ...] = ()
+
+    def matches(self, wanted: Sequence[str]) -> bool:
+        """Whether it is of the settings ``wanted``."""
+        return set(wanted) <= set(self.settings)
+
+
+def measured_rows(
+    rows: Sequence[DefenseRow], overrides: Sequence[Sequence[str]]
+) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
+    """The rows of a sweep that finished, the undefended one first, and the names of those that did not.
+
+    Nothing is told without the undefended one.
+    """
+    asked = asked_of([finding for row in rows for finding in row.findings])
+    found = [_measured_row(row, own, asked) for row, own in zip(rows, overrides, strict=True)]
+    if not found or found[0] is None:
+        return (), tuple(row.name for row in rows)
+    unknown = tuple(row.name for row, known in zip(rows, found, strict=True) if known is None)
+    return tuple(known for known in found if known is not None), unknown
+
+
+def _measured_row(row: DefenseRow, overrides: Sequence[str], asked: set[str]) -> MeasuredDefense | None:
+    """``None`` unless all of it finished; those that know the defense count where each attack had one."""
+    if not row.complete or row.training is None or row.accuracy is None:
+        return None
+    heard: dict[Threat, list[Reading]] = {"honest": [r for r in row.readings if r.attacker is Attacker.PLAIN]}
+    adaptive = {versus.attack for versus in row.leakage if versus.attacker is Attacker.ADAPTIVE}
+    if row.outcome.undefended or adaptive == set(row.outcome.attacks):
+        heard["adaptive"] = list(row.readings)
+    found: dict[Threat, Candidate] = {}
+    for threat, read in heard.items():
+        candidate = candidate_of(
+            read, name=row.name, accuracy=row.accuracy, pmm=row.pmm, findings=row.findings, asked=asked
+        )
+        if candidate is None:
+            return None
+        found[threat] = candidate
+    upload, privacy = row.training.upload, row.training.privacy
+    return MeasuredDefense(
+        name=row.name,
+        overrides=tuple(overrides),
+        accuracy=row.accuracy,
+        by_threat=found,
+        seconds=upload["defense_seconds"].mean if "defense_seconds" in upload else math.nan,
+        upload_bytes=upload["upload_bytes"].mean if "upload_bytes" in upload else math.nan,
+        epsilon=privacy.epsilon if privacy else None,
+        delta=privacy.delta if privacy else None,
+    )
+
+
+def write_tables(path: Path, tables: Sequence[MeasuredTable]) -> None:
+    """Write ``tables`` as JSON; what is infinite, as a bound from a single image, is null."""
+    plain = {"format": FORMAT, "tables": [asdict(table) for table in tables]}
+    write_whole(path, json.dumps(_finite(plain), indent=1) + "\n")
+
+
+def read_tables(path: Path) -> tuple[MeasuredTable, ...]:
+    """Inverse of ``write_tables``, trusting nothing.
+
+    Raises:
+        UserError: there are none, or a field of one is not what it may be.
+    """
+    try:
+        raw = json.loads(read_text(path))
+        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+            raise ValueError(f"it is of no format {FORMAT}")
+        return _each(_table, raw.get("tables"), "tables", at_least=1)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{path} is expected to hold tables as `fl-privacy advise --save` writes them, but"
+            f" {' '.join(str(error).split())[:200]}; measure and save them anew."
+        ) from error
+
+
+def _table(told: object, where: str) -> MeasuredTable:
+    return _made(MeasuredTable, told, where, defenses=partial(_each, _defense, at_least=2))
+
+
+def _defense(told: object, where: str) -> MeasuredDefense:
+    unknown = partial(_figure, missing=math.nan)
+    threats = partial(_named, _candidate, get_args(Threat))
+    found = _made(MeasuredDefense, told, where, by_threat=threats, seconds=unknown, upload_bytes=unknown)
+    if not 0 <= found.accuracy <= 1 or not found.by_threat:
+        raise ValueError(f"{where} has no accuracy between 0 and 1, or nothing that was read")
+    return found
+
+
+def _candidate(told: object, where: str) -> Candidate:
+    unbounded = partial(_figure, missing=math.inf)
+    figures = dict.fromkeys(("psnr", "upper", "largest"), unbounded)
+    found = _made(Candidate, told, where, inferred=partial(_named, _measure, tuple(About)), **figures)
+    least = min(found.exact, found.identified, found.groups, found.failures, found.unjudged)
+    counts = found.exact + found.identified <= found.read <= found.images and found.images > 0 and least >= 0
+    highest = min(found.upper, found.largest)
+    if not counts or not (found.psnr <= highest or math.isclose(found.psnr, highest)):
+        raise ValueError(f"figures of {where} contradict each other")
+    if found.judged_by not in METRICS or not 0 <= found.accuracy <= 1:
+        raise ValueError(f"{where} has no accuracy between 0 and 1, or is judged by a metric that there is not")
+    return found
+
+
+def _measure(told: object, where: str) -> Measure | None:
+    return None if told is None else _made(Measure, told, where)
+
+
+def _made(kind: type[T], told: object, where: str, **parts: Callable[[object, str], object]) -> T:
+    """A dataclass from JSON, whose fields are plain values but for ``parts``, which are made from (value, place)."""
+    if not isinstance(told, dict):
+        raise ValueError(f"{where} is {_shown(told)}")
+    known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    needed = {name for name, field in known.items() if field.default is field.default_factory is MISSING}
+    if wrong := sorted(needed ^ needed.intersection(told)) or sorted(told.keys() - known):
+        raise ValueError(f"{where} should {'have' if wrong[0] in needed else 'not have'} {wrong[0]}")
+    hints, values = get_type_hints(kind), {}
+    for name, value in told.items():
+        if name not in parts and not fits(value, hints[name]):
+            raise ValueError(f"{where}.{name} is {_shown(value)}, not {in_words(hints[name])}")
+        plain = tuple(value) if isinstance(value, list) else value
+        values[name] = parts[name](value, f"{where}.{name}") if name in parts else plain
+    return kind(**values)
+
+
+def _each(make: Callable[[object, str], T], told: object, where: str, *, at_least: int) -> tuple[T, ...]:
+    if not isinstance(told, list) or len(told) < at_least:
+        raise ValueError(f"{where} is {_shown(told)}, not a list of at least {at_least}")
+    return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(told))
+
+
+def _named(make: Callable[[object, str], T], names: Collection[str], told: object, where: str) -> dict[str, T]:
+    if not isinstance(told, dict) or not set(told) <= set(names):
+        raise ValueError(f"{where} is {_shown(told)}, not a mapping of some of {', '.join(names)}")
+    return {name: make(entry, f"{where}.{name}") for name, entry in told.items()}
+
+
+def _figure(told: object, where: str, *, missing: float) -> float:
+    if told is None:
+        return missing
+    if not isinstance(told, int | float) or not fits(told, float):
+        raise ValueError(f"{where} is {_shown(told)}, not {in_words(float | None)}")
+    return told
+
+
+def _shown(value: object) -> str:
+    """Of what may be long, the beginning."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]} ..."
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
+
 
 LITTLE_TIME = 0.01
 """Seconds; less is nothing beside a client's training, and differs from one measurement to the next."""

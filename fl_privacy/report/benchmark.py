@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from fl_privacy.config.track import AttackCell, Track
-from fl_privacy.report.measured_tables import THREATS, MeasuredDefense, Threat
+from fl_privacy.config.study import AttackCell, Track
+from fl_privacy.report.advice import THREATS, MeasuredDefense, Threat
 from fl_privacy.results import Attacker, Candidate, Reading, Summary, read_summary
 from fl_privacy.results.candidates import ROUNDING, candidate_of, extent_or_worst
 from fl_privacy.results.readings import Extent, readings_of

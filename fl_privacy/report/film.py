@@ -8,9 +8,8 @@ from markupsafe import Markup
 
 from fl_privacy.film import FRAMES
 from fl_privacy.report.charts import Curve, line_chart
-from fl_privacy.report.gallery import place_of
-from fl_privacy.report.images import data_uri
-from fl_privacy.report.sentences import Piece, colored, uncolored
+from fl_privacy.report.gallery import data_uri, place_of
+from fl_privacy.report.texts import Piece, colored, uncolored
 from fl_privacy.results import Attacker, Film, Pair, Run, Sentence, TextFilm
 
 T = TypeVar("T")

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from fl_privacy.metrics import FEW
 from fl_privacy.report.numbers import metric, percent, ratio, title
 from fl_privacy.results import Counts, Reading, Recognized, Verdict
-from fl_privacy.results.attack_facts import AttackedUploads, AttackFacts
+from fl_privacy.results.candidates import TOLD
 from fl_privacy.results.findings import Finding
-from fl_privacy.results.inferred import TOLD
-from fl_privacy.results.readings import in_round
+from fl_privacy.results.readings import AttackedUploads, AttackFacts, in_round
 from fl_privacy.results.verdict import Ground, Tone
 
 UNDEFENDED_UNREAD = (

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from fl_privacy.metrics.epsilon_bounds import tpr_bound
+from fl_privacy.metrics.roc import tpr_bound
 from fl_privacy.report.charts import INK, MUTED, SERIES, draw_svg
 from fl_privacy.report.numbers import MISSING, percent, ratio
 from fl_privacy.results import Finding, Measure
-from fl_privacy.results.inferred import HEADLINE, LOW_LEAKS, is_above_chance, strongest
+from fl_privacy.results.candidates import HEADLINE, LOW_LEAKS, is_above_chance, strongest
 from fl_privacy.results.verdict import CHANCE_TONES, Tone
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fl_privacy.config.groups import called
+from fl_privacy.config._options import called
 from fl_privacy.config.keys import groups, is_within
 from fl_privacy.results import Run, Summary
 from fl_privacy.results.identity import RUNTIME

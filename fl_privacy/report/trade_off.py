@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fl_privacy.config.grid import UNDEFENDED
+from fl_privacy.config.study import UNDEFENDED
 from fl_privacy.metrics import Statistic, pmm
-from fl_privacy.report.attacked import uploads_of
 from fl_privacy.report.cost import Cost
+from fl_privacy.report.run_page import uploads_of
 from fl_privacy.results import Attacker, Finding, Leakage, Summary, is_finished, read_run, read_summary
 from fl_privacy.results.candidates import Candidate, candidate_of
 from fl_privacy.results.readings import Reading, readings_of

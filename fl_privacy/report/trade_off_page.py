@@ -12,20 +12,18 @@ from markupsafe import Markup
 
 from fl_privacy.metrics import METRICS
 from fl_privacy.metrics.registry import IMAGE_METRIC
-from fl_privacy.report.attacked import said_together
 from fl_privacy.report.charts import EXACT, INK, SERIES, draw_bound, draw_svg, reach, top_of
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.inferred import AXES
 from fl_privacy.report.numbers import metric, papers_bound, percent
 from fl_privacy.report.page import link_to, render
-from fl_privacy.report.ppc import samples_of_rows
-from fl_privacy.report.ppc_view import ppc_view_of
+from fl_privacy.report.ppc import ppc_view_of, samples_of_rows
 from fl_privacy.report.recommendation import answer, goal_in_words, read_of
+from fl_privacy.report.run_page import said_together
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.trade_off import DefenseRow, Versus
 from fl_privacy.results import Attacker, Candidate
-from fl_privacy.results.candidates import asked_of, best_unread, unread_undefended
-from fl_privacy.results.inferred import strongest
+from fl_privacy.results.candidates import asked_of, best_unread, strongest, unread_undefended
 from fl_privacy.results.readings import COMPARED, main_of, worst_by
 
 if TYPE_CHECKING:

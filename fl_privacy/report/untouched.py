@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fl_privacy.files import write_private
-from fl_privacy.report.images import data_uri
+from fl_privacy.report.gallery import data_uri
 from fl_privacy.report.numbers import seconds, size
 from fl_privacy.report.page import render
 from fl_privacy.results.counts import Counts

@@ -11,29 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from fl_privacy.effects import Part
 from fl_privacy.files import write_whole
-from fl_privacy.results.aggregation import summarize
-from fl_privacy.results.attack_facts import described_facts
 from fl_privacy.results.claims import read_claims
 from fl_privacy.results.environment import describe_environment
-from fl_privacy.results.films import film_of, write_films
 from fl_privacy.results.findings import Finding
 from fl_privacy.results.identity import FORMAT, Identity, run_hash
-from fl_privacy.results.occupancy import (
+from fl_privacy.results.ongoing import (
     CONFIG,
     IDENTITY,
     METRICS,
     SUMMARY,
     Lock,
+    Teller,
     hold,
     is_finished,
     move_aside,
     release,
 )
-from fl_privacy.results.ongoing import Teller
-from fl_privacy.results.pictures import write_pairs
+from fl_privacy.results.pictures import film_of, write_films, write_pairs, write_sentences
+from fl_privacy.results.readings import described_facts
 from fl_privacy.results.records import RecordWriter, dump_json, read_records
-from fl_privacy.results.sentences import write_sentences
-from fl_privacy.results.summary import Summary
+from fl_privacy.results.summary import Summary, summarize
 from fl_privacy.results.verdict import judged
 from fl_privacy.victim_ids import Attacker, VictimId
 
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
     from fl_privacy.federation import Evaluation, RoundReport
     from fl_privacy.metrics import VictimScore
     from fl_privacy.metrics.distortion import UpdateDistortion
-    from fl_privacy.metrics.tracing import Tracing
+    from fl_privacy.metrics.spn import Tracing
     from fl_privacy.types import Reconstruction
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fl_privacy.results.occupancy import METRICS, expect_finished
+from fl_privacy.results.ongoing import METRICS, expect_finished
 from fl_privacy.results.records import RecordWriter
 
 

@@ -10,17 +10,23 @@ from fl_privacy.checks import fits
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.errors import UserError
 from fl_privacy.foreign_files import expect_regular_files
-from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.claims import ClaimRecord, read_claims
-from fl_privacy.results.films import Film, TextFilm, read_films
 from fl_privacy.results.identity import FORMAT, Identity, training_hash
-from fl_privacy.results.occupancy import CAPTURES, CONFIG, IDENTITY, METRICS, SUMMARY, WAITING
-from fl_privacy.results.pictures import Pair, read_pairs
-from fl_privacy.results.records import parse_json, read_records, records_of
-from fl_privacy.results.schema import ENVIRONMENT, PARTS, SENTENCES, wrong_field, wrong_identity, wrong_partition
-from fl_privacy.results.sentences import Sentence, read_sentences
+from fl_privacy.results.ongoing import CAPTURES, CONFIG, IDENTITY, METRICS, SUMMARY, WAITING
+from fl_privacy.results.pictures import Film, Pair, Sentence, TextFilm, read_films, read_pairs, read_sentences
+from fl_privacy.results.records import (
+    ENVIRONMENT,
+    PARTS,
+    SENTENCES,
+    parse_json,
+    read_records,
+    records_of,
+    wrong_field,
+    wrong_identity,
+    wrong_partition,
+)
 from fl_privacy.results.share import Shared, shared_as
-from fl_privacy.results.summary import Summary
+from fl_privacy.results.summary import Summary, summarize
 from fl_privacy.victim_ids import Attacker
 
 MOST_BYTES = 1 << 26

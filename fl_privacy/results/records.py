@@ -1,4 +1,7 @@
-"""``metrics.jsonl``: one record a line, appended as it comes."""
+"""``metrics.jsonl``: one record a line, appended as it comes.
+
+Of what types the entries of a run's files are: what others sent may hold anything.
+"""
 
 import json
 import math
@@ -7,11 +10,157 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
+from fl_privacy.checks import fits, in_words
+from fl_privacy.config.keys import sections
 from fl_privacy.errors import UserError
-from fl_privacy.results.schema import wrong_record
-from fl_privacy.victim_ids import Attacker
+from fl_privacy.metrics import METRICS
+from fl_privacy.results.findings import FINDING
+from fl_privacy.victim_ids import Attacker, VictimId
+
+Text = Mapping[str, str]
+Number = float | None
+"""JSON has no NaN, which becomes null."""
+
+RECORDS: dict[str, dict[str, Any]] = {
+    "round": {
+        "round": int,
+        "clients": list[int],
+        "excluded": Text,
+        "train_loss": Number,
+        "test_loss": Number,
+        "accuracy": Number,
+        "epsilon": Number,
+        "seconds": float,
+        "defense_seconds": float,
+        "upload_bytes": float,
+    },
+    "image": {
+        "id": str,
+        "round": int,
+        "client": int,
+        "image": int,
+        "label_source": str | None,
+        "certainty": str,
+        "member": str,
+        "attack_loss": Number,
+        "failure": str | None,
+    },
+    "history": {"id": str, "round": int, "loss": list[float | None]},
+    "update_distortion": {"id": str, "round": int, "client": int},
+    "tracing": {
+        "round": int,
+        "distance": float,
+        "attacked_distance": float,
+        "participants": int,
+        "queries": int,
+    },
+    "attack": {"round": int, "victims": int, "seconds": float, "countermeasures": list[str]},
+    "policy": {"policy": str, "privacy": Number, "accuracy": Number, "fsim": Number},
+    "privacy": {"delta": float, "accountant": str, "missing": str | None},
+    "inference": FINDING,
+    "node": {
+        "fits": bool,
+        "memory": float,
+        "peak_bytes": float,
+        "held_by": str,
+        "cpu_seconds": Number,
+        "seconds": Number,
+        "joules": Number,
+        "repeats": Number,
+    },
+}
+"""Kind -> its fields. Other kinds, and fields beside these, are plain values."""
+
+IDENTITY: dict[str, Any] = {
+    "label": str,
+    "hash": str,
+    "training": str,
+    "repeat": str,
+    "undefended": bool,
+    "config": Mapping[str, Any],
+}
+PARTITION: dict[str, Any] = {"class_names": list[str], "counts": list[list[int]]}
+ENVIRONMENT: dict[str, Any] = {"date": str, "packages": Text, "gpus": list[str]}
+SENTENCES = list[str]
+PARTS = list[Mapping[str, str | None]]
+
+LARGEST = 10**12
+"""Whole numbers beyond are no count of anything here."""
+
+_PLAIN = str | float | bool | None
+_OPTIONAL = frozenset({"date", "packages", "gpus"})
+
+
+def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:
+    """What is wrong with a mapping that should have ``fields``, in words; ``None`` if nothing is."""
+    if not isinstance(content, Mapping):
+        return f"it is {_shown(content)}, no mapping"
+    for name, annotation in fields.items():
+        if name not in content:
+            if name in _OPTIONAL:
+                continue
+            return f"{name} is missing"
+        if not fits(content[name], annotation) or _is_uncounted(content[name]):
+            return f"{name} is expected to be {in_words(annotation)}, but is {_shown(content[name])}"
+    return None
+
+
+def wrong_identity(content: object) -> str | None:
+    """What is wrong with the content of ``run.json``, in words; ``None`` if nothing is."""
+    if (wrong := wrong_field(content, IDENTITY)) or not isinstance(content, Mapping):
+        return wrong
+    config = content["config"]
+    strange = [name for name in sections() if not isinstance(config.get(name, {}), Mapping)]
+    return f"its config.{strange[0]} is {_shown(config[strange[0]])}" if strange else None
+
+
+def wrong_partition(content: object) -> str | None:
+    """What is wrong with the content of ``partition.json``, in words; ``None`` if nothing is."""
+    if (wrong := wrong_field(content, PARTITION)) or not isinstance(content, Mapping):
+        return wrong
+    names, counts = content["class_names"], content["counts"]
+    uneven = not names or not counts or any(len(row) != len(names) for row in counts)
+    return "it has no count for each client and class" if uneven or any(map(_is_uncounted, counts)) else None
+
+
+def wrong_record(record: Mapping[str, Any]) -> str | None:
+    """What is wrong with a record of ``metrics.jsonl``, in words; ``None`` if nothing is."""
+    kind = record["kind"]
+    fields = RECORDS.get(kind) if isinstance(kind, str) else None
+    if not isinstance(kind, str) or not fits(record.get("attacker", "plain"), Literal["plain", "adaptive"]):
+        return "its kind or attacker is none"
+    if fields is None:
+        return None
+    if wrong := wrong_field(record, fields):
+        return f"of a {kind}, {wrong}"
+    if "id" in fields and not _is_id(record["id"]):
+        return f"of a {kind}, id is {_shown(record['id'])}"
+    for name, value in record.items():
+        annotation = Number | bool if name in METRICS else _PLAIN
+        if name not in fields and not fits(value, annotation):
+            return f"of a {kind}, {name} is {_shown(value)}"
+    return "of a tracing, participants is 0" if record.get("participants", 1) < 1 else None
+
+
+def _is_uncounted(value: object) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return any(not 0 <= v <= LARGEST for v in values if isinstance(v, int))
+
+
+def _is_id(text: str) -> bool:
+    try:
+        VictimId.parse(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
 
 MOST_BYTES = 1 << 29
 """Of a file of records."""

@@ -11,7 +11,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private, write_whole
 from fl_privacy.foreign_files import read_text
 from fl_privacy.results.claims import CLAIM
-from fl_privacy.results.occupancy import CONFIG, IDENTITY, METRICS, SUMMARY
+from fl_privacy.results.ongoing import CONFIG, IDENTITY, METRICS, SUMMARY
 
 Shared = Literal["figures", "originals"]
 """What a copy holds: figures alone, or originals and reconstructions as well."""

@@ -1,15 +1,22 @@
-"""What is known of a run: its accuracy, leakage and cost."""
+"""What is known of a run: its accuracy, leakage and cost.
 
-from collections.abc import Mapping
+What the records of a run add up to; the same for a finished run and for the rest of a killed one.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from fl_privacy.metrics import Statistic
-from fl_privacy.metrics.epsilon_bounds import promises_little
+from fl_privacy.metrics import METRICS, NOT_METRICS, Statistic, aggregate, pmm
+from fl_privacy.metrics.intervals import ANY_VALUE
+from fl_privacy.metrics.outcome import OUTCOME_COLUMNS
 from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
-from fl_privacy.results.counts import Counts
-from fl_privacy.results.findings import Finding
-from fl_privacy.victim_ids import Attacker
+from fl_privacy.metrics.roc import promises_little
+from fl_privacy.results.counts import Counts, counts_of
+from fl_privacy.results.findings import Finding, finding_of
+from fl_privacy.results.records import records_of
+from fl_privacy.victim_ids import Attacker, VictimId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,3 +209,185 @@ class Summary:
 
 def _plain(leakage: Leakage) -> dict[str, Any]:
     return {**asdict(leakage), "counts": leakage.counts.as_plain()}
+
+
+_SHARE, _SIZE = (0.0, 1.0), (0.0, float("inf"))
+_RANGES = {"cosine": (-1.0, 1.0), "zeros": _SHARE, "solvable": _SHARE} | dict.fromkeys(
+    ("signal_to_distortion", "contraction", "error_bound", "condition", "upload_bytes", "defense_seconds", "distance"),
+    _SIZE,
+)
+"""What figures beside the metrics can be."""
+
+
+def summarize(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    finished: bool,
+    undefended_accuracy: float | None,
+    total_seconds: float | None,
+) -> Summary:
+    """What ``records`` of ``metrics.jsonl`` add up to.
+
+    Args:
+        records: in their order.
+        finished: whether the run came to its end.
+        undefended_accuracy: final accuracy of the same training without defense, for PMM.
+        total_seconds: of the whole run, wall time.
+    """
+    rounds = [r for r in records if r["kind"] == "round"]
+    plain, adaptive = (records_of(records, "attack", attacker) for attacker in Attacker)
+    tested = [
+        TestedRound(round=r["round"], accuracy=r["accuracy"], epsilon=r.get("epsilon"))
+        for r in rounds
+        if r.get("accuracy") is not None
+    ]
+    accuracy = tested[-1].accuracy if tested else None
+    return Summary(
+        finished=finished,
+        attacked=tuple(_attacked(records)),
+        countermeasures=tuple(dict.fromkeys(sentence for a in adaptive for sentence in a["countermeasures"])),
+        batch_norm=tuple(sorted({mode for a in plain if (mode := a.get("batch_norm"))})),
+        update_distortion=_statistics([r for r in records if r["kind"] == "update_distortion"], group=_batch),
+        upload=_upload(rounds) | _on_node(records),
+        privacy=_spent(records, rounds),
+        tested=tuple(tested),
+        final_accuracy=accuracy,
+        undefended_accuracy=undefended_accuracy,
+        pmm=pmm(accuracy, undefended_accuracy) if accuracy is not None and undefended_accuracy else None,
+        seconds=Seconds(
+            training=_total(rounds, "seconds"),
+            defense=_total(rounds, "defense_seconds"),
+            attack=_total(plain, "seconds"),
+            adaptive=_total(adaptive, "seconds"),
+            total=total_seconds,
+        ),
+        upload_bytes=int(_total(rounds, "upload_bytes")),
+        inferred=tuple(finding_of(r) for r in records if r["kind"] == "inference"),
+    )
+
+
+def _upload(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
+    replies = [(r, len(r["clients"])) for r in rounds if r["clients"]]
+    columns = {
+        "upload_bytes": [r["upload_bytes"] / number for r, number in replies],
+        "defense_seconds": [r["defense_seconds"] / number for r, number in replies],
+    }
+    return {name: s for name, values in columns.items() if (s := aggregate(values, within=_SIZE))}
+
+
+def _on_node(records: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
+    """Of a client's round on a small device, as it was measured last."""
+    last = next((r for r in reversed(records) if r["kind"] == "node"), None)
+    if last is None:
+        return {}
+    columns = {"node_cpu_seconds": last["cpu_seconds"], "node_joules": last["joules"]}
+    columns["node_peak_bytes"] = last["peak_bytes"] if last["fits"] else None
+    columns["node_fits"] = float(last["fits"])
+    return {name: s for name, value in columns.items() if value is not None and (s := aggregate([value], within=_SIZE))}
+
+
+def _spent(records: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, Any]]) -> Spent | None:
+    stated = next((r for r in records if r["kind"] == "privacy"), None)
+    if stated is None:
+        return None
+    return Spent(
+        epsilon=rounds[-1].get("epsilon") if rounds else None,
+        delta=stated["delta"],
+        accountant=stated["accountant"],
+        missing=stated["missing"],
+        unit=stated.get("unit"),
+        covered=stated.get("covered") is True,
+        rounds=len(rounds),
+    )
+
+
+def _attacked(records: Sequence[Mapping[str, Any]]) -> list[AttackedRound]:
+    images, traced = ({a: records_of(records, kind, a) for a in Attacker} for kind in ("image", "tracing"))
+    rounds = sorted({image["round"] for of_attacker in images.values() for image in of_attacker})
+
+    def of(round: int, found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        return [record for record in found if record["round"] == round]
+
+    return [
+        AttackedRound(
+            round=round,
+            by={a: _leakage(own, of(round, traced[a])) for a in Attacker if (own := of(round, images[a]))},
+        )
+        for round in rounds
+    ]
+
+
+def _leakage(images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, Any]]) -> Leakage:
+    """Intervals are over uploads, whose images were attacked together."""
+    columns = {name: [value for _, value in pairs] for name, pairs in _columns(images).items()}
+    sources = Counter(v["label_source"] for v in images if v.get("label_source") and not v["failure"])
+    return Leakage(
+        metrics=_statistics(images, group=lambda image: image["id"]),
+        counts=counts_of(images),
+        thresholds=tuple(
+            Recognized(
+                metric=name,
+                value=metric.threshold.value,
+                leaks=metric.side,
+                source=metric.threshold.source,
+                recognizable=sum(map(metric.is_leak, columns[name])),
+                n=len(columns[name]),
+            )
+            for name, metric in METRICS.items()
+            if metric.threshold and columns.get(name)
+        ),
+        tracing=_tracing(traced),
+        label_sources=dict(sources),
+        certainties=dict(Counter(v["certainty"] for v in images if v.get("failure") is None)),
+        members=dict(Counter(v["member"] for v in images if v["member"] and v.get("failure") is None).most_common()),
+        images=len(images),
+        failures=sum(r.get("failure") is not None for r in images),
+    )
+
+
+def _tracing(traced: Sequence[Mapping[str, Any]]) -> Traced | None:
+    distance = aggregate([r["distance"] for r in traced], within=_SHARE)
+    if distance is None:
+        return None
+    participants = [r["participants"] for r in traced]
+    return Traced(
+        **asdict(distance),
+        attacked=sum(r["attacked_distance"] for r in traced) / len(traced),
+        queries=sum(r["queries"] for r in traced),
+        participants=max(participants),
+        chance=sum(1 - 1 / number for number in participants) / len(participants),
+    )
+
+
+def _columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mapping[str, Any], float]]]:
+    """Figure -> its values with their records; those of failures and those that could not be computed left out."""
+    columns: dict[str, list[tuple[Mapping[str, Any], float]]] = {}
+    for record in records:
+        if record.get("failure") is None:
+            for name, value in record.items():
+                unnamed = name in OUTCOME_COLUMNS and name not in METRICS
+                if name not in NOT_METRICS and not unnamed and isinstance(value, int | float):
+                    columns.setdefault(name, []).append((record, float(value)))
+    return columns
+
+
+def _statistics(
+    records: Iterable[Mapping[str, Any]], *, group: Callable[[Mapping[str, Any]], str]
+) -> dict[str, Statistic]:
+    """Of every figure in ``records``, where those of one ``group`` are not independent."""
+    found = {}
+    for name, pairs in _columns(records).items():
+        within = METRICS[name].range if name in METRICS else _RANGES.get(name, ANY_VALUE)
+        statistic = aggregate([v for _, v in pairs], groups=[group(record) for record, _ in pairs], within=within)
+        if statistic is not None:
+            found[name] = statistic
+    return found
+
+
+def _batch(record: Mapping[str, Any]) -> str:
+    """The same for updates of several rounds that come from the same examples, or from the same client's."""
+    return VictimId.parse(str(record["id"])).source
+
+
+def _total(records: Iterable[Mapping[str, Any]], field: str) -> float:
+    return sum(record.get(field) or 0 for record in records)

@@ -12,12 +12,21 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from fl_privacy.metrics.epsilon_bounds import identification_bound
-from fl_privacy.results.attack_facts import AttackedUploads, AttackFacts, facts_of
+from fl_privacy.metrics.roc import identification_bound
+from fl_privacy.results.candidates import disproves, told_apart
 from fl_privacy.results.counts import LEVEL, Counts
 from fl_privacy.results.findings import Finding
-from fl_privacy.results.inferred import disproves, told_apart
-from fl_privacy.results.readings import Reading, in_round, kind_of, leaks_most, most_exposed, readings_of
+from fl_privacy.results.readings import (
+    AttackedUploads,
+    AttackFacts,
+    Reading,
+    facts_of,
+    in_round,
+    kind_of,
+    leaks_most,
+    most_exposed,
+    readings_of,
+)
 from fl_privacy.results.summary import Recognized, Spent, Summary
 from fl_privacy.victim_ids import Certainty
 

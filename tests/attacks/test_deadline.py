@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from fl_privacy.attacks.deadline import even_share, seconds_left, timely, within
+from fl_privacy.attacks.attack import even_share, seconds_left, timely, within
 
 
 def test_without_an_end_there_is_all_the_time():

@@ -17,12 +17,12 @@ import pytest
 
 from fl_privacy.cli import workers
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.config.track import AttackCell
-from fl_privacy.experiment.trade_off import Job
+from fl_privacy.config.study import AttackCell
+from fl_privacy.experiment.study import Job
 from fl_privacy.metrics import aggregate
+from fl_privacy.report.advice import Threat
 from fl_privacy.report.benchmark import DefenseStanding, Tried
-from fl_privacy.report.benchmark_json import SCHEMA
-from fl_privacy.report.measured_tables import Threat
+from fl_privacy.report.benchmark_page import SCHEMA
 from fl_privacy.results import Attacker, Leakage, is_finished
 from fl_privacy.results.readings import Reading
 from tests.benchmark.tracks import OWN, write_defense, write_track

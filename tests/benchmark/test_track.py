@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.config import compose_run, options
-from fl_privacy.config.grid import UNDEFENDED
-from fl_privacy.config.track import load_track, track_names
+from fl_privacy.config.study import UNDEFENDED, load_track, track_names
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.benchmark import plan_benchmark
+from fl_privacy.experiment.study import plan_benchmark
 from tests.benchmark.tracks import TINY, write_track
 
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from fl_privacy.cli import console
-from fl_privacy.cli.lines import Remaining, time_left
+from fl_privacy.cli.console import Remaining, time_left
 from fl_privacy.federation.rounds import RoundReport
 from fl_privacy.progress import counted
 
@@ -69,7 +69,7 @@ def test_a_terminal_names_what_is_at_work_before_any_of_it_is_done() -> None:
 def test_long_work_of_clients_says_which_client_is_at_which_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0)
     clock = iter(range(10**6))
-    monkeypatch.setattr("fl_privacy.cli.lines.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("fl_privacy.cli.console.time.monotonic", lambda: float(next(clock)))
     written = io.StringIO()
 
     with console.RichMonitor(Console(file=written, width=200)).training(2):
@@ -117,7 +117,7 @@ def test_time_left_in_words(seconds: float | None, expected: str) -> None:
 
 def test_time_left_is_that_of_the_work_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("fl_privacy.cli.lines.time.monotonic", lambda: now)
+    monkeypatch.setattr("fl_privacy.cli.console.time.monotonic", lambda: now)
     left = Remaining()
     assert left("round 1", 0.0) is None
     now = 10.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.config import compose_run
-from fl_privacy.config.signatures import signature_of
+from fl_privacy.config.building import signature_of
 from fl_privacy.errors import UserError
 
 SLOW = {"torch", "torch._dynamo", "torchvision", "flwr", "ray", "opacus", "matplotlib", "scipy", "datasets", "pandas"}
@@ -97,7 +97,7 @@ import sys
 import torch
 from fl_privacy.data import Examples, Iid
 from fl_privacy.defenses import ClientState
-from fl_privacy.metrics import learned
+from fl_privacy.metrics import lpips
 from tests.federation import harness
 
 harness.clients()[0].update(harness.server().state, ClientState(), round=1)
@@ -105,8 +105,8 @@ Iid()(Examples(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.zeros(4).long()
 sizes = {0: (64, 3, 11, 11), 3: (192, 64, 5, 5), 6: (384, 192, 3, 3), 8: (256, 384, 3, 3), 10: (256, 256, 3, 3)}
 weights = {f"features.{layer}.weight": torch.rand(size) for layer, size in sizes.items()}
 biases = {f"features.{layer}.bias": torch.rand(size[0]) for layer, size in sizes.items()}
-learned.convolutions = lambda: weights | biases
-assert learned.lpips(torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8)) > 0
+lpips.convolutions = lambda: weights | biases
+assert lpips.lpips(torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8)) > 0
 print(*sorted({"torch._dynamo", "torchvision", "datasets", "pandas", "matplotlib"} & set(sys.modules)))
 """
 

@@ -9,8 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from fl_privacy.config import compose_run, options, to_yaml
+from fl_privacy.config._options import config_folders
 from fl_privacy.config.foreign import expect_plain, read_settings, recorded_parts
-from fl_privacy.config.groups import config_folders
 from fl_privacy.config.reading import select
 from fl_privacy.errors import UserError
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.config import compose_run
-from fl_privacy.config.grid import UNDEFENDED, grid_names, load_grid
+from fl_privacy.config.study import UNDEFENDED, grid_names, load_grid
 from fl_privacy.errors import UserError
 
 SECTIONS = """

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.config.grid import grid_names, load_grid
-from fl_privacy.config.places import expect_below_here
+from fl_privacy.config.foreign import expect_below_here
+from fl_privacy.config.study import grid_names, load_grid
 from fl_privacy.errors import UserError
 
 OUTSIDE = (

@@ -173,7 +173,7 @@ def test_a_disk_that_is_full_is_done_without_too(root, tmp_path, monkeypatch):
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setenv("FL_PRIVACY_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("fl_privacy.data.cache.save_file", refuse)
+    monkeypatch.setattr("fl_privacy.data.datasets.save_file", refuse)
     with pytest.warns(UserWarning, match="not kept.*No space left"):
         assert len(load_data("pets", root=str(root)).train) == 6
     assert not list((tmp_path / "cache").iterdir())

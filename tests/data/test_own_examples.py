@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fl_privacy.data.app_data import as_image, as_sample, find_normalization
 from fl_privacy.data.images import _decode
-from fl_privacy.data.own_examples import as_image, as_sample, find_normalization
 from fl_privacy.errors import UserError
 
 GRAY = np.array([[0, 65535], [32768, 257]], dtype=np.uint16)

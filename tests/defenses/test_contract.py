@@ -7,7 +7,7 @@ import torch
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
-from fl_privacy.config.overrides import compose_file
+from fl_privacy.config.compose import compose_file
 from fl_privacy.defenses import (
     Defense,
     ats,

@@ -24,7 +24,7 @@ from fl_privacy.deploy.certificates import make_authority, make_node_key
 from fl_privacy.deploy.loopback import JOINED, START_SECONDS, LoopbackFederation, Secured, loopback_federation
 from fl_privacy.deploy.writing import Deployment, write_deployment
 from fl_privacy.experiment.build import build_federation
-from fl_privacy.flower.memory import NodeMemory
+from fl_privacy.flower._node_memory import NodeMemory
 from tests.deploy.proxy import RecordingProxy, requests, resend
 
 pytestmark = pytest.mark.deploy

@@ -16,7 +16,7 @@ from flwr.app import Context, RecordDict, UserConfig
 
 from fl_privacy.deploy import write_deployment
 from fl_privacy.deploy.certificates import expect_valid, make_authority, make_server_certificate, read_certificate
-from fl_privacy.deploy.trial import _expect_sealed
+from fl_privacy.deploy.loopback import _expect_sealed
 from fl_privacy.deploy.writing import Deployment
 from fl_privacy.errors import UserError
 from fl_privacy.flower import node_memory

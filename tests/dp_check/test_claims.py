@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fl_privacy.defenses.privacy.accountants import epsilon as by_opacus
+from fl_privacy.defenses.privacy import epsilon as by_opacus
 from fl_privacy.dp_check import Claim, Facts, recompute
 from fl_privacy.dp_check.claims import expect_claim
 from fl_privacy.errors import UserError

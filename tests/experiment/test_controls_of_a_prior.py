@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fl_privacy.data import load_data
-from fl_privacy.experiment.judge import Judge
-from fl_privacy.metrics.beyond import Others
+from fl_privacy.experiment.attack_stage import Judge
+from fl_privacy.metrics.controls import Others
 from fl_privacy.metrics.outcome import Outcome, outcome_of
 from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.types import Batch, Reconstruction, VictimId

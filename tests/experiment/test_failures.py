@@ -88,6 +88,6 @@ def test_a_job_that_can_not_be_planned_keeps_no_other_from_its_turn(
     def unplanned(config: RunSettings) -> RunSettings:
         raise OSError("no data for the first of them")
 
-    monkeypatch.setattr("fl_privacy.experiment.trade_off.calibrated", unplanned)
+    monkeypatch.setattr("fl_privacy.experiment.study.calibrated", unplanned)
     swept = run("run", "-m", "seed=0", *UNATTACKED, out=tmp_path)
     assert swept.status == 0 and len(list(tmp_path.glob("*/summary.json"))) == 1

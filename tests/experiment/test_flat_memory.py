@@ -10,12 +10,12 @@ import torch
 
 from fl_privacy.config import compose_run, to_yaml
 from fl_privacy.experiment.build import build_federation, clients_of
-from fl_privacy.experiment.protocols import plain_loop
 from fl_privacy.experiment.run import _Run
+from fl_privacy.experiment.run_folder import plain_loop
 from fl_privacy.federation import Audit, RoundReport
 from fl_privacy.flower import run_in_process
 from fl_privacy.interception import Interceptor
-from fl_privacy.results.occupancy import move_aside
+from fl_privacy.results.ongoing import move_aside
 from fl_privacy.types import Observation, Upload
 from tests.experiment.runs import TINY, run
 

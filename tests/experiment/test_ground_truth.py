@@ -5,15 +5,15 @@ import torch
 
 from fl_privacy.config import compose_run
 from fl_privacy.data import Examples
-from fl_privacy.defenses.condensation import distribution_matching
+from fl_privacy.defenses import dc_dsa_dm as distribution_matching
 from fl_privacy.errors import UserError
 from fl_privacy.experiment import ground_truth
+from fl_privacy.experiment.attack_stage import update_distortion
 from fl_privacy.experiment.attacker_knowledge import data_names
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.ground_truth import GroundTruth, sees_other_images
-from fl_privacy.experiment.judge import update_distortion
 from fl_privacy.federation import Audit, Probe
-from fl_privacy.federation.client import plain_pass
+from fl_privacy.federation import training as plain_pass
 from tests.experiment.runs import TINY, run
 from tests.experiment.test_update_distortion import observations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.config.groups import config_folders
+from fl_privacy.config._options import config_folders
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import METRICS, Metric, register_metric

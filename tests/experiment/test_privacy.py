@@ -3,11 +3,10 @@ import re
 import pytest
 
 from fl_privacy.config import compose_run
-from fl_privacy.defenses.privacy.accountants import epsilon
+from fl_privacy.defenses.privacy import epsilon
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_federation
-from fl_privacy.experiment.calibration import calibrated
-from fl_privacy.experiment.privacy import privacy_of
+from fl_privacy.experiment.privacy import calibrated, privacy_of
 
 
 def configured(*overrides):

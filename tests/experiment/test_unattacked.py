@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
+from fl_privacy.experiment.app_truth import KnownImages
 from fl_privacy.experiment.candidates import shipped_others
-from fl_privacy.experiment.known_images import KnownImages
 from fl_privacy.experiment.unattacked import NO_CLASS, others_of_app
 from fl_privacy.metrics import evaluate_all
 from fl_privacy.metrics.outcome import READ, outcome_of

@@ -4,9 +4,9 @@ import pytest
 
 from fl_privacy.config import compose_run
 from fl_privacy.defenses import ClientState
+from fl_privacy.experiment.attack_stage import update_distortion
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.ground_truth import GroundTruth
-from fl_privacy.experiment.judge import update_distortion
 from fl_privacy.federation import Audit, Probe
 from fl_privacy.interception import Interceptor
 from fl_privacy.types import VictimId

@@ -8,7 +8,7 @@ from torchvision.transforms.v2 import functional as reference
 
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.errors import UserError
-from fl_privacy.federation.client.examples import augment, cropped
+from fl_privacy.federation.client import augment, cropped
 from fl_privacy.types import Batch, LocalPlan, ModelState, VictimId
 from tests.federation import harness
 

@@ -14,8 +14,11 @@ from tests.federation import harness
 
 tenseal = pytest.importorskip("tenseal", reason="the extra crypto is not installed")
 
-from fl_privacy.federation.secure.ckks import Adder, KeyHolder  # noqa: E402
-from fl_privacy.federation.secure.encrypted import run_encrypted  # noqa: E402
+from fl_privacy.federation.ckks import (  # noqa: E402
+    Adder,
+    KeyHolder,
+    run_encrypted,
+)
 
 PLAN = LocalPlan(shares="delta", lr=0.1, epochs=1, batch_size=5)
 ROUNDS = 2

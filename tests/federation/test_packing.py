@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation.secure.packing import SLOT_BITS, Packing
+from fl_privacy.federation.ckks import SLOT_BITS, Packing
 
 
 @pytest.mark.parametrize(("bits", "summands"), [(16, 10), (8, 3), (4, 100), (36, 16), (30, 1)])

@@ -12,15 +12,15 @@ from flwr.app import Message
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fl_privacy.attacks.feature_inversion.problem import InversionProblem
-from fl_privacy.attacks.gradient_inversion.initialization import Space
+from fl_privacy.attacks.feature_inversion.attack import InversionProblem
+from fl_privacy.attacks.gradient_inversion.starts import Space
 from fl_privacy.defenses import ClientState, Defense, compose, dp_noise, fdl_pp, none, split_fed
 from fl_privacy.effects import Part
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Client, Server, private_names, public_state, run_rounds
 from fl_privacy.flower import LocalGrid, run_in_process, run_on_grid, simulated_client_app
 from fl_privacy.gradients import frozen_copy
-from fl_privacy.interception.side_information import SimulatedSideInformation
+from fl_privacy.interception.interceptor import SimulatedSideInformation
 from fl_privacy.models import Front, cut_layer
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, VictimId
 from tests.federation import harness

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
-from fl_privacy.federation.client import plain_pass
+from fl_privacy.federation import training as plain_pass
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, VictimId
 from tests.federation import harness
 

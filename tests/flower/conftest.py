@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.flower.node_secrets import STATE_VARIABLE
+from fl_privacy.flower._node_memory import STATE_VARIABLE
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,10 @@ from fl_privacy import defend, defense_mod, probe_mod
 from fl_privacy.defenses import dp_noise, split_fed
 from fl_privacy.errors import UserError
 from fl_privacy.flower import DPClient, answer_once_mod, answers, node_memory, numpy_client_app, train_step
+from fl_privacy.flower._node_memory import MOST_AHEAD
 from fl_privacy.flower.answers import Answers
+from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.flower.inside.legacy import NumPyClient
-from fl_privacy.flower.memory import MOST_AHEAD
-from fl_privacy.flower.transport import LocalGrid
 from tests.flower.test_asked_again import deployed
 from tests.flower.test_switched_off import asked, refusal, trains, values
 

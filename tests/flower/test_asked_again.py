@@ -8,13 +8,13 @@ import pytest
 from flwr.app import Context, RecordDict, UserConfig
 
 from fl_privacy.cli import flower_app
-from fl_privacy.config.places import expect_no_place
+from fl_privacy.config.foreign import expect_no_place
 from fl_privacy.defenses import dp_noise, dp_sgd, pruning
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.flower import PrivacyClient
+from fl_privacy.flower._node_memory import SIMULATION_VARIABLE
 from fl_privacy.flower.clients import DPClient
-from fl_privacy.flower.node_secrets import SIMULATION_VARIABLE
 from fl_privacy.rng import Secret, derive_generator
 from tests.federation import harness
 

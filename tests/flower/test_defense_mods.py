@@ -28,7 +28,7 @@ from fl_privacy.defenses import (
 from fl_privacy.errors import UserError
 from fl_privacy.flower import private_loader, train_step
 from fl_privacy.flower.records import load_state
-from fl_privacy.normalization import Normalization
+from fl_privacy.plan import Normalization
 from tests.flower import foreign_app as app
 from tests.flower.foreign_app import Net
 

@@ -8,10 +8,10 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fl_privacy.flower.double_listing import try_double_listing
-from fl_privacy.flower.guarding import guard_mod, secagg_refusal
+from fl_privacy.flower._guard_mod import guard_mod, secagg_refusal
+from fl_privacy.flower.grids import FIRST_NODE, LocalGrid
 from fl_privacy.flower.records import to_record
-from fl_privacy.flower.transport import FIRST_NODE, LocalGrid
+from fl_privacy.flower.secagg_check import try_double_listing
 from fl_privacy.malicious import Fishing, Inconsistent
 from fl_privacy.types import ModelState
 

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 
 from fl_privacy.federation import Audit
 from fl_privacy.flower import Federated, HonestButCurious, LocalGrid, simulated_client_app
-from fl_privacy.flower.transport import FIRST_NODE
+from fl_privacy.flower.grids import FIRST_NODE
 from fl_privacy.interception import Interceptor
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 from tests.federation import harness

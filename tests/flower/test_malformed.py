@@ -11,8 +11,8 @@ from flwr.serverapp.strategy import FedAvg
 
 from fl_privacy.errors import UserError
 from fl_privacy.flower import Federated, HonestButCurious, LocalGrid, Sane, numpy_client_app, simulated_client_app
+from fl_privacy.flower.grids import FIRST_NODE
 from fl_privacy.flower.records import METRICS, PARAMETERS, STYPE
-from fl_privacy.flower.transport import FIRST_NODE
 from fl_privacy.types import LocalPlan, VictimId
 from tests.federation import harness
 

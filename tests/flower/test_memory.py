@@ -15,10 +15,9 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
 from fl_privacy.federation import public_state
 from fl_privacy.flower import LocalGrid
-from fl_privacy.flower.memory import NodeMemory, node_memory
-from fl_privacy.flower.node_secrets import kept_secret
+from fl_privacy.flower._node_memory import NodeMemory, kept_secret, node_memory
+from fl_privacy.flower.grids import FIRST_NODE
 from fl_privacy.flower.records import CONFIG, ROUND, state_records
-from fl_privacy.flower.transport import FIRST_NODE
 
 OVERRIDES = (
     "model=lenet federation=fedavg federation.clients=50 federation.rounds=9 federation.plan.batch_size=40"

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from fl_privacy.defenses import local_dp
-from fl_privacy.defenses.privacy.accounting import guarantee
+from fl_privacy.defenses.privacy import guarantee
 from fl_privacy.errors import UserError
 from fl_privacy.flower import local_dp_mod
 from tests.defenses.harness import flat, large_update, local_step, run

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from flwr.app import Message, RecordDict
 
+from fl_privacy.flower.grids import FIRST_NODE
 from fl_privacy.flower.ray_nodes import RayGrid
-from fl_privacy.flower.transport import FIRST_NODE
 
 ray = pytest.importorskip("ray")
 

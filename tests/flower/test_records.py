@@ -4,10 +4,9 @@ import torch
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
 from fl_privacy.defenses import ClientState, pruning, quantization
-from fl_privacy.defenses.compression.encoding import encoded_bytes
+from fl_privacy.defenses.encoding import encoded_bytes
 from fl_privacy.errors import UserError
-from fl_privacy.flower.arrays import array_values, plain_array
-from fl_privacy.flower.records import STYPE, read_upload, shortest, to_tensors
+from fl_privacy.flower.records import STYPE, array_values, plain_array, read_upload, shortest, to_tensors
 
 LIKE = {"weight": torch.zeros(50, 40)}
 

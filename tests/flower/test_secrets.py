@@ -23,7 +23,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from fl_privacy.cli.flower_app import client_app, make_client
 from fl_privacy.config import compose_run, to_yaml
 from fl_privacy.defenses import ClientState, Defense, dp_noise, instahide, spn
-from fl_privacy.defenses.noise.mechanism import Distribution, sample_noise
+from fl_privacy.defenses._dp_noise import Distribution, sample_noise
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import clients_of
 from fl_privacy.federation import Client, public_state
@@ -39,9 +39,9 @@ from fl_privacy.flower import (
     local_dp_mod,
     node_secret,
 )
-from fl_privacy.flower.node_secrets import FILE, kept_secret
+from fl_privacy.flower._node_memory import FILE, kept_secret
+from fl_privacy.flower.grids import FIRST_NODE
 from fl_privacy.flower.records import CONFIG, ROUND, read_result, state_records
-from fl_privacy.flower.transport import FIRST_NODE
 from fl_privacy.rng import Secret, SecretGenerator, derive_generator, derive_seed
 from fl_privacy.types import LocalPlan, ModelState, Tensors, VictimId
 from tests.federation import harness

@@ -13,12 +13,10 @@ from fl_privacy.defenses import none
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, run_rounds
 from fl_privacy.flower.clients import MaskableClient
+from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, Traffic
 from fl_privacy.flower.nodes import Nodes
 from fl_privacy.flower.records import CLIENT, NUM_EXAMPLES, PARTITION, PARTITIONS
-from fl_privacy.flower.secure_aggregation import Masking, masking_client_app, run_secure_aggregation
-from fl_privacy.flower.secure_nodes import EXAMPLES, run_secure_on_grid
-from fl_privacy.flower.traffic import Traffic
-from fl_privacy.flower.transport import FIRST_NODE, LocalGrid
+from fl_privacy.flower.secagg import EXAMPLES, Masking, masking_client_app, run_secure_aggregation, run_secure_on_grid
 from fl_privacy.types import LocalPlan
 from tests.federation import harness
 

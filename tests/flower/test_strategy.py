@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Server, ServerPlan, run_rounds
 from fl_privacy.flower import Federated, LocalGrid, run_on_grid, simulated_client_app
-from fl_privacy.flower.transport import FIRST_NODE
+from fl_privacy.flower.grids import FIRST_NODE
 from tests.federation import harness
 
 NODE_UNAVAILABLE = 5

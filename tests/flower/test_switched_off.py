@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from fl_privacy import defend, defense_mod
 from fl_privacy.defenses import Defense, dp_noise, pruning
 from fl_privacy.errors import UserError
-from fl_privacy.flower.guarded_upload import GuardedUpload, parameter_names, tied_names
 from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.inside.legacy import NumPyClient
+from fl_privacy.flower.upload_defense import GuardedUpload, parameter_names, tied_names
 
 
 class Tied(nn.Module):

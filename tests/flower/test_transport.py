@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 
 from fl_privacy.errors import UserError
 from fl_privacy.flower import numpy_client_app
+from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, PromptGrid
 from fl_privacy.flower.nodes import Nodes
-from fl_privacy.flower.transport import FIRST_NODE, LocalGrid, PromptGrid
 
 
 def echo() -> ClientApp:

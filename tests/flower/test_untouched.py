@@ -12,7 +12,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 from fl_privacy.errors import UserError
-from fl_privacy.flower.transport import LocalGrid
+from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.flower.untouched.app import read_app
 from fl_privacy.flower.untouched.audit import Asked, audit_app
 from fl_privacy.flower.untouched.review import review_app

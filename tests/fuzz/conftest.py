@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.config import compose_run
-from fl_privacy.experiment.protocols import Monitor, plain_loop
 from fl_privacy.experiment.run import run_experiment
+from fl_privacy.experiment.run_folder import Monitor, plain_loop
 
 SETTINGS = (
     "model=mlp",

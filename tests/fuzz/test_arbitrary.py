@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from fl_privacy.config.compose import parse_overrides
 from fl_privacy.config.foreign import expect_plain, read_settings
-from fl_privacy.config.overrides import parse_overrides
 from fl_privacy.errors import UserError
-from fl_privacy.results.records import parse_json
-from fl_privacy.results.schema import wrong_identity, wrong_partition, wrong_record
+from fl_privacy.results.records import parse_json, wrong_identity, wrong_partition, wrong_record
 from fl_privacy.transformations.policies import read_policies
 
 hypothesis = pytest.importorskip("hypothesis")

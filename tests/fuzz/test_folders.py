@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from fl_privacy.config import compose_run
 from fl_privacy.config.keys import captured_groups, captured_keys
 from fl_privacy.config.reading import select
+from fl_privacy.experiment.app_captures import as_captured, expect_of
 from fl_privacy.experiment.build import build_federation
-from fl_privacy.experiment.captured import as_captured, expect_of
-from fl_privacy.interception.capture_reader import load_observations
+from fl_privacy.interception.captures import load_observations
 from fl_privacy.report import write_report
 from fl_privacy.results import read_run
 from tests.fuzz.conftest import SETTINGS

@@ -9,8 +9,8 @@ import pytest
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 
+from fl_privacy.flower._node_memory import STATE_VARIABLE
 from fl_privacy.flower.inside.identity import identify_process
-from fl_privacy.flower.node_secrets import STATE_VARIABLE
 from tests.flower import hostile
 from tests.flower.hostile import APPS, drawn, expect_kept, honest_message, hostile_message, undefended_app
 

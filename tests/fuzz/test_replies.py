@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fl_privacy.flower import Sane
-from fl_privacy.flower.audit_records import DEFENDED, PROBED
+from fl_privacy.flower.audit_protocol import DEFENDED, PROBED
 from fl_privacy.flower.records import CLIENT, PARTITION
 from tests.flower.liars import HONEST, Lie, as_bytes, audited, fedavg, trained
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.config import RunSettings, compose_run, expand_sweep, options
-from fl_privacy.config.defaults import complete
+from fl_privacy.config.compose import complete
 from fl_privacy.config.keys import declared_settings
 from fl_privacy.experiment.build import build_attack, build_defense, build_plan
 from tests.fuzz.judge import SECONDS, Case, cases, refused, wrong_for

@@ -10,22 +10,23 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from fl_privacy.errors import UserError
-from fl_privacy.generator import (
-    GeneratorPlan,
+from fl_privacy.pretrained.generator import (
     GeneratorShape,
-    GeneratorTraining,
     ImageDiscriminator,
     ImageGenerator,
     Provenance,
-    find_generator,
     image_fingerprints,
+)
+from fl_privacy.pretrained.generator_files import (
+    FACES,
+    find_generator,
     load_generator,
     load_training,
     read_generator_header,
     save_generator,
     save_training,
 )
-from fl_privacy.generator.faces import FACES
+from fl_privacy.pretrained.generator_training import GeneratorPlan, GeneratorTraining
 from tests.generator.makers import generator_file, network
 
 PLAN = GeneratorPlan(latent=4, width=4, steps=6, batch_size=8, shift=1, flip=True, average=0.5)

@@ -10,7 +10,7 @@ from fl_privacy.attacks.gradient_inversion.settings import Compile
 from fl_privacy.config import compose_run
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.federation import Audit, run_rounds
-from fl_privacy.parallel.sharded import ShardedAttack
+from fl_privacy.parallel import ShardedAttack
 from fl_privacy.types import Tensors
 from tests.attacks.victims import observations, smooth_net
 from tests.experiment.runs import TINY, run

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from fl_privacy.gradients import Layered, VictimModel, frozen_copy, victim_gradients
-from fl_privacy.gradients.folding import FoldedConvolution
+from fl_privacy.gradients.convolution import FoldedConvolution
 from fl_privacy.models import ConvNet, ResNet20
 from fl_privacy.types import LocalPlan, ModelState
 

@@ -8,7 +8,8 @@ from torch import nn
 
 from fl_privacy.defenses import ClientState, none
 from fl_privacy.federation import local_update
-from fl_privacy.gradients import ManyModels, local_orders, many_convolutions, many_models, models_at_once
+from fl_privacy.gradients import ManyModels, local_orders, many_models, models_at_once
+from fl_privacy.gradients import many_models as many_convolutions
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fl_privacy.gradients import LayerCall, convolution
+from fl_privacy.gradients.convolution import better_by_phases, better_by_products, transposed
 from fl_privacy.gradients.layer_rules import parameter_gradients
-from fl_privacy.gradients.strided import better_by_phases, better_by_products, transposed
 
 
 @pytest.mark.parametrize(

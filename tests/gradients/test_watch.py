@@ -6,7 +6,7 @@ from torch import nn
 
 import fl_privacy
 from fl_privacy.gradients import clipped_sum, loss_gradients
-from fl_privacy.gradients.watch import entering, leaving, owners, replaced_input
+from fl_privacy.gradients.hooks import entering, leaving, owners, replaced_input
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 
@@ -46,7 +46,7 @@ def test_nobody_else_watches_layers():
     found = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if "register_forward" in path.read_text()}
     makers = {"models/build.py", "malicious/imprint_block.py", "plain_models.py"}
     apps = {"flower/opacus_watch.py"}  # the batches of somebody else's model
-    assert found - makers - apps == {"gradients/watch.py"}
+    assert found - makers - apps == {"gradients/hooks.py"}
 
 
 class ByName(nn.Module):

@@ -10,10 +10,9 @@ from torch import nn
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.inference import Membership, ReadRound
-from fl_privacy.inference.membership import METHODS
-from fl_privacy.inference.membership.fedmia import share_below_others
-from fl_privacy.inference.membership.shadows import likelihood_ratio
+from fl_privacy.inference.membership import METHODS, share_below_others
 from fl_privacy.inference.read_round import example_margins, mean_gradient, model_after
+from fl_privacy.inference.shadow_models import likelihood_ratio
 from fl_privacy.metrics.roc import Separation, auc
 from fl_privacy.types import Batch, ModelState
 from tests.inference.rounds import CLASSES, CLIENTS, OWN, asked, network, rounds

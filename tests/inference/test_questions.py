@@ -10,14 +10,7 @@ from fl_privacy.data.attributes import coarse
 from fl_privacy.data.examples import Examples
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import GradientClassifier, GradientSketch, loss_gradients
-from fl_privacy.inference import (
-    AttributeInference,
-    Inference,
-    PropertyInference,
-    ReadRound,
-    Rehearsal,
-    SourceInference,
-)
+from fl_privacy.inference import AttributeInference, Inference, PropertyInference, ReadRound, Rehearsal, SourceInference
 from fl_privacy.inference.attribute import AdaptiveAttributeInference
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Upload, VictimId

@@ -7,7 +7,7 @@ import torch
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation import Client, Failure, Server, ServerPlan, attempt
-from fl_privacy.inspection import ModelGuard, RefusedModelError
+from fl_privacy.guard import ModelGuard, RefusedModelError
 from fl_privacy.malicious import Fishing, Imprint, Inconsistent, Loki, MembershipTrap, ServerAttack, TrapWeights
 from fl_privacy.types import LocalPlan, ModelState
 

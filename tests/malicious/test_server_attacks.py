@@ -11,7 +11,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.malicious import Fishing, Imprint, Inconsistent, Loki, MembershipTrap, ServerAttack, TrapWeights
-from fl_privacy.malicious.pixel_levels import images_of_brightness, is_one_image
+from fl_privacy.malicious.reading import images_of_brightness, is_one_image
 from fl_privacy.metrics import evaluate
 from fl_privacy.types import Batch, Certainty, LocalPlan, ModelState, Observation, Reconstruction, Upload
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fl_privacy.metrics import alexnet
-from fl_privacy.metrics.alexnet import LAYERS, convolutions
+from fl_privacy.metrics import lpips as alexnet
+from fl_privacy.metrics.lpips import LAYERS, convolutions
 
 TORCHVISIONS = Path(os.environ.get("FL_PRIVACY_DATA", "")) / "weights" / "alexnet_features.safetensors"
 

@@ -4,8 +4,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fl_privacy.metrics.epsilon_bounds import auc_bound, balanced_accuracy_bound, proven_epsilon, tpr_bound
-from fl_privacy.metrics.roc import Separation, auc, balanced_accuracy, curve, thinned_curve, threshold_success, tpr_at
+from fl_privacy.metrics.roc import (
+    Separation,
+    auc,
+    auc_bound,
+    balanced_accuracy,
+    balanced_accuracy_bound,
+    curve,
+    proven_epsilon,
+    thinned_curve,
+    threshold_success,
+    tpr_at,
+    tpr_bound,
+)
 
 
 def normal(shift: float, *, members: int = 400, others: int = 300, seed: int = 0) -> Separation:

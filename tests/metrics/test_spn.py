@@ -7,7 +7,7 @@ import torch
 
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.distortion import linear_system
-from fl_privacy.metrics.tracing import CHUNK, trace, tracing_distance
+from fl_privacy.metrics.spn import CHUNK, trace, tracing_distance
 from fl_privacy.metrics.trade_off import PpcPoint, cap
 
 

@@ -7,7 +7,7 @@ import torch
 
 from fl_privacy.errors import UserError
 from fl_privacy.models import hugging_face
-from fl_privacy.models.text.huggingface import HuggingFaceText
+from fl_privacy.models.huggingface import HuggingFaceText
 
 transformers = pytest.importorskip("transformers")
 

@@ -17,8 +17,7 @@ import torch
 from fl_privacy.attacks import idlg
 from fl_privacy.flower import run_ray
 from fl_privacy.flower.ray_nodes import RayGrid
-from fl_privacy.parallel.cluster import SWITCHED_OFF
-from fl_privacy.parallel.sharded import ShardedAttack
+from fl_privacy.parallel import SWITCHED_OFF, ShardedAttack
 from tests.attacks.victims import observations, smooth_net
 from tests.flower.test_backends import assert_same_run
 

@@ -8,7 +8,7 @@ import torch
 
 from fl_privacy.metrics import ImageScore, VictimScore
 from fl_privacy.results import RunFolder
-from fl_privacy.results.attack_facts import REHEARSED
+from fl_privacy.results.readings import REHEARSED
 from fl_privacy.types import Certainty, VictimId
 from tests.report.test_inferred import finding
 from tests.results.runs import config, defended, record, score

@@ -9,8 +9,7 @@ import pytest
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
-from fl_privacy.report.advice import advice_from
-from fl_privacy.report.measured_tables import MeasuredDefense, MeasuredTable, read_tables, write_tables
+from fl_privacy.report.advice import MeasuredDefense, MeasuredTable, advice_from, read_tables, write_tables
 from fl_privacy.results import Candidate, Measure
 
 

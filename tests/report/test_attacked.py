@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fl_privacy.report import write_report, write_trade_off
-from fl_privacy.report.attacked import assumptions, said_together
+from fl_privacy.report.run_page import assumptions, said_together
 from fl_privacy.report.trade_off import SweepEntry
 from fl_privacy.results import RunFolder, read_run
 from tests.results.runs import config, defended, record, round_report, score

@@ -6,10 +6,9 @@ from fl_privacy.report.headline import headline_of
 from fl_privacy.report.inferred import sentence, views_of
 from fl_privacy.report.recommendation import answer
 from fl_privacy.results import Candidate, Finding, Measure
-from fl_privacy.results.attack_facts import AttackFacts
-from fl_privacy.results.candidates import asked_of, best_unread
+from fl_privacy.results.candidates import asked_of, best_unread, strongest, told_apart
 from fl_privacy.results.findings import finding_of
-from fl_privacy.results.inferred import strongest, told_apart
+from fl_privacy.results.readings import AttackFacts
 from fl_privacy.results.summary import Summary
 from fl_privacy.results.verdict import judged
 

@@ -10,12 +10,11 @@ from fl_privacy.errors import UserError
 from fl_privacy.metrics import Statistic
 from fl_privacy.report import write_report
 from fl_privacy.report.mechanisms import samples_of_runs
-from fl_privacy.report.ppc import caps, samples_of_rows
-from fl_privacy.report.ppc_view import ppc_view_of
+from fl_privacy.report.ppc import caps, ppc_view_of, samples_of_rows
 from fl_privacy.report.trade_off import DefenseRow, SweepEntry, Versus
 from fl_privacy.results import Leakage, Traced, read_run
-from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.readings import Reading
+from fl_privacy.results.summary import summarize
 from tests.experiment.runs import run
 from tests.results.runs import defended, record
 

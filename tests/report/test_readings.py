@@ -11,15 +11,14 @@ import pytest
 import fl_privacy.report
 from fl_privacy.federation import Evaluation
 from fl_privacy.report import write_report, write_trade_off
+from fl_privacy.report.advice import measured_rows
 from fl_privacy.report.brief import write_brief
 from fl_privacy.report.headline import headline_of
-from fl_privacy.report.measured_tables import measured_rows
 from fl_privacy.report.trade_off import SweepEntry, read_rows
 from fl_privacy.results import Attacker, Recognized, RunFolder, read_run, verdict_of
-from fl_privacy.results.attack_facts import facts_of
 from fl_privacy.results.candidates import candidate_of
 from fl_privacy.results.counts import Counts
-from fl_privacy.results.readings import few, leaks_most, readings_of, worst_by
+from fl_privacy.results.readings import facts_of, few, leaks_most, readings_of, worst_by
 from fl_privacy.results.summary import AttackedRound, Leakage
 from fl_privacy.results.verdict import judged
 from tests.report.kinds import every_kind

@@ -9,8 +9,8 @@ from fl_privacy.report.cost import FIGURES, figures_of
 from fl_privacy.report.recommendation import answer
 from fl_privacy.report.trade_off import SweepEntry
 from fl_privacy.results import Candidate
-from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.candidates import best_unread
+from fl_privacy.results.summary import summarize
 from tests.report.kinds import texts
 from tests.results import runs
 

@@ -11,9 +11,8 @@ import pytest
 
 from fl_privacy.errors import UserError
 from fl_privacy.results import RunFolder, read_run
-from fl_privacy.results.aggregation import summarize
-from fl_privacy.results.occupancy import LOCKS, hold, is_finished, release
-from fl_privacy.results.summary import Summary
+from fl_privacy.results.ongoing import LOCKS, hold, is_finished, release
+from fl_privacy.results.summary import Summary, summarize
 
 from .runs import config
 

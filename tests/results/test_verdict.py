@@ -4,15 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from fl_privacy.metrics.epsilon_bounds import identification_bound
+from fl_privacy.metrics.roc import identification_bound
 from fl_privacy.report.headline import headline_of
 from fl_privacy.results import Attacker, Counts, Finding, Leakage, Measure
-from fl_privacy.results.aggregation import summarize
-from fl_privacy.results.attack_facts import REHEARSED, AttackedUploads, AttackFacts, described_facts
 from fl_privacy.results.counts import Words, counts_of
 from fl_privacy.results.identity import Identity
-from fl_privacy.results.readings import WORST, Reading, extent_of, leaks_most
-from fl_privacy.results.summary import AttackedRound, Spent
+from fl_privacy.results.readings import (
+    REHEARSED,
+    WORST,
+    AttackedUploads,
+    AttackFacts,
+    Reading,
+    described_facts,
+    extent_of,
+    leaks_most,
+)
+from fl_privacy.results.summary import AttackedRound, Spent, summarize
 from fl_privacy.results.verdict import BOUNDED_AT_MOST, Ground, judged
 
 NOTHING = {

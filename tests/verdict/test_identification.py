@@ -8,10 +8,9 @@ import torch
 from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import evaluate_all
-from fl_privacy.metrics.alignment import aligned, control
-from fl_privacy.metrics.beyond import Others, other_updates
 from fl_privacy.metrics.comparison import LUCK
-from fl_privacy.metrics.identification import identify
+from fl_privacy.metrics.controls import Others, other_updates
+from fl_privacy.metrics.identification import aligned, control, identify
 from fl_privacy.metrics.outcome import LEAD, Outcome, outcome_of
 from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.metrics.texts import most_frequent

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fl_privacy.metrics.beyond import Others
+from fl_privacy.metrics.controls import Others
 from fl_privacy.metrics.outcome import READ as LEAKS
 from fl_privacy.metrics.outcome import outcome_of
 

@@ -1,7 +1,6 @@
 """What an attack that knows the defense does about it."""
 
-from fl_privacy.attacks.adaptive.assumed_transform import AssumedTransform, choose_transforms
-from fl_privacy.attacks.adaptive.bounds import all_known
+from fl_privacy.attacks.adaptive.bounds import AssumedTransform, all_known, choose_transforms
 from fl_privacy.attacks.adaptive.clip import Clips
 from fl_privacy.attacks.adaptive.constraints import (
     Constraints,
@@ -16,11 +15,7 @@ from fl_privacy.attacks.adaptive.countermeasures import (
     countermeasures_against,
     looks_noisy,
 )
-from fl_privacy.attacks.adaptive.estimates import (
-    estimate_clip_norm,
-    estimate_noise_std,
-    estimate_step,
-)
+from fl_privacy.attacks.adaptive.estimates import estimate_clip_norm, estimate_noise_std, estimate_step
 from fl_privacy.attacks.adaptive.known_defense import KnownDefense, uncountered
 
 __all__ = [

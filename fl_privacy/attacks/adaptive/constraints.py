@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.adaptive.assumed_transform import AssumedTransform
-from fl_privacy.attacks.adaptive.bounds import Bounds
+from fl_privacy.attacks.adaptive.bounds import AssumedTransform, Bounds
 from fl_privacy.attacks.adaptive.clip import Clips
 
 

@@ -5,8 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 
-from fl_privacy.attacks.adaptive.assumed_transform import Transform, outcomes
-from fl_privacy.attacks.adaptive.bounds import Rule, only_layer, shared_columns, where_shared, within_bins
+from fl_privacy.attacks.adaptive.bounds import (
+    Rule,
+    Transform,
+    only_layer,
+    outcomes,
+    shared_columns,
+    where_shared,
+    within_bins,
+)
 from fl_privacy.attacks.adaptive.clip import Clipping
 from fl_privacy.attacks.adaptive.constraints import HiddenGradient
 from fl_privacy.effects import (

@@ -10,8 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.adaptive.assumed_transform import Transform
-from fl_privacy.attacks.adaptive.bounds import Bounds, widest
+from fl_privacy.attacks.adaptive.bounds import Bounds, Transform, widest
 from fl_privacy.attacks.adaptive.clip import Clips
 from fl_privacy.attacks.adaptive.constraints import HiddenGradient, UpdateConstraints
 from fl_privacy.attacks.adaptive.countermeasures import (

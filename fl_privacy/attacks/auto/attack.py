@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of
+from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress, part_of, seconds_left, within
 from fl_privacy.attacks.auto.attempts import Winner
 from fl_privacy.attacks.auto.budget import (
     EVALUATIONS,
@@ -24,19 +24,14 @@ from fl_privacy.attacks.auto.budget import (
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
 from fl_privacy.attacks.auto.texts import TextMembers, of_texts
-from fl_privacy.attacks.deadline import even_share, seconds_left, within
 from fl_privacy.attacks.exact import CocktailParty, ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures, first_hidden_layer, hidden_features
 from fl_privacy.attacks.feature_inversion import ModelInversion
+from fl_privacy.attacks.feature_presets import model_inversion
 from fl_privacy.attacks.gradient_inversion import GradientInversion
-from fl_privacy.attacks.gradient_inversion.evidence import seen_through
-from fl_privacy.attacks.gradient_inversion.grouping import (
-    Group,
-    attack_in_groups,
-    failed,
-)
-from fl_privacy.attacks.presets import model_inversion
+from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
+from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
 from fl_privacy.checks import one_of, whole
 from fl_privacy.effects import Transformed
 from fl_privacy.progress import counted

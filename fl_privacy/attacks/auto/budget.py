@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_privacy.attacks.deadline import seconds_left
+from fl_privacy.attacks.attack import seconds_left
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
 

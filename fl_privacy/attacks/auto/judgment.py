@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.gradient_inversion.layer_statistics import LayerStatistics
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.priors import Guess
 from fl_privacy.attacks.gradient_inversion.problem import Problem
-from fl_privacy.attacks.gradient_inversion.statistics import LayerStatistics
 from fl_privacy.gradients import differentiable_twice
 
 ROUGHNESS = 3.0

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive import Circumstances, KnownDefense, all_known
 from fl_privacy.attacks.gradient_inversion import GradientInversion, LabelPolicy
-from fl_privacy.attacks.gradient_inversion.initialization import Blank, PublicMean
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.noise import noise_over_gradient
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics, ColorRange, TotalVariation
+from fl_privacy.attacks.gradient_inversion.starts import Blank, PublicMean
 from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded, needs_unrolling
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.presets import inverting_gradients

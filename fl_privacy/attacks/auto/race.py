@@ -1,4 +1,7 @@
-"""Successive halving of the attempts at each victim, many victims at once."""
+"""Successive halving of the attempts at each victim, many victims at once.
+
+Label counts of a batch, once there is a guess at its images.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,21 +17,82 @@ from fl_privacy.attacks.auto.attempts import Attempt, Winner, ranked
 from fl_privacy.attacks.auto.budget import Rung, seconds_of
 from fl_privacy.attacks.auto.judgment import EXACT, judge, margin
 from fl_privacy.attacks.auto.members import Entry, normalizes_by_batch
-from fl_privacy.attacks.auto.relabeling import other_labels, refined_labels
 from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures
-from fl_privacy.attacks.gradient_inversion.filming import filmed_rows, films_of
+from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Group
-from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
+from fl_privacy.attacks.gradient_inversion.labels import (
+    expected_counts,
+    infer_labels,
+    nearest_counts,
+    output_layer,
+    usual_outputs,
+)
+from fl_privacy.attacks.gradient_inversion.minimization import Descent, filmed_rows, films_of, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
-from fl_privacy.attacks.gradient_inversion.threads import fitting_threads, multiplications_of_a_layer
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.optimizers import EvolutionStrategy
 from fl_privacy.film import shortened
 from fl_privacy.losses import is_plain
 from fl_privacy.models import Front
 from fl_privacy.progress import counted
-from fl_privacy.rng import cpu_threads
-from fl_privacy.types import Batch
+from fl_privacy.rng import cpu_threads, derive_generator
+from fl_privacy.types import Batch, Observation, Tensors
+
+
+@torch.no_grad()
+def other_labels(prepared: Prepared, observation: Observation, number: int) -> list[Tensor]:
+    """So many label counts of a batch (B,) that are the next likely ones after those inferred, or fewer."""
+    layer = output_layer(observation.model, observation.num_classes)
+    size = observation.upload.num_examples
+    if layer is None or size == 1 or prepared.rounds[0].unrolls:
+        return []
+    like = next(prepared.observer.parameters())
+    rng = derive_generator(prepared.seed, "attack", str(observation.id), "labels")
+    gradient = _gradient_of(observation, layer, like)
+    outputs = usual_outputs(prepared.observer, observation.input_shape, layer, rng, gradient)
+    expected = expected_counts(gradient, layer, size, *outputs)
+    return [] if expected is None else nearest_counts(expected, size, number + 1)[1:]
+
+
+def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: Tensor) -> Tensors:
+    """Of the output layer, unscaled."""
+    scale = observation.plan.loss_scale
+    return {name: g.to(like) / scale for name, g in as_gradient(observation).items() if name in layer}
+
+
+@torch.no_grad()
+def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
+    """Labels (B,) whose counts follow from what the model makes of ``images``; ``None`` where they stay as they are.
+
+    Counts are inferred from the mean gradient of the output layer, p - y, with the mean p of guessed images. At first
+    these are noise, which a trained model takes for something else than photographs; what a descent has made of them is
+    closer to what the client has. Images keep their labels as far as the counts allow.
+
+    Args:
+        prepared: of the attack.
+        observation: of the victim.
+        labels: (B,) class indices that ``images`` were found with.
+        images: (B, C, H, W).
+    """
+    layer = output_layer(observation.model, observation.num_classes)
+    if layer is None or layer[1] is None or layer[1] not in observation.upload.tensors:
+        return None
+    probabilities = prepared.observer(images).softmax(1).mean(0)
+    gradient = _gradient_of(observation, layer, images)
+    found = infer_labels(gradient, layer, len(labels), probabilities, torch.ones_like(probabilities))
+    if found is None:
+        return None
+    spare = torch.bincount(found, minlength=observation.num_classes)
+    result, unlabeled = labels.clone(), []
+    for place, label in enumerate(labels.tolist()):
+        if spare[label] > 0:
+            spare[label] -= 1
+        else:
+            unlabeled.append(place)
+    result[unlabeled] = torch.arange(len(spare), device=labels.device).repeat_interleave(spare).to(labels)
+    return result if unlabeled else None
+
 
 FEATURES = 0.3
 """Weight of features that are known, as a share of the loss of a zero gradient, in the attempt that is held to them."""

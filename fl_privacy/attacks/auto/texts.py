@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fl_privacy.attacks.attack import Progress
+from fl_privacy.attacks.attack import Limit, Progress, seconds_left, within
 from fl_privacy.attacks.auto.budget import LEAST, SOLVED, how_to_repeat, seconds_of, time_of_one
-from fl_privacy.attacks.deadline import Limit, seconds_left, within
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
-from fl_privacy.attacks.presets import inverting_gradients, tag
+from fl_privacy.attacks.lamp_tag import tag
+from fl_privacy.attacks.presets import inverting_gradients
 from fl_privacy.attacks.text import BagOfWords, Dager
 from fl_privacy.models import TextModel
 from fl_privacy.progress import counted
@@ -35,7 +35,7 @@ class TextMembers:
 
     Attributes:
         evaluations: of loss and gradient for each victim, shared by the descents; ``None``: as many as there is time
-            for (:mod:`fl_privacy.attacks.deadline`), of which DAGER has three quarters at most.
+            for (:mod:`fl_privacy.attacks.attack`), of which DAGER has three quarters at most.
         device: of the computation; that of the values sent if ``None``.
         most_victims: in one chunk; found from the free memory if ``None``.
     """

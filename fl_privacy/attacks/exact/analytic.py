@@ -8,8 +8,7 @@ from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent, within_range
-from fl_privacy.attacks.exact.first_layer import FirstLayer, find_first_layer
-from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
+from fl_privacy.attacks.exact.first_layer import FirstLayer, distinct_ratios, find_first_layer, fit, residual
 from fl_privacy.attacks.gradient_inversion import labels as labeling
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import (
@@ -20,7 +19,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import (
     one_each,
     without_labels,
 )
-from fl_privacy.attacks.gradient_inversion.guesses import guessed_outputs
+from fl_privacy.attacks.gradient_inversion.labels import guessed_outputs
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number
 from fl_privacy.gradients import frozen_copy

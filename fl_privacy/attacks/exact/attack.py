@@ -7,14 +7,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress
-from fl_privacy.attacks.deadline import even_share, timely
+from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress, timely
+from fl_privacy.attacks.exact.april import PatchEmbedding, find_patch_embedding, solve
 from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
-from fl_privacy.attacks.exact.factorization import AGREEMENT, column_space, sparse_factors
-from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
-from fl_privacy.attacks.exact.patches import PatchEmbedding, find_patch_embedding, solve
-from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
-from fl_privacy.attacks.exact.recursion import Chain, find_chain, recursed
+from fl_privacy.attacks.exact.first_layer import (
+    FirstLayer,
+    NotFullyConnectedError,
+    distinct_ratios,
+    find_first_layer,
+    fit,
+    residual,
+)
+from fl_privacy.attacks.exact.r_gap import Chain, find_chain, recursed
+from fl_privacy.attacks.exact.spear import AGREEMENT, column_space, sparse_factors
 from fl_privacy.attacks.gradient_inversion.grouping import (
     Group,
     Reading,
@@ -42,12 +47,12 @@ class ExactInversion:
     """What the first layer gives away exactly, with a certificate that does not use the truth.
 
     One image is the quotient of a fully connected layer's gradients (Geiping et al. 2020, proposition 3.1). Of a batch
-    in front of a ReLU the gradient is taken apart (:mod:`fl_privacy.attacks.exact.factorization`; SPEAR, Dimitrov et
+    in front of a ReLU the gradient is taken apart (:mod:`fl_privacy.attacks.exact.spear`; SPEAR, Dimitrov et
     al. 2024); where that fails, the images are taken that neurons see alone, as ``attack=analytic`` does. With the
     images the labels follow from the output layer, in the images' order. One image of a vision transformer is solved
-    for where the gradient of its position embedding was uploaded (:mod:`fl_privacy.attacks.exact.patches`). One image
+    for where the gradient of its position embedding was uploaded (:mod:`fl_privacy.attacks.exact.april`). One image
     behind convolutions without pooling is solved for layer by layer from the first fully connected one back
-    (:mod:`fl_privacy.attacks.exact.recursion`): to rounding where activations have an inverse, up to what silent
+    (:mod:`fl_privacy.attacks.exact.r_gap`): to rounding where activations have an inverse, up to what silent
     outputs of a first ReLU hide or a first convolution of few outputs does not tell. Batch norm in front of a first
     fully connected layer is undone where its statistics are those that were sent.
 

@@ -12,7 +12,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import without_labels
 from fl_privacy.attacks.gradient_inversion.solved_labels import Head, labels_behind
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.gradients import frozen_copy, loss_gradients
-from fl_privacy.gradients.watch import entering
+from fl_privacy.gradients.hooks import entering
 from fl_privacy.losses import CROSS_ENTROPY, Loss, is_plain
 from fl_privacy.models.cut import Rest
 from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction, Tensors

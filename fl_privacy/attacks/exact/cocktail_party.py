@@ -1,4 +1,24 @@
-"""The images of a batch that a fully connected first layer has mixed, whatever activation comes behind it."""
+"""The images of a batch that a fully connected first layer has mixed, whatever activation comes behind it.
+
+Images that a fully connected layer's gradient has mixed, told apart by their independence (V victims at once).
+
+The gradient G = D X^T of the weight and g = D 1 of the bias are those of :mod:`fl_privacy.attacks.exact.spear`,
+here without zeros in D. With R an orthonormal basis (B, N) of the rows of G, X^T = A R for an unknown A (B, B), and
+G R^T = D A; so (G R^T) c = g is solved by c = A^-1 1: every image a R has a c = 1, which gives its sign and its scale.
+The directions of A are those that make differences of neighboring pixels independent and heavy-tailed, as they are in
+photographs: FastICA (Hyvarinen 1999), then the likelihood of independent components without the constraint that they
+are uncorrelated, which those of few pixels are not, by relative quasi-Newton steps (Ablin et al. 2018, "Picard"). That
+a batch is read by independent components is of Kariyappa et al. 2023, "Cocktail Party Attack".
+
+Images that a layer in front of a ReLU has mixed, told apart by the outputs that are silent, also behind noise.
+
+In the terms of :mod:`fl_privacy.attacks.exact.unmixing` D^T = C A^-1 with C = G R^T, so that column i of A^-1 is the
+direction in which C is zero at the outputs that image i leaves silent. Which these are a guess at the images tells
+well enough, that of independent components say: nearly all outputs that lie clearly below zero for the guess do so for
+the image. The direction in which their rows of C are least, as a share of all rows, is that of a symmetric B x B
+matrix; sign and scale follow from the gradient of the bias, C A^-1 1 = g. The images found tell silent outputs better,
+and so on. Neither labels nor what comes behind the ReLU are needed, and noise is averaged over half of the outputs.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,36 +28,160 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress
-from fl_privacy.attacks.deadline import even_share, timely
+from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress, timely
 from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
-from fl_privacy.attacks.exact.factorization import AGREEMENT, column_space, factors_near
-from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
-from fl_privacy.attacks.exact.independence import (
-    independent_directions,
-    neighbors,
-    number_of_neighbors,
-    row_basis,
-    unlikeliness,
-    unmixed,
-)
-from fl_privacy.attacks.exact.rank_one import residual
-from fl_privacy.attacks.exact.silence import unmixed_by_silence
+from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, residual
+from fl_privacy.attacks.exact.spear import AGREEMENT, column_space, factors_near
 from fl_privacy.attacks.exact.unmixing import Behind, Mixture, misfit, mixture_of, unmixed_by_network
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.grouping import (
-    Group,
-    attack_in_groups,
-    expect_gradient,
-    failed,
-    one_each,
-)
+from fl_privacy.attacks.gradient_inversion.execution import fitting_threads
+from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, expect_gradient, failed, one_each
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.attacks.gradient_inversion.threads import fitting_threads
 from fl_privacy.checks import whole
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
+
+_RANK = 1e-6
+"""Singular values below this share of the largest are rounding."""
+
+_LEAST_CURVATURE = 0.1
+"""Of the likelihood, of two components: below, steps are as with this one."""
+
+_LONGEST_STEP = 0.3
+"""Relative change of a component in one step, at most."""
+
+
+def row_basis(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """R (V, B, N), rows that span those of G (V, M, N) with M >= B, and whether each G has this rank (V,)."""
+    gradients = weights.double()
+    values, vectors = torch.linalg.eigh(gradients @ gradients.mT)
+    top = vectors[..., -count:]
+    enough = values[:, -count] > _RANK**2 * values[:, -1]
+    return torch.linalg.qr((top.mT @ gradients).mT)[0].mT, enough
+
+
+def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
+    """(V, B, N) what entered the layer, from ``directions`` (V, B, B) on the basis R, in their sign and scale."""
+    columns = weights.double() @ basis.mT
+    gram = columns.mT @ columns
+    balance = torch.linalg.solve_ex(gram, columns.mT @ biases.double()[..., None])[0]
+    inputs: Tensor = directions / (directions @ balance) @ basis
+    return inputs
+
+
+def neighbors(images: Tensor) -> Tensor:
+    """(V, B, n) differences of neighboring pixels of (V, B, C, H, W): of the mean of the channels and of each channel
+    to it, every kind as strong as the others."""
+    gray = images.mean(2, keepdim=True)
+    kinds = [gray] if images.shape[2] == 1 else [gray, images[:, :, :-1] - gray]
+    found = []
+    for kind in kinds:
+        for apart in (kind[..., 1:] - kind[..., :-1], kind[..., 1:, :] - kind[..., :-1, :]):
+            flat = apart.flatten(2)
+            found.append(flat / flat.square().mean((1, 2), keepdim=True).sqrt().clamp_min(1e-12))
+    return torch.cat(found, 2)
+
+
+def number_of_neighbors(shape: Sequence[int]) -> int:
+    """n of :func:`neighbors` for images (C, H, W)."""
+    channels, height, width = shape
+    return (channels + (channels > 1)) * (height * (width - 1) + (height - 1) * width)
+
+
+def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
+    """Of ``features`` (B, n) as mixtures of what ``directions`` (B, B) make of them: minus the logarithm of their
+    likelihood, up to a constant, for components with tails as those that are searched for."""
+    found = directions @ features
+    scale = found.square().mean(1, keepdim=True).sqrt()
+    each = (1 + (found / scale).square()).log().mean(1) + scale[:, 0].log()
+    unlikely: Tensor = features.shape[1] * (each.sum() - torch.linalg.slogdet(directions)[1])
+    return unlikely
+
+
+def independent_directions(features: Tensor, start: Tensor, *, iterations: int) -> Tensor:
+    """(V, B, B) whose products with ``features`` (V, B, n) are independent and heavy-tailed.
+
+    Args:
+        features: mixtures.
+        start: (V, B, B) orthogonal.
+        iterations: of each of the two searches.
+    """
+    centered = features - features.mean(2, keepdim=True)
+    values, vectors = torch.linalg.eigh(centered @ centered.mT / centered.shape[2])
+    scale = values.clamp_min(_RANK**2 * values[:, -1:]).rsqrt()
+    whitening = vectors * scale[:, None] @ vectors.mT
+    white = whitening @ centered
+    found: Tensor = _most_likely(white, _uncorrelated(white, start, iterations), iterations) @ whitening
+    return found
+
+
+def _uncorrelated(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
+    """FastICA with the hyperbolic tangent, all components at once."""
+    for _ in range(iterations):
+        bent = (directions @ white).tanh()
+        slope = (1 - bent.square()).mean(2, keepdim=True)
+        left, _, right = torch.linalg.svd(bent @ white.mT / white.shape[2] - slope * directions)
+        directions = left @ right
+    return directions
+
+
+def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
+    """Of components with the tails of Student's t of one degree of freedom, each in its own scale."""
+    found = directions @ white
+    one = torch.eye(white.shape[1], dtype=white.dtype, device=white.device)
+    for _ in range(iterations):
+        scale = found.square().mean(2, keepdim=True).sqrt()
+        directions, found = directions / scale, found / scale
+        inverse = 1 / (1 + found.square())
+        score, slope = 2 * found * inverse, 2 * (1 - found.square()) * inverse.square()
+        factor = 1 / (score * found).mean(2, keepdim=True)
+        gradient = factor * (score @ found.mT / found.shape[2])
+        curvature = (factor[..., 0] * slope.mean(2)).clamp_min(0.01)[..., None]
+        together = (curvature * curvature.mT - 1).clamp_min(_LEAST_CURVATURE)
+        step = (curvature.mT * gradient - gradient.mT) / together * (1 - one)
+        longest = step.norm(dim=2).amax(1).clamp_min(_LONGEST_STEP)
+        step = step * (_LONGEST_STEP / longest)[:, None, None]
+        directions, found = directions - step @ directions, found - step @ found
+    return directions
+
+
+_ROUNDS = 10
+
+_SURE = (0.8, 0.95)
+"""Share of the outputs below zero that are taken for silent, those furthest below, in the first and the last round."""
+
+
+def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: Tensor, shift: Tensor) -> Tensor | None:
+    """A (B, B) near ``start``, or ``None`` where that leads nowhere.
+
+    Args:
+        columns: C (M, B).
+        bias: g (M,).
+        start: (B, B).
+        projected: P = R W^T (B, M).
+        shift: b (M,) of the layer.
+    """
+    rows, triangle = torch.linalg.qr(columns)
+    mixing = start
+    for number in timely(range(_ROUNDS)):
+        share = _SURE[0] + (_SURE[1] - _SURE[0]) * number / (_ROUNDS - 1)
+        silent = _lowest(mixing @ projected + shift, share)
+        grams = torch.stack([rows[own].T @ rows[own] for own in silent])
+        directions = torch.linalg.eigh(grams)[1][..., 0].T
+        scales = torch.linalg.lstsq(rows @ directions, bias[:, None]).solution[:, 0]
+        inverse = torch.linalg.solve_triangular(triangle, directions * scales, upper=True)
+        mixing, failed = torch.linalg.inv_ex(inverse)
+        if failed or not mixing.isfinite().all():
+            return None
+    return mixing
+
+
+def _lowest(outputs: Tensor, share: float) -> Tensor:
+    """(B, M) which of the outputs (B, M) below zero are the lowest, so large a share of them for each image."""
+    order = outputs.argsort(1).argsort(1)
+    return order < share * (outputs < 0).sum(1, keepdim=True)
+
 
 _DIFFERENT = 1e-4
 """Least singular value of images, as a share of the largest, that are no combinations of each other."""
@@ -66,8 +210,8 @@ class CocktailParty:
     The gradient of a fully connected layer is made of as many mixtures of its inputs as there are examples (Kariyappa
     et al., ICML 2023, "Cocktail Party Attack"). These are taken apart so that their differences of neighboring pixels
     are independent and heavy-tailed; sign and scale follow from the gradient of the bias
-    (:mod:`fl_privacy.attacks.exact.independence`). From there behind a ReLU the zeros of the gradient are found, as in
-    ``attack=exact`` (:func:`fl_privacy.attacks.exact.factorization.factors_near`), which may prove the batch; behind
+    (:mod:`fl_privacy.attacks.exact.cocktail_party`). From there behind a ReLU the zeros of the gradient are found, as
+    in ``attack=exact`` (:func:`fl_privacy.attacks.exact.spear.factors_near`), which may prove the batch; behind
     what is smooth the network itself says how the images were mixed
     (:mod:`fl_privacy.attacks.exact.unmixing`), usually but for rounding. The layer needs at least as many outputs as
     there are examples, and images have to look like photographs.

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
-from fl_privacy.attacks.deadline import timely
+from fl_privacy.attacks.attack import timely
 
 _ITERATIONS = 3000
 """Of conjugate gradients, at most."""

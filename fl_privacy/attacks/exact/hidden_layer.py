@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.deadline import timely
+from fl_privacy.attacks.attack import timely
 from fl_privacy.attacks.exact.certificate import Reproduction
-from fl_privacy.attacks.exact.factorization import AGREEMENT, column_space, sparse_factors
+from fl_privacy.attacks.exact.spear import AGREEMENT, column_space, sparse_factors
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.gradients.watch import entering, owners
+from fl_privacy.gradients.hooks import entering, owners
 from fl_privacy.types import Observation
 
 _ROUNDS, _STARTS = 20, 64
@@ -59,7 +59,7 @@ def first_hidden_layer(observation: Observation) -> str | None:
 def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
     """What entered the layer at ``path``, ``None`` where its gradient does not tell for certain.
 
-    Of a batch in front of a ReLU it is what SPEAR finds (:mod:`fl_privacy.attacks.exact.factorization`). Of one image
+    Of a batch in front of a ReLU it is what SPEAR finds (:mod:`fl_privacy.attacks.exact.spear`). Of one image
     it would be the quotient of the gradients of weight and bias (Gu et al. 2021, Lemma 1), which descents match anyway
     as a part of that layer's gradient. Held to it beside, they read less (LeNet with tanh, 600 evaluations: 47 instead
     of 54 dB), so that it is left to :class:`fl_privacy.attacks.ModelInversion`.

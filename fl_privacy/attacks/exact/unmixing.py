@@ -1,6 +1,6 @@
 """Images that a fully connected layer has mixed, told apart by the network behind it, exactly (one victim at a time).
 
-In the terms of :mod:`fl_privacy.attacks.exact.independence` what entered the layer is X^T = A R: B x B numbers A are
+In the terms of :mod:`fl_privacy.attacks.exact.cocktail_party` what entered the layer is X^T = A R: B x B numbers A are
 not known, however many pixels there are. The network says what D has to be for any of them: image i enters it as
 z_i = P^T a_i + b with P = R W^T, and D_i is the gradient of its loss by z_i. So s D^T [A, 1] = [G R^T, g], with a
 factor s that a client may have scaled its gradient by, are M (B + 1) equations for B^2 + 1 unknowns. They are solved by
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.deadline import timely
-from fl_privacy.gradients.watch import leaving
+from fl_privacy.attacks.attack import timely
+from fl_privacy.gradients.hooks import leaving
 from fl_privacy.losses import CROSS_ENTROPY, Loss
 
 _INDEPENDENCE = 0.03

@@ -1,7 +1,6 @@
 """Model inversion: images from what the first layers of a model put out."""
 
 from fl_privacy.attacks.feature_inversion.attack import FeatureSource, FrontPolicy, ModelInversion
-from fl_privacy.attacks.feature_inversion.features import Recovery
-from fl_privacy.attacks.feature_inversion.lemma import recover_by_lemma
+from fl_privacy.attacks.feature_inversion.features import Recovery, recover_by_lemma
 
 __all__ = ["FeatureSource", "FrontPolicy", "ModelInversion", "Recovery", "recover_by_lemma"]

@@ -1,31 +1,184 @@
-"""Model inversion against the private front of a split network, many victims at once."""
+"""Model inversion against the private front of a split network, many victims at once.
 
-from collections.abc import Sequence
+What model inversion minimizes.
+
+What model inversion hands back: the best attempt of each victim, with the labels that the update tells.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.feature_inversion.features import Recovery, seen_shape
-from fl_privacy.attacks.feature_inversion.problem import InversionProblem
-from fl_privacy.attacks.feature_inversion.reconstruction import best_reconstruction
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, why_not_attackable
-from fl_privacy.attacks.gradient_inversion.filming import filmed_rows, films_of
+from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, victims_of
-from fl_privacy.attacks.gradient_inversion.initialization import Blank, Projection, Space, Start, Uniform
-from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
-from fl_privacy.attacks.gradient_inversion.priors import Prior, TotalVariation
-from fl_privacy.attacks.gradient_inversion.threads import fitting_threads, multiplications_of_a_layer
+from fl_privacy.attacks.gradient_inversion.labels import choose_labels, guessed_outputs, infer_labels, output_layer
+from fl_privacy.attacks.gradient_inversion.minimization import Descent, Minimum, filmed_rows, films_of, minimize
+from fl_privacy.attacks.gradient_inversion.priors import Guess, Prior, TotalVariation
+from fl_privacy.attacks.gradient_inversion.starts import Blank, Projection, Space, Start, Uniform, project
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.optimizers import LBFGS, Optimizer
 from fl_privacy.effects import PrivateLayers
 from fl_privacy.errors import UserError
+from fl_privacy.film import Snapshot, shortened
 from fl_privacy.gradients import frozen_copy
+from fl_privacy.losses import CROSS_ENTROPY, is_plain
 from fl_privacy.models import Front, cut_layer
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import ModelState, Observation, Reconstruction
+from fl_privacy.types import Batch, ModelState, Observation, Reconstruction
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InversionProblem:
+    """``||F(x) - O||^2`` plus priors, of the variables (V, N): pixels, then values of the front.
+
+    Attributes:
+        front: F, with the values that are known or stand in for the victim's.
+        features: O, (V, B, ...).
+        priors: on images.
+        space: of the pixels.
+        shape: (B, C, H, W) of one victim.
+        unknown: values of the front that are optimized with the images, as they stand in for the victim's; by name.
+        anchor: weight of their squared distance to these, in shares of the squared norm.
+        relative: whether the distance is divided by ``||O||^2``.
+        attempts: so many neighboring victims are attempts at the same one.
+    """
+
+    front: Front
+    features: Tensor
+    priors: tuple[Prior, ...]
+    space: Space
+    shape: tuple[int, ...]
+    unknown: Mapping[str, Tensor]
+    anchor: float
+    relative: bool = True
+    attempts: int = 1
+
+    @property
+    def pixels(self) -> int:
+        return int(torch.Size(self.shape).numel())
+
+    def images(self, variables: Tensor) -> Tensor:
+        """(V, B, C, H, W)."""
+        return self.space.to_images(variables[:, : self.pixels].reshape(-1, *self.shape))
+
+    def loss(self, variables: Tensor) -> Tensor:
+        """(V,)."""
+        images = self.images(variables)
+        if self.unknown:
+            values, strayed = self._values(variables[:, self.pixels :])
+            features = vmap(lambda own, x: functional_call(self.front, own, (x,)))(values, images)
+        else:
+            features = self.front(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+            strayed = images.new_zeros(len(images))
+        distance = (features - self.features).flatten(1).square().sum(1)
+        unit = self.features.flatten(1).square().sum(1) if self.relative else 1.0
+        loss: Tensor = distance / unit + self.anchor * strayed
+        guess = Guess(images, self.attempts, lambda: ())
+        for prior in self.priors:
+            loss = loss + prior(guess)
+        return loss
+
+    def _values(self, flat: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """The front's values (V, ...) by name, and how far they are from those that they started from, (V,)."""
+        pieces = torch.split(flat, [value.numel() for value in self.unknown.values()], 1)
+        values = {
+            name: piece.reshape(-1, *value.shape)
+            for (name, value), piece in zip(self.unknown.items(), pieces, strict=True)
+        }
+        origin = torch.cat([value.flatten() for value in self.unknown.values()])
+        return values, (flat - origin).square().sum(1) / origin.square().sum()
+
+    def evaluate(self, variables: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            leaf = variables.detach().requires_grad_()
+            loss = self.loss(leaf)
+            (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+        return loss.detach(), gradient
+
+    def projected(self, variables: Tensor, how: Projection) -> Tensor:
+        """The variables with their images brought to [0, 1]."""
+        pixels = self.space.to_variables(project(self.images(variables), how)).flatten(1)
+        return torch.cat([pixels, variables[:, self.pixels :]], 1)
+
+    def select(self, rows: Tensor) -> "InversionProblem":
+        return replace(self, features=self.features[rows])
+
+
+UNKNOWN = -1
+"""Label of an image whose label the update does not tell."""
+
+
+def best_reconstruction(
+    observation: Observation,
+    model: nn.Module,
+    found: Minimum,
+    images: Tensor,
+    *,
+    rows: range,
+    films: Mapping[int, tuple[Snapshot, ...]],
+    sentences: tuple[str, ...] = (),
+) -> Reconstruction:
+    """The best of the attempts ``rows`` at ``observation``.
+
+    Args:
+        observation: of the victim.
+        model: with the values that the attacker works with.
+        found: of all attempts.
+        images: (V, B, C, H, W) of all attempts.
+        rows: attempts at this victim.
+        films: of the attempts that were filmed.
+        sentences: what was done against the defense.
+    """
+    losses = found.loss[rows.start : rows.stop]
+    if not losses.isfinite().any():
+        return failed(observation, "The objective is not finite at any start; check the update.")
+    best = rows.start + int(losses.argmin())
+    history = found.history[:, best]
+    told = observation.knowledge.labels
+    labels = _inferred(observation, model, images[best]) if told is None else told
+    return Reconstruction(
+        id=observation.id,
+        batch=Batch(images[best], labels.cpu()),
+        loss=float(found.loss[best]),
+        history=tuple(history[history.isfinite()].tolist()),
+        label_source="inferred" if told is None else "known",
+        countermeasures=sentences,
+        film=shortened(films.get(best, ())),
+    )
+
+
+def _inferred(observation: Observation, model: nn.Module, images: Tensor) -> Tensor:
+    unknown = torch.full((len(images),), UNKNOWN)
+    layer = output_layer(model, observation.num_classes)
+    if layer is None:
+        return unknown
+    values = next(model.parameters())
+    scale = observation.plan.loss_scale
+    gradient = {n: g.to(values) / scale for n, g in as_gradient(observation).items() if n in layer}
+    if not any(g.any() for g in gradient.values()):
+        return unknown
+    if not is_plain(observation.loss or CROSS_ENTROPY):
+        return _of_other_loss(observation, model, unknown)
+    outputs = guessed_outputs(model, images.to(values), layer[0])
+    labels = infer_labels(gradient, layer, len(images), *outputs)
+    return unknown if labels is None else labels
+
+
+def _of_other_loss(observation: Observation, model: nn.Module, unknown: Tensor) -> Tensor:
+    try:
+        labels, _ = choose_labels(observation, "auto", model, loss_scale=observation.plan.loss_scale, seed=0)
+    except NotAttackableError:
+        return unknown
+    return unknown if labels is None else labels
+
 
 FeatureSource = Literal["auto", "known", "recovered"]
 """Where the output of the private layers comes from: the attacker was told, or recovers it from the public gradients;

@@ -1,8 +1,8 @@
 """Inputs whose gradient is the one observed."""
 
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.gradient_inversion.initialization import Projection, Space
 from fl_privacy.attacks.gradient_inversion.settings import Compile, DType, LabelPolicy, Settings
+from fl_privacy.attacks.gradient_inversion.starts import Projection, Space
 from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 
 __all__ = [

@@ -1,19 +1,253 @@
-"""Gradient inversion: find inputs whose gradient is the one observed, for many victims at once."""
+"""Gradient inversion: find inputs whose gradient is the one observed, for many victims at once.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Restarts: who is attacked again, how the work is cut into chunks, and which attempt is taken.
+
+From the first variables to images: by descent or by search, in one stage or in those of a source of images.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+import torch
+from torch import Tensor
+
 from fl_privacy.attacks.attack import Progress, Report, no_progress
-from fl_privacy.attacks.gradient_inversion.compile import check_compiler
-from fl_privacy.attacks.gradient_inversion.evidence import seen_through
+from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
+from fl_privacy.attacks.gradient_inversion.execution import check_compiler, fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
-from fl_privacy.attacks.gradient_inversion.preparation import prepare
-from fl_privacy.attacks.gradient_inversion.restarts import attack_victims
+from fl_privacy.attacks.gradient_inversion.minimization import Descent, Minimum, filmed_rows, films_of, minimize, search
+from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
+from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Settings
-from fl_privacy.generator import Provenance
+from fl_privacy.attacks.optimizers import EvolutionStrategy
+from fl_privacy.film import Snapshot, joined, shortened
+from fl_privacy.pretrained.generator import Provenance
 from fl_privacy.rng import cpu_threads
-from fl_privacy.types import Observation, Reconstruction
+from fl_privacy.types import Batch, Observation, Reconstruction
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What was made of V victims.
+
+    Attributes:
+        images: (V, B, C, H, W).
+        labels: (V, B) or probabilities (V, B, K).
+        loss: (V,).
+        history: (T, V) losses, thinned and nan once a victim had finished.
+        films: of the victims that were filmed.
+    """
+
+    images: Tensor
+    labels: Tensor
+    loss: Tensor
+    history: Tensor
+    films: Mapping[int, tuple[Snapshot, ...]] = field(default_factory=dict)
+
+    def or_better(self, other: "Found") -> "Found":
+        """Of each victim what has the lower loss, of two that went one after the other."""
+        rows = other.loss < self.loss
+        labels = torch.where(rows.view(-1, *[1] * (self.labels.dim() - 1)), other.labels, self.labels)
+        return Found(
+            images=torch.where(rows.view(-1, 1, 1, 1, 1), other.images, self.images),
+            labels=labels,
+            loss=torch.minimum(other.loss, self.loss),
+            history=torch.cat([self.history, other.history]),
+            films={
+                row: joined(film, int(self.history[:, row].isfinite().sum()), other.films[row])
+                for row, film in self.films.items()
+            },
+        )
+
+
+def minimize_in_stages(
+    prepared: Prepared,
+    problem: Problem,
+    variables: Tensor,
+    generators: Sequence[torch.Generator],
+    report: Report,
+    *,
+    filmed: Sequence[int] = (),
+) -> Found:
+    """Minimize ``problem`` from ``variables`` (V, N).
+
+    Pixels have one stage. A generator may have several, each from what the one before it found; of each victim the one
+    is taken whose images fit the update best, by the loss without the penalty on latents, which the first alone has.
+    The victims ``filmed`` are filmed.
+    """
+    source = prepared.settings.source
+    stages, best = 1 if source is None else source.stages, None
+    for number in range(stages):
+
+        def meter(share: float, before: int = number) -> None:
+            report((before + share) / stages)
+
+        minimum = _minimum(prepared, problem, variables, generators, meter, filmed=filmed)
+        found = _with_images(problem, minimum)
+        if source is None or problem.held is None or stages == 1:
+            return found
+        own, rest = minimum.variables[:, : problem.pixels], minimum.variables[:, problem.pixels :]
+        found = replace(found, loss=minimum.loss - source.penalty(own, problem.shape))
+        best = found if best is None else best.or_better(found)
+        stage = source.following(own, problem.held, found.labels, problem.shape)
+        if stage is None:
+            break
+        source, variables = stage.source, torch.cat([stage.variables, rest], 1)
+        problem = replace(problem, settings=replace(problem.settings, source=source), held=stage.held)
+    assert best is not None
+    return best
+
+
+def _minimum(
+    prepared: Prepared,
+    problem: Problem,
+    variables: Tensor,
+    generators: Sequence[torch.Generator],
+    report: Report,
+    *,
+    filmed: Sequence[int],
+) -> Minimum:
+    settings = prepared.settings
+    enough = settings.enough * problem.zero_loss()
+    if isinstance(settings.optimizer, EvolutionStrategy):
+        return search(
+            problem,
+            variables,
+            generators=generators,
+            enough=enough,
+            strategy=settings.optimizer,
+            iterations=settings.iterations,
+            capacity=prepared.capacity,
+            report=report,
+            filmed=filmed,
+        )
+    moves = prepared.moves
+    if moves is not None:
+        variables = moves.begin(problem, variables, generators)
+    descent = Descent(
+        optimizer=settings.optimizer,
+        iterations=settings.iterations,
+        projection=settings.projection,
+        noise=settings.noise,
+        moves=moves,
+    )
+    found = minimize(
+        problem,
+        variables,
+        generators=generators,
+        enough=enough,
+        descent=descent,
+        evaluate=prepared.evaluate,
+        report=report,
+        filmed=filmed,
+    )
+    if moves is None:
+        return found
+    read, loss = moves.end(problem, found.variables, generators)
+    return replace(found, variables=read, loss=loss)
+
+
+@torch.no_grad()
+def _with_images(problem: Problem, minimum: Minimum) -> Found:
+    return Found(
+        images=problem.images(minimum.variables),
+        labels=problem.guessed_labels(minimum.variables),
+        loss=minimum.loss,
+        history=minimum.history,
+        films=films_of(problem, minimum),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Restarted:
+    restart: int
+    loss: float
+    accepted: bool
+    images: Tensor
+    labels: Tensor
+    history: tuple[float, ...]
+    film: tuple[Snapshot, ...] = ()
+
+
+def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:
+    """Attack every victim until an attempt is good enough or the restarts are used up.
+
+    Only the first attempt below ``accept`` counts, however many ran beside it, so that the outcome does not depend
+    on how the attempts were batched.
+    """
+    together = prepared.attempts_together
+    capacity = max(1, prepared.capacity // together) * together
+    attempts: dict[int, list[_Restarted]] = {victim.position: [] for victim in prepared.victims}
+    pending, tried = list(prepared.victims), 0
+    while pending and tried < prepared.restarts:
+        left = prepared.restarts - tried
+        at_once = left if tried and len(pending) * left <= capacity else together
+        jobs = [(victim, tried + extra) for victim in pending for extra in range(at_once)]
+        for begin in range(0, len(jobs), capacity):
+            before, chunk = tried / prepared.restarts, jobs[begin : begin + capacity]
+            width = at_once / prepared.restarts / len(jobs)
+
+            def meter(share: float, start: float = before + width * begin, size: float = width * len(chunk)) -> None:
+                report(start + share * size)
+
+            for victim, attempt in _attack_chunk(prepared, chunk, together, meter):
+                attempts[victim.position].append(attempt)
+        tried += at_once
+        pending = [m for m in pending if not any(a.accepted for a in attempts[m.position])]
+    return {m.position: _reconstruction(m, attempts[m.position], prepared) for m in prepared.victims}
+
+
+def _attack_chunk(
+    prepared: Prepared,
+    jobs: Sequence[tuple[PreparedVictim, int]],
+    together: int,
+    report: Report,
+) -> list[tuple[PreparedVictim, _Restarted]]:
+    settings = prepared.settings
+    victims, restarts = zip(*jobs, strict=True)
+    with cpu_threads(1):
+        problem = prepared.problem(victims, restarts, together)
+        variables, generators = prepared.start(victims, restarts)
+        size = multiplications_of_a_layer(prepared.observer, problem.images(variables))
+    filmed = filmed_rows(victim.observation for victim in victims)
+    with fitting_threads(size):
+        found = minimize_in_stages(prepared, problem, variables, generators, report, filmed=filmed)
+        images, labels = prepared.read(found.images), found.labels
+        accepted = (found.loss < settings.accept * problem.zero_loss()).tolist()
+    labels = prepared.rounds[0].victim_model.loss.answers(labels).cpu()
+    histories = [tuple(row[row.isfinite()].tolist()) for row in found.history.T.cpu()]
+    return [
+        (
+            victim,
+            _Restarted(
+                restart=restarts[row],
+                loss=float(found.loss[row]),
+                accepted=accepted[row],
+                images=images[row],
+                labels=labels[row],
+                history=histories[row],
+                film=found.films.get(row, ()),
+            ),
+        )
+        for row, victim in enumerate(victims)
+    ]
+
+
+def _reconstruction(victim: PreparedVictim, attempts: Sequence[_Restarted], prepared: Prepared) -> Reconstruction:
+    in_order = sorted(attempts, key=lambda attempt: attempt.restart)
+    chosen = next((a for a in in_order if a.accepted), min(in_order, key=lambda a: a.loss))
+    if chosen.loss == float("inf"):
+        return failed(victim.observation, "The objective is not finite at any start; check the update.")
+    return Reconstruction(
+        id=victim.observation.id,
+        batch=Batch(chosen.images, chosen.labels),
+        loss=chosen.loss,
+        history=chosen.history,
+        label_source=victim.label_source,
+        countermeasures=prepared.countermeasures,
+        film=shortened(chosen.film),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.initialization import Blank, Start
-from fl_privacy.attacks.gradient_inversion.sources import NextSource, Shape
-from fl_privacy.generator import Provenance
+from fl_privacy.attacks.gradient_inversion.starts import Blank, NextSource, Shape, Start
 from fl_privacy.models import TextModel
+from fl_privacy.pretrained.generator import Provenance
 from fl_privacy.types import Observation
 
 TokenReading = Literal["nearest", "pseudo_inverse"]

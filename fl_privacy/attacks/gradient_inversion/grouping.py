@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fl_privacy.attacks.attack import Progress, Report
-from fl_privacy.attacks.deadline import even_share
+from fl_privacy.attacks.attack import Progress, Report, even_share
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, why_not_attackable
 from fl_privacy.attacks.gradient_inversion.undisclosed import disclosed, restored
 from fl_privacy.errors import in_one_line, is_out_of_memory

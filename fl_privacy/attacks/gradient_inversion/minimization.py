@@ -1,7 +1,14 @@
-"""The loop: many victims, each with its own loss, optimizer state, best iterate and end."""
+"""The loop: many victims, each with its own loss, optimizer state, best iterate and end.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+What a descent has found: the best of each victim, its losses, and who is still at work.
+
+The loop without gradients: many victims, each with its own population, all candidates judged together.
+
+Which victims are filmed, and their films from the snapshots of a descent.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
@@ -9,11 +16,246 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Report
-from fl_privacy.attacks.gradient_inversion.filming import Pictured, frames_of
-from fl_privacy.attacks.gradient_inversion.initialization import Projection
-from fl_privacy.attacks.gradient_inversion.standings import Minimum, Standing
-from fl_privacy.attacks.optimizers import Optimizer
-from fl_privacy.film import show_frames
+from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
+from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.attacks.gradient_inversion.starts import Projection
+from fl_privacy.attacks.optimizers import EvolutionStrategy, Optimizer
+from fl_privacy.film import Snapshot, TextFrame, frame, shots, show_frames
+from fl_privacy.gradients import differentiable_twice
+from fl_privacy.types import Observation
+
+_HISTORY = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Minimum:
+    """The best of each victim: variables (V, N), loss (V,) and losses (T, V), thinned and nan once it had finished.
+
+    Of filmed victims also what was the best (N,) at some rows of the history.
+    """
+
+    variables: Tensor
+    loss: Tensor
+    history: Tensor
+    snapshots: Mapping[int, Mapping[int, Tensor]] = field(default_factory=dict)
+
+
+class Standing:
+    """Of the victims in the batch, those that have finished until :meth:`select` takes them out.
+
+    Attributes:
+        active: their numbers.
+        best: variables (V, N) with the lowest loss so far.
+        best_loss: (V,).
+        rescued_at: (V,) the best loss when a victim last went back to it.
+        over: (V,) who has finished.
+        any_broken: whether the last loss or gradient of any was not finite.
+        share_done: of all work, those taken out included.
+        snapped: rows of the batch of which a snapshot was just taken.
+    """
+
+    def __init__(self, variables: Tensor, iterations: int, filmed: Sequence[int] = ()) -> None:
+        count = len(variables)
+        self._iterations = iterations
+        self._stride = max(1, iterations // _HISTORY)
+        self.active = list(range(count))
+        self.best = variables.clone()
+        self.best_loss = torch.full((count,), torch.inf, dtype=variables.dtype, device=variables.device)
+        self.rescued_at = torch.full_like(self.best_loss, torch.nan)
+        self.over = torch.zeros(count, dtype=torch.bool, device=variables.device)
+        self.any_broken = False
+        self.share_done = 0.0
+        self.snapped: list[int] = []
+        history = variables.new_full((iterations // self._stride + 1, count), torch.nan)
+        self._snapshots: dict[int, dict[int, Tensor]] = {victim: {} for victim in filmed}
+        self._shots = shots(len(history)) if filmed else frozenset()
+        self._found = Minimum(self.best.clone(), self.best_loss.clone(), history, self._snapshots)
+        self._rows_over = [False] * count
+        self._stretch = [0] * count
+        self._due = list(range(count))
+
+    def learn(self, variables: Tensor, loss: Tensor, broken: Tensor) -> None:
+        """Keep what is better than before, and the first loss of each stretch of iterations."""
+        self.any_broken = bool(broken.any())
+        better = loss < self.best_loss
+        if self.any_broken:
+            better &= ~broken
+        if any(self._rows_over):
+            better &= ~self.over
+        self.best_loss = torch.where(better, loss, self.best_loss)
+        self.best = torch.where(better[:, None], variables, self.best)
+        self.snapped = []
+        if self._due:
+            values = loss.tolist()
+            rows = [row for row in self._due if values[row] == values[row]]
+            at, whose = [self._stretch[row] for row in rows], [self.active[row] for row in rows]
+            self._found.history[at, whose] = loss[rows]
+            for row, moment, victim in zip(rows, at, whose, strict=True):
+                if moment in self._shots and victim in self._snapshots:
+                    self._snapshots[victim][moment] = self.best[row].clone()
+                    self.snapped.append(row)
+            self._due = [row for row in self._due if values[row] != values[row]]
+
+    def note(self, over: Tensor, iteration: Tensor) -> int:
+        """Those who are ``over`` (V,) now, and the ``iteration`` (V,) of the others; returns how many are left."""
+        self.over = self.over | over
+        self._rows_over = self.over.tolist()
+        done = iteration.tolist()
+        stretch = [at // self._stride for at in done]
+        if stretch != self._stretch or len(self._due):
+            due = {row for row, at in enumerate(stretch) if at != self._stretch[row]} | set(self._due)
+            self._due = [row for row in sorted(due) if not self._rows_over[row]]
+            self._stretch = stretch
+        gone = sum(self._rows_over)
+        work = sum(at for at, over in zip(done, self._rows_over, strict=True) if not over)
+        count = self._found.history.shape[1]
+        self.share_done = (count - len(done) + gone + work / self._iterations) / count
+        return len(done) - gone
+
+    def select(self, rows: Tensor) -> None:
+        """Take all but ``rows`` (indices) out of the batch."""
+        self._keep()
+        kept = rows.tolist()
+        self.active = [self.active[row] for row in kept]
+        self.best, self.best_loss = self.best[rows], self.best_loss[rows]
+        self.rescued_at, self.over = self.rescued_at[rows], self.over[rows]
+        self._rows_over = [self._rows_over[row] for row in kept]
+        self._stretch = [self._stretch[row] for row in kept]
+        self._due = [number for number, row in enumerate(kept) if row in self._due]
+
+    def minimum(self) -> Minimum:
+        """Of all victims."""
+        self._keep()
+        return self._found
+
+    def _keep(self) -> None:
+        self._found.variables[self.active] = self.best
+        self._found.loss[self.active] = self.best_loss
+
+
+_NOTHING = 1e30
+"""What a candidate is worth whose loss is no number: the strategy ranks them all."""
+
+_HISTORY_OF_CMA = 100
+
+
+def search(
+    problem: Problem,
+    variables: Tensor,
+    *,
+    generators: Sequence[torch.Generator],
+    enough: Tensor,
+    strategy: EvolutionStrategy,
+    iterations: int,
+    capacity: int,
+    report: Report,
+    filmed: Sequence[int] = (),
+) -> Minimum:
+    """Minimize ``problem`` for V victims by populations of candidates.
+
+    Args:
+        problem: of the victims.
+        variables: (V, N), of which the shape, dtype and device count: the populations start around 0.
+        generators: the random stream of each victim.
+        enough: (V,) a victim whose loss is below has finished.
+        strategy: settings.
+        iterations: populations of each victim, at most.
+        capacity: candidates judged at a time.
+        report: called with the share of the work that is done.
+        filmed: victims of which snapshots are kept on the way.
+    """
+    count, size = variables.shape
+    runs = [strategy.begin(size, iterations, generator) for generator in generators]
+    best, best_loss = torch.zeros_like(variables), torch.full_like(variables[:, 0], torch.inf)
+    stride = max(1, iterations // _HISTORY_OF_CMA)
+    history = torch.full((iterations // stride + 1, count), torch.nan, dtype=variables.dtype, device=variables.device)
+    snapshots: dict[int, dict[int, Tensor]] = {victim: {} for victim in filmed}
+    moments = shots(len(history))
+    active = list(range(count))
+    for iteration in range(iterations):
+        asked = [runs[victim].ask() for victim in active]
+        losses = _judged(problem, torch.stack(asked).to(variables), active, capacity)
+        for row, victim in enumerate(active):
+            runs[victim].tell(asked[row], losses[row].nan_to_num(_NOTHING, _NOTHING, _NOTHING).tolist())
+        rows = torch.tensor(active, device=variables.device)
+        least, which = losses.nan_to_num(torch.inf, torch.inf).min(1)
+        if iteration % stride == 0:
+            history[iteration // stride, rows] = torch.minimum(least, best_loss[rows])
+        found = torch.stack([asked[row][which[row]] for row in range(len(active))]).to(variables)
+        better = least < best_loss[rows]
+        best[rows] = torch.where(better[:, None], found, best[rows])
+        best_loss[rows] = torch.minimum(least, best_loss[rows])
+        if iteration % stride == 0 and iteration // stride in moments:
+            for victim in snapshots.keys() & set(active):
+                snapshots[victim][iteration // stride] = best[victim].clone()
+        over = (best_loss < enough).tolist()
+        active = [victim for victim in active if not (over[victim] or runs[victim].ended)]
+        report(1 - len(active) / count * (1 - (iteration + 1) / iterations))
+        if not active:
+            break
+    return Minimum(best, best_loss, history, snapshots)
+
+
+def _judged(problem: Problem, candidates: Tensor, victims: Sequence[int], capacity: int) -> Tensor:
+    """(A, P) the losses of ``candidates`` (A, P, N) for as many of the problem's victims."""
+    flat = candidates.flatten(0, 1)
+    owners = torch.tensor(victims, device=flat.device).repeat_interleave(candidates.shape[1])
+    losses = []
+    for rows, some in zip(torch.split(owners, capacity), torch.split(flat, capacity), strict=True):
+        with differentiable_twice():
+            losses.append(problem.select(rows).loss(some).detach())
+    return torch.cat(losses).reshape(candidates.shape[:2])
+
+
+class Pictured(Protocol):
+    """Whose variables (V, N) are images, or texts that can be read."""
+
+    def images(self, variables: Tensor) -> Tensor:
+        """(V, B, C, H, W), or of texts (V, B, L, d + 1)."""
+        ...
+
+
+def filmed_rows(observations: Iterable[Observation]) -> list[int]:
+    """Rows of those that are to be filmed."""
+    return [row for row, o in enumerate(observations) if o.filmed]
+
+
+@torch.no_grad()
+def films_of(problem: Pictured, minimum: Minimum) -> dict[int, tuple[Snapshot, ...]]:
+    """Row -> the snapshots of that victim in the order of its losses, and what was found in the end."""
+    films = {}
+    for row, snapshots in minimum.snapshots.items():
+        number = minimum.history[:, row].isfinite().cumsum(0)
+        moments = [*snapshots, len(number) - 1]
+        rows = torch.full((len(moments),), row, device=minimum.variables.device)
+        images = _of_rows(problem, rows).images(torch.stack([*snapshots.values(), minimum.variables[row]]))
+        places = [max(0, int(number[moment]) - 1) for moment in moments]
+        films[row] = tuple(_snapshot(problem, at, image) for at, image in zip(places, images, strict=True))
+    return films
+
+
+@torch.no_grad()
+def frames_of(problem: Pictured, variables: Tensor, rows: Sequence[int]) -> list[Snapshot]:
+    """Of some ``rows`` of the ``variables`` (V, N) of ``problem``."""
+    chosen = torch.tensor(rows, device=variables.device)
+    return [_snapshot(problem, 0, image) for image in _of_rows(problem, chosen).images(variables[chosen])]
+
+
+def _snapshot(problem: Pictured, at: int, guess: Tensor) -> Snapshot:
+    """Of images (B, C, H, W), or of the texts (B, L, d + 1) of a source of words."""
+    source = problem.settings.source if isinstance(problem, Problem) else None
+    if isinstance(source, WordEmbeddings):
+        return TextFrame(at, source.read(guess[:1])[0].cpu())
+    return frame(at, guess)
+
+
+def _of_rows(problem: Pictured, rows: Tensor) -> Pictured:
+    """``problem`` as far as images depend on victims: not on what was observed of them, which is large."""
+    if not isinstance(problem, Problem):
+        return problem
+    labels, held = problem.labels, problem.held
+    return replace(problem, labels=None if labels is None else labels[rows], held=None if held is None else held[rows])
+
 
 _COMPACT_BELOW = 0.75
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, longest_text
-from fl_privacy.attacks.gradient_inversion.initialization import Space
 from fl_privacy.attacks.gradient_inversion.settings import Settings
+from fl_privacy.attacks.gradient_inversion.starts import Space
 from fl_privacy.models import TextModel
 from fl_privacy.types import Observation
 

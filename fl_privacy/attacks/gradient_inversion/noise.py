@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fl_privacy.attacks.adaptive import Constraints
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
+from fl_privacy.attacks.gradient_inversion.layer_statistics import Target
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.problem import Problem, Round
-from fl_privacy.attacks.gradient_inversion.statistics import Target
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.gradients import differentiable_twice
 from fl_privacy.rng import derive_generator

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.gradient_inversion.closed_forms import angular_distance
-from fl_privacy.attacks.gradient_inversion.comparison import Coefficients
-from fl_privacy.attacks.gradient_inversion.statistics import LayerStatistics
+from fl_privacy.attacks.gradient_inversion.layer_statistics import Coefficients, LayerStatistics
 from fl_privacy.errors import UserError
 
 LayerWeights = Mapping[str, float]

@@ -11,20 +11,26 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive import AssumedTransform, Constraints, all_known, choose_transforms
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.compile import CompiledEvaluation, ValueAndGradient, compiling_pays
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
+from fl_privacy.attacks.gradient_inversion.execution import (
+    CompiledEvaluation,
+    RecordedEvaluation,
+    ValueAndGradient,
+    compiling_pays,
+    recording_pays,
+    victims_at_once,
+    written_bytes,
+)
 from fl_privacy.attacks.gradient_inversion.grouping import Group
-from fl_privacy.attacks.gradient_inversion.initialization import Blank
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
-from fl_privacy.attacks.gradient_inversion.memory import victims_at_once, written_bytes
 from fl_privacy.attacks.gradient_inversion.modality import as_wide, of_modality, variables_of_one
 from fl_privacy.attacks.gradient_inversion.noise import smoothing_of
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
 from fl_privacy.attacks.gradient_inversion.problem import Problem
-from fl_privacy.attacks.gradient_inversion.rearranging import Rearranged, rearranged
-from fl_privacy.attacks.gradient_inversion.recording import RecordedEvaluation, recording_pays
 from fl_privacy.attacks.gradient_inversion.rounds import PreparedRound, prepare_round
 from fl_privacy.attacks.gradient_inversion.settings import Settings
+from fl_privacy.attacks.gradient_inversion.starts import Blank
+from fl_privacy.attacks.gradient_inversion.word_order import Rearranged, rearranged
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.gradients import OneByOne, frozen_copy
 from fl_privacy.losses import is_plain

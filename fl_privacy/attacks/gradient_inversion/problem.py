@@ -8,14 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive import Clips, Constraints
-from fl_privacy.attacks.gradient_inversion.comparison import Coefficients, weighted_distance
-from fl_privacy.attacks.gradient_inversion.initialization import Projection, project
+from fl_privacy.attacks.gradient_inversion.layer_statistics import (
+    Coefficients,
+    Explicit,
+    LayerStatistics,
+    Products,
+    Target,
+    weighted_distance,
+)
 from fl_privacy.attacks.gradient_inversion.objectives import SumOfDistances
 from fl_privacy.attacks.gradient_inversion.priors import Guess, TotalVariation, batch_statistics
 from fl_privacy.attacks.gradient_inversion.settings import Settings
-from fl_privacy.attacks.gradient_inversion.statistics import Explicit, LayerStatistics, Products, Target
+from fl_privacy.attacks.gradient_inversion.starts import Projection, project
 from fl_privacy.gradients import Layered, VictimGradients, differentiable_twice
-from fl_privacy.gradients.low_rank import Factors
+from fl_privacy.gradients.layered import Factors
 from fl_privacy.losses import CROSS_ENTROPY, Loss
 from fl_privacy.types import Tensors
 

@@ -10,11 +10,11 @@ from fl_privacy.attacks.adaptive import Circumstances, KnownDefense, Unknowns
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
+from fl_privacy.attacks.gradient_inversion.layer_statistics import Target
 from fl_privacy.attacks.gradient_inversion.objectives import weighted_names
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
 from fl_privacy.attacks.gradient_inversion.problem import Round
 from fl_privacy.attacks.gradient_inversion.settings import Settings
-from fl_privacy.attacks.gradient_inversion.statistics import Target
 from fl_privacy.attacks.gradient_inversion.targets import (
     accumulated_gradient,
     as_gradient,
@@ -23,7 +23,7 @@ from fl_privacy.attacks.gradient_inversion.targets import (
     stack,
 )
 from fl_privacy.gradients import Layered, Unrolled, VictimGradients, VictimModel, frozen_copy, victim_gradients
-from fl_privacy.gradients.low_rank import factorize
+from fl_privacy.gradients.layered import factorize
 from fl_privacy.losses import CROSS_ENTROPY, is_plain
 from fl_privacy.models import TextModel
 from fl_privacy.types import Observation, Tensors

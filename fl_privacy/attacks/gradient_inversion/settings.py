@@ -4,10 +4,9 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from fl_privacy.attacks.gradient_inversion.embeddings import TokenReading
-from fl_privacy.attacks.gradient_inversion.initialization import Normal, Projection, Space, Start
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Objective
 from fl_privacy.attacks.gradient_inversion.priors import Prior
-from fl_privacy.attacks.gradient_inversion.sources import ImageSource
+from fl_privacy.attacks.gradient_inversion.starts import ImageSource, Normal, Projection, Space, Start
 from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 from fl_privacy.attacks.optimizers import LBFGS, EvolutionStrategy, Optimizer
 from fl_privacy.checks import number, one_of, whole

@@ -12,8 +12,8 @@ from fl_privacy.attacks.gradient_inversion.clients_loss import ASSUMED, SOFT_LAB
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.losses import CROSS_ENTROPY
 from fl_privacy.models import TextModel, normalized
-from fl_privacy.normalization import Normalization
 from fl_privacy.plain_models import detached_copy
+from fl_privacy.plan import Normalization
 from fl_privacy.tied_weights import once_each
 from fl_privacy.types import Certainty, LocalPlan, ModelState, Observation, Reconstruction, Tensors
 

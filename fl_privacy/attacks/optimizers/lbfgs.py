@@ -1,16 +1,295 @@
-"""L-BFGS of V victims at once, each as ``torch.optim.LBFGS`` would do it alone."""
+"""L-BFGS of V victims at once, each as ``torch.optim.LBFGS`` would do it alone.
+
+The memory of L-BFGS for V victims, in the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13).
+
+The line search of ``torch.optim.LBFGS`` for V victims: strong Wolfe (Nocedal, Wright 2006, Alg. 3.5 and 3.6).
+"""
 
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fl_privacy.attacks.optimizers.base import expect_rate
 from fl_privacy.attacks.optimizers.first_order import signed
-from fl_privacy.attacks.optimizers.history import History
-from fl_privacy.attacks.optimizers.line_search import StrongWolfe
 from fl_privacy.errors import UserError
+
+_MIN_CURVATURE = 1e-10
+_FIRST_CAPACITY = 16
+
+
+class History:
+    """Pairs (s, y) of each victim in a ring of its own.
+
+    The direction costs two passes over the pairs, instead of four as 4 x ``limit`` small operations in the two-loop
+    recursion; the small (limit x limit) matrices S'Y and Y'Y are kept in float64, oldest pair first. Victims that hold
+    fewer pairs than others have zeros in the unused slots, which drop out of every product.
+    """
+
+    def __init__(self, variables: Tensor, limit: int) -> None:
+        v, n = variables.shape
+        capacity = min(limit, _FIRST_CAPACITY)
+        small = variables.new_zeros(0, dtype=torch.float64)
+        self._limit = limit
+        self._s = variables.new_zeros(v, capacity, n)
+        self._y = variables.new_zeros(v, capacity, n)
+        self._sy = _unit(small.new_zeros(v, capacity, capacity))
+        self._yy = small.new_zeros(v, capacity, capacity)
+        self._scale = small.new_ones(v)
+        self._pushed = torch.zeros(v, dtype=torch.long, device=variables.device)
+
+    def direction(self, gradient: Tensor, y: Tensor, s: Tensor, learns: Tensor) -> Tensor:
+        """-H g of each victim (V, N), after the pair (s, y) was taken up where ``learns`` and it has curvature."""
+        curvature = (y * s).sum(1)
+        rows = (learns & (curvature > _MIN_CURVATURE)).nonzero().flatten()
+        if len(rows):
+            self._push(rows, s, y, curvature)
+        used = int(self._pushed.max().clamp_max(self._s.shape[1]))
+        if used == 0:
+            return -gradient
+        # this way round, the products run along the pairs as they lie in memory
+        both = torch.stack([gradient, y], 1)
+        slots = self._by_age(used)[:, None].expand(-1, 2, -1)
+        s_products = torch.bmm(both, self._s[:, :used].mT).double().gather(2, slots)
+        y_products = torch.bmm(both, self._y[:, :used].mT).double().gather(2, slots)
+        if len(rows):
+            newest = self._pushed[rows].clamp_max(self._s.shape[1]) - 1
+            self._sy[rows, :used, newest] = s_products[rows, 1]
+            self._yy[rows, :used, newest] = y_products[rows, 1]
+            self._yy[rows, newest, :used] = y_products[rows, 1]
+        on_s, on_y = self._coefficients(s_products[:, 0], y_products[:, 0])
+        dtype = gradient.dtype
+        step = torch.bmm(on_s.to(dtype)[:, None], self._s[:, :used])[:, 0]
+        step += torch.bmm(on_y.to(dtype)[:, None], self._y[:, :used])[:, 0]
+        return -torch.addcmul(step, self._scale.to(dtype)[:, None], gradient)
+
+    def _by_age(self, used: int) -> Tensor:
+        """Slots (V, used) of each victim's pairs, oldest first."""
+        capacity = self._s.shape[1]
+        oldest = (self._pushed - capacity).clamp_min(0)
+        return (oldest[:, None] + torch.arange(used, device=oldest.device)) % capacity
+
+    def _push(self, rows: Tensor, s: Tensor, y: Tensor, curvature: Tensor) -> None:
+        if int(self._pushed[rows].max()) >= self._s.shape[1] < self._limit:
+            self._grow()
+        slots = self._pushed[rows] % self._s.shape[1]
+        full = rows[self._pushed[rows] >= self._s.shape[1]]
+        if len(full):
+            self._sy[full] = F.pad(self._sy[full, 1:, 1:], (0, 1, 0, 1))
+            self._yy[full] = F.pad(self._yy[full, 1:, 1:], (0, 1, 0, 1))
+        self._s[rows, slots] = s[rows]
+        self._y[rows, slots] = y[rows]
+        self._scale[rows] = (curvature[rows] / y[rows].square().sum(1)).double()
+        self._pushed[rows] += 1
+
+    def _grow(self) -> None:
+        old = self._s.shape[1]
+        more = min(self._limit, 2 * old) - old
+        self._s, self._y = F.pad(self._s, (0, 0, 0, more)), F.pad(self._y, (0, 0, 0, more))
+        self._sy, self._yy = F.pad(self._sy, (0, more, 0, more)), F.pad(self._yy, (0, more, 0, more))
+        _unit(self._sy[:, old:, old:])
+
+    def _coefficients(self, sg: Tensor, yg: Tensor) -> tuple[Tensor, Tensor]:
+        """Coefficients of H g on the pairs: w on s and -scale * a on y, with a = R^-1 S'g and
+        w = R^-T ((D + scale Y'Y) a - scale Y'g)."""
+        used = sg.shape[1]
+        upper, yy, scale = self._sy[:, :used, :used], self._yy[:, :used, :used], self._scale[:, None, None]
+        a = torch.linalg.solve_triangular(upper, sg[..., None], upper=True)
+        rhs = upper.diagonal(dim1=1, dim2=2)[..., None] * a + scale * (yy @ a - yg[..., None])
+        w = torch.linalg.solve_triangular(upper.mT, rhs, upper=False)
+        slots = self._by_age(used)
+        on_s = torch.zeros_like(sg).scatter_(1, slots, w[..., 0])
+        on_y = torch.zeros_like(sg).scatter_(1, slots, (-scale * a)[..., 0])
+        return on_s, on_y
+
+    def forget(self, rows: Tensor) -> None:
+        """Drop the pairs of ``rows`` (V,) bool."""
+        for pairs in (self._s, self._y, self._sy, self._yy):
+            pairs[rows] = 0
+        self._sy[rows] = _unit(self._sy[rows])
+        self._scale[rows] = 1
+        self._pushed[rows] = 0
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the victims ``rows``."""
+        for name in ("_s", "_y", "_sy", "_yy", "_scale", "_pushed"):
+            setattr(self, name, getattr(self, name)[rows])
+
+
+def _unit(matrices: Tensor) -> Tensor:
+    """Ones on the diagonals, in place: what leaves unused slots out of a triangular system."""
+    matrices.diagonal(dim1=-2, dim2=-1).fill_(1)
+    return matrices
+
+
+_SUFFICIENT, _CURVATURE = 1e-4, 0.9
+_NARROW = 1e-9
+
+
+class StrongWolfe:
+    """Searches under way. A row first looks for a bracket and then zooms into it; all scalars are kept in float64.
+
+    Attributes:
+        searching: (V,) rows whose next evaluation is a trial.
+        trials: (V,) evaluations of the row's last search.
+        step, loss: (V,) of the trial, and of the accepted one once the search is over.
+        gradient: (V, N) at the accepted step.
+    """
+
+    def __init__(self, variables: Tensor) -> None:
+        count = len(variables)
+        scalar = variables.new_zeros(count, dtype=torch.float64)
+        self.searching = torch.zeros(count, dtype=torch.bool, device=variables.device)
+        self.trials = torch.zeros(count, dtype=torch.long, device=variables.device)
+        self.step, self.loss, self.gradient = scalar, scalar, torch.zeros_like(variables)
+        self._zooms, self._slow = self.searching, self.searching
+        self._rounds = self._most = self.trials
+        self._direction, self._first_gradient = torch.zeros_like(variables), torch.zeros_like(variables)
+        self._first_loss, self._first_slope = scalar, scalar
+        # the ends of the bracket, before there is one those of the last step: step, loss, slope (V, 2), gradient
+        self._ends = scalar.new_zeros(3, count, 2)
+        self._end_gradients = variables.new_zeros(count, 2, variables.shape[1])
+
+    def begin(
+        self, rows: Tensor, *, direction: Tensor, loss: Tensor, gradient: Tensor, step: Tensor, most: Tensor
+    ) -> None:
+        """Search where ``rows``.
+
+        Args:
+            rows: (V,) bool.
+            direction: (V, N).
+            loss: (V,) where the search begins.
+            gradient: (V, N) there.
+            step: (V,) of the first trial.
+            most: (V,) trials after the first.
+        """
+        wide, slope = rows[:, None], (gradient * direction).sum(1).double()
+        self.searching = self.searching | rows
+        self._zooms, self._slow = self._zooms & ~rows, self._slow & ~rows
+        self.trials, self._rounds = (values.masked_fill(rows, 0) for values in (self.trials, self._rounds))
+        self.step = torch.where(rows, step.double(), self.step)
+        self._most = torch.where(rows, most, self._most)
+        self._direction = torch.where(wide, direction, self._direction)
+        self._first_loss = torch.where(rows, loss.double(), self._first_loss)
+        self._first_slope = torch.where(rows, slope, self._first_slope)
+        self._first_gradient = torch.where(wide, gradient, self._first_gradient)
+        self._set_end(0, rows, (torch.zeros_like(slope), loss.double(), slope), gradient)
+
+    def look(self, loss: Tensor, gradient: Tensor) -> Tensor:
+        """Take up the evaluation of the trials; returns the rows (V,) whose search is over."""
+        trial = self.step, loss.double(), (gradient * self._direction).sum(1).double()
+        searching, zooming = self.searching, self.searching & self._zooms
+        self.trials = self.trials + searching
+        self._rounds = self._rounds + zooming
+        flat = trial[2].abs() <= -_CURVATURE * self._first_slope
+        rises = trial[1] > self._first_loss + _SUFFICIENT * trial[0] * self._first_slope
+
+        used_up = searching & ~zooming & (self._rounds >= self._most)
+        self._set_end(
+            0, used_up, (torch.zeros_like(self.step), self._first_loss, self._first_slope), self._first_gradient
+        )
+        bracketing = searching & ~zooming & ~used_up
+        beyond = bracketing & (rises | (self._rounds > 1) & (trial[1] >= self._ends[1, :, 0]))
+        found = bracketing & ~beyond & flat
+        enclosed = beyond | bracketing & ~found & (trial[2] >= 0)
+        self._extend(bracketing & ~found & ~enclosed, trial, gradient)
+        self._set_end(1, enclosed | used_up, trial, gradient)
+        self._zooms = self._zooms | enclosed
+        found = found | self._narrow(zooming, rises, flat, trial, gradient)
+        over = found | used_up | self._choose_within(self._zooms & searching & ~found)
+        self._accept(over & ~found)
+        self.loss = torch.where(found, trial[1], self.loss)
+        self.gradient = torch.where(found[:, None], gradient, self.gradient)
+        self.searching = searching & ~over
+        return over
+
+    def _extend(self, rows: Tensor, trial: tuple[Tensor, ...], gradient: Tensor) -> None:
+        """Go further along the direction."""
+        last = self._ends[..., 0]
+        bounds = trial[0] + 0.01 * (trial[0] - last[0]), 10 * trial[0]
+        further = _cubic_minimum(last, trial, bounds)
+        self._set_end(0, rows, trial, gradient)
+        self.step = torch.where(rows, further, self.step)
+        self._rounds = self._rounds + rows
+
+    def _narrow(self, rows: Tensor, rises: Tensor, flat: Tensor, trial: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
+        """Replace an end of the bracket by the trial; returns the rows where it is good enough."""
+        low = self._low()
+        low_end, high_end = self._end(low), self._end(1 - low)
+        worse = rows & (rises | (trial[1] >= low_end[1]))
+        better = rows & ~worse
+        turns = better & ~flat & (trial[2] * (high_end[0] - low_end[0]) >= 0)
+        low_gradient = self._end_gradient(low)
+        for end in (0, 1):
+            is_low = low == end
+            self._set_end(end, turns & ~is_low, low_end, low_gradient)
+            self._set_end(end, worse & ~is_low | better & is_low, trial, gradient)
+        return better & flat
+
+    def _choose_within(self, rows: Tensor) -> Tensor:
+        """The next trial within the bracket; returns the rows where it is too narrow or the trials are used up."""
+        ends = self._ends[0]
+        least, most = ends.amin(1), ends.amax(1)
+        narrow = (most - least) * self._direction.abs().amax(1).double() < _NARROW
+        over = rows & (narrow | (self._rounds >= self._most))
+        step = _cubic_minimum(self._ends[..., 0], self._ends[..., 1], (least, most))
+        margin = 0.1 * (most - least)
+        near = torch.minimum(most - step, step - least) < margin
+        moved = near & (self._slow | (step >= most) | (step <= least))
+        inward = torch.where((step - most).abs() < (step - least).abs(), most - margin, least + margin)
+        self.step = torch.where(rows & ~over, torch.where(moved, inward, step), self.step)
+        self._slow = torch.where(rows & ~over, near & ~moved, self._slow)
+        return over
+
+    def _accept(self, rows: Tensor) -> None:
+        """The better end of the bracket."""
+        low = self._low()
+        step, loss, _ = self._end(low)
+        self.step, self.loss = torch.where(rows, step, self.step), torch.where(rows, loss, self.loss)
+        self.gradient = torch.where(rows[:, None], self._end_gradient(low), self.gradient)
+
+    def _low(self) -> Tensor:
+        return (self._ends[1, :, 0] > self._ends[1, :, 1]).long()
+
+    def _end(self, which: Tensor) -> tuple[Tensor, ...]:
+        return tuple(values.gather(1, which[:, None])[:, 0] for values in self._ends)
+
+    def _end_gradient(self, which: Tensor) -> Tensor:
+        return self._end_gradients[torch.arange(len(which), device=which.device), which]
+
+    def _set_end(self, end: int, rows: Tensor, values: tuple[Tensor, ...], gradient: Tensor) -> None:
+        for kept, value in zip(self._ends, values, strict=True):
+            kept[:, end] = torch.where(rows, value, kept[:, end])
+        self._end_gradients[:, end] = torch.where(rows[:, None], gradient, self._end_gradients[:, end])
+
+    def stop(self, rows: Tensor) -> None:
+        """Give up the searches of ``rows`` (V,) bool."""
+        self.searching = self.searching & ~rows
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the victims ``rows``."""
+        self._ends = self._ends[:, rows]
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and name != "_ends":
+                setattr(self, name, value[rows])
+
+
+def _cubic_minimum(
+    one: Tensor | tuple[Tensor, ...], other: Tensor | tuple[Tensor, ...], bounds: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Where the cubic through two (step, loss, slope) is least within ``bounds``; their middle where it has none."""
+    (x1, f1, g1), (x2, f2, g2) = one, other
+    d1 = g1 + g2 - 3 * (f1 - f2) / (x1 - x2)
+    square = d1.square() - g1 * g2
+    d2 = square.clamp_min(0).sqrt()
+    forward = x2 - (x2 - x1) * ((g2 + d2 - d1) / (g2 - g1 + 2 * d2))
+    backward = x1 - (x1 - x2) * ((g1 + d2 - d1) / (g1 - g2 + 2 * d2))
+    least = torch.where(x1 <= x2, forward, backward)
+    within = torch.minimum(torch.maximum(least, bounds[0]), bounds[1])
+    return torch.where(square >= 0, within, (bounds[0] + bounds[1]) / 2)
+
 
 LineSearch = Literal["none", "strong_wolfe"]
 

@@ -1,4 +1,7 @@
-"""Texts that are read from an update without any descent, and whether that is proven."""
+"""Texts that are read from an update without any descent, and whether that is proven.
+
+Texts of a decoder, prefix by prefix: what a token becomes depends on those before it alone.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +14,91 @@ from fl_privacy.attacks.exact.certificate import ROUNDING, model_as_sent
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import Reading, failed, read_each, without_labels
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.attacks.text.assembly import Assembly, assemble
-from fl_privacy.attacks.text.candidates import CLEAR, Candidates, find_candidates, rows_of_words
+from fl_privacy.attacks.text.candidates import CLEAR, Candidates, Lengths, find_candidates, rows_of_words
+from fl_privacy.attacks.text.encoder_assembly import Assembly, assemble
 from fl_privacy.attacks.text.explanation import Explanation
-from fl_privacy.attacks.text.lengths import Lengths
 from fl_privacy.attacks.text.peeling import Peeling
-from fl_privacy.attacks.text.prefixes import grow_prefixes
-from fl_privacy.attacks.text.spans import readable_model, span_of
+from fl_privacy.attacks.text.spans import Span, entering_block, readable_model, span_of
 from fl_privacy.checks import number, whole
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.models import TextModel
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction, Tensors
+
+_AT_ONCE = 256
+_MOST_PREFIXES = 4096
+_TOLD_APART = 100.0
+"""Times farther than the nearest continuation the farthest has to be, to be known for a wrong one."""
+_ROUNDED = 1e-6
+"""How far those in the span may be by rounding in single precision."""
+
+
+@dataclass(frozen=True, eq=False)
+class Grown:
+    """Texts that no token continues, the longest first, fewer where some are equal; how far the worst is from the span,
+    and whether every prefix that was given up is so many times farther than any of theirs."""
+
+    texts: list[Tensor]
+    apart: float
+    clear: bool
+
+
+def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, tolerance: float, texts: int) -> Grown:
+    """Take every token on that becomes something in the span behind a prefix.
+
+    Args:
+        model: with the values sent.
+        span: of the second block.
+        candidates: of the first.
+        tolerance: distance up to which what a token becomes is in the span.
+        texts: how many there are.
+    """
+    prefixes, scores = candidates.tokens[0][:, None], candidates.distances[0]
+    farthest = torch.zeros_like(scores)
+    finished: list[tuple[float, float, Tensor]] = []
+    nearest_given_up, within, complete = 1.0, tolerance, True
+    for position in range(candidates.length + 1):
+        if position:
+            tokens = candidates.tokens[position] if position < candidates.length else prefixes.new_empty(0)
+            longer = torch.cat([prefixes.repeat_interleave(len(tokens), 0), tokens.repeat(len(prefixes))[:, None]], 1)
+        else:
+            tokens, longer = candidates.tokens[0], prefixes
+        apart = _apart(model, span, longer)
+        within = _within(apart, within, tolerance)
+        kept = apart < within
+        nearest_given_up = min(nearest_given_up, float(apart[~kept].min()) if bool((~kept).any()) else 1.0)
+        if position:
+            ended = ~kept.reshape(len(prefixes), len(tokens)).any(1)
+            rows = ended.nonzero().flatten().tolist()
+            finished += [(float(scores[row]), float(farthest[row]), prefixes[row]) for row in rows]
+            farthest = farthest.repeat_interleave(len(tokens))
+        farthest = torch.maximum(farthest, apart)[kept][:_MOST_PREFIXES]
+        prefixes, scores = longer[kept][:_MOST_PREFIXES], apart[kept][:_MOST_PREFIXES]
+        complete &= int(kept.sum()) <= _MOST_PREFIXES
+        if not len(prefixes):
+            break
+    finished.sort(key=lambda text: (-len(text[2]), text[0]))
+    finished, number = finished[:texts], len(finished)
+    clear = complete and 0 < number <= texts and nearest_given_up > CLEAR * max(far for _, far, _ in finished)
+    worst = max((score for score, _, _ in finished), default=1.0)
+    return Grown([prefix for _, _, prefix in finished], worst, clear)
+
+
+def _within(apart: Tensor, before: float, tolerance: float) -> float:
+    """Distance up to which a prefix is one: ``tolerance`` of that of wrong ones, where such are among those tried.
+
+    What a token becomes depends mostly on itself, so that wrong prefixes are far nearer than random vectors.
+    """
+    if not len(apart) or float(apart.max()) < _TOLD_APART * max(float(apart.min()), _ROUNDED):
+        return before
+    return min(before, tolerance * float(apart.max()))
+
+
+def _apart(model: TextModel, span: Span, prefixes: Tensor) -> Tensor:
+    """(n,) how far from the span is what the last token of each prefix (n, L) becomes."""
+    if not prefixes.numel():
+        return span.basis.new_empty(0)
+    return torch.cat([span.distance(entering_block(model, part, 1)[:, -1]) for part in torch.split(prefixes, _AT_ONCE)])
+
 
 _FULL = 0.9
 """Share of the first block's rank from which the second one's span holds what every token becomes."""
@@ -46,7 +123,7 @@ class Dager:
     if its embedding lies in that span. Which of these make a text, the span of the second block's inputs says: prefix
     by prefix in a decoder. In an encoder what a token becomes depends on all others, and every word may have stood at
     every position. There the gradient of the first block tells where a word stood that was at one position only, and by
-    the derivative of attention which of them stood together (:mod:`fl_privacy.attacks.text.disaggregation`, ours);
+    the derivative of attention which of them stood together (:mod:`fl_privacy.attacks.text.encoder_batches`, ours);
     tokens are exchanged from there until all are in the span, and the gradient of a text that is known is taken off, so
     that an easier batch is left. Where that does not lead on, tokens are exchanged from texts at random. Where the
     gradient of the embeddings was uploaded as well, only the tokens of its rows that are not zero are looked at. Where

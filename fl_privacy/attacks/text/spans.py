@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.gradients.watch import entering, replaced_input
+from fl_privacy.gradients.hooks import entering, replaced_input
 from fl_privacy.models import TextModel, adapter_of, down_projection
 from fl_privacy.types import Tensors
 

@@ -13,8 +13,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.flower.node_secrets import SimulatedContext
-from fl_privacy.flower.transport import LocalGrid, error_reply
+from fl_privacy.flower._node_memory import SimulatedContext
+from fl_privacy.flower.grids import LocalGrid, error_reply
 from fl_privacy.flower.untouched.loaded import LoadedBy
 from fl_privacy.rng import Streams, streams_now
 from fl_privacy.tapping import Inventory, Leak, Sent, Watch, Watched, findings_of

@@ -26,7 +26,7 @@ from fl_privacy.defenses import (
     soteria_mixing,
     spn,
 )
-from fl_privacy.defenses.noise.mechanism import clip_by_norm
+from fl_privacy.defenses._dp_noise import clip_by_norm
 from fl_privacy.effects import Clipped, Gaussian, Part, Quantized, settings_in_words
 from fl_privacy.models import LeNet
 from fl_privacy.types import Batch, LocalPlan

@@ -9,7 +9,7 @@ from fl_privacy.attacks import GradientInversion, dlg
 from fl_privacy.attacks.adaptive import Circumstances, countermeasures_against
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.defenses import ClientState, compose, pruning, spn
-from fl_privacy.defenses.private_layers.polarization import PolarizationHead
+from fl_privacy.defenses._spn import PolarizationHead
 from fl_privacy.effects import PrivateLoss
 from fl_privacy.gradients import Layered, VictimModel
 from fl_privacy.types import LocalPlan, VictimId

@@ -15,10 +15,11 @@ from fl_privacy.attacks.auto.budget import most_attempts, rungs
 from fl_privacy.attacks.auto.judgment import Judgment
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
-from fl_privacy.attacks.gradient_inversion.evidence import evident_defense, seen_through, usual_of
+from fl_privacy.attacks.gradient_inversion.evident_defense import evident_defense, seen_through, usual_of
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.data import load_data
-from fl_privacy.defenses.compression import pruning, quantization, selective_sharing
+from fl_privacy.defenses._pruning import pruning, selective_sharing
+from fl_privacy.defenses._quantization import quantization
 from fl_privacy.effects import MutedFeatures, Quantized, Sparse
 from fl_privacy.errors import UserError
 from fl_privacy.models import LeNet

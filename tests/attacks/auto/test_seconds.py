@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from fl_privacy.attacks import AutoAttack, CocktailParty
+from fl_privacy.attacks.attack import seconds_left, within
 from fl_privacy.attacks.auto.budget import LEAST, affordable, most_attempts, rungs
-from fl_privacy.attacks.deadline import seconds_left, within
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.progress import Stage, listening

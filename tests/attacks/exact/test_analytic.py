@@ -9,7 +9,7 @@ from torch import nn
 
 from fl_privacy.attacks import AnalyticInversion
 from fl_privacy.attacks.exact import analytic
-from fl_privacy.attacks.exact.rank_one import distinct_ratios
+from fl_privacy.attacks.exact.first_layer import distinct_ratios
 from fl_privacy.errors import UserError
 from fl_privacy.models import MLP, LeNet
 from fl_privacy.types import Batch, LocalPlan, VictimId

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fl_privacy.attacks import AutoAttack, CocktailParty
-from fl_privacy.attacks.exact.independence import independent_directions, unlikeliness
-from fl_privacy.attacks.exact.silence import unmixed_by_silence
+from fl_privacy.attacks.exact.cocktail_party import independent_directions, unlikeliness, unmixed_by_silence
 from fl_privacy.attacks.exact.unmixing import Behind, metric_of_changes, misfit, mixture_of, unmixed_by_network
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import evaluate_all

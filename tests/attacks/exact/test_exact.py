@@ -9,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from fl_privacy.attacks.exact import ExactInversion
-from fl_privacy.attacks.exact.factorization import column_space
+from fl_privacy.attacks.exact.spear import column_space
 from fl_privacy.errors import UserError
 from fl_privacy.models import MLP, LeNet
 from fl_privacy.types import Batch, Certainty, LocalPlan, Observation, Reconstruction, Upload, VictimId

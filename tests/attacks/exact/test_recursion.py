@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks import AutoAttack
 from fl_privacy.attacks.exact import ExactInversion
-from fl_privacy.attacks.exact.activations import ACTIVATIONS
 from fl_privacy.attacks.exact.convolution import Convolution, conjugate_gradients, solve_inputs
-from fl_privacy.attacks.exact.recursion import find_chain
+from fl_privacy.attacks.exact.r_gap import ACTIVATIONS, find_chain
 from fl_privacy.models import LeNet
 from fl_privacy.types import Batch, Certainty, LocalPlan, Observation
 from tests.attacks.victims import CLASSES, error, examples, observations, observe

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks import GradientInversion, model_inversion
 from fl_privacy.attacks.feature_inversion import recover_by_lemma
-from fl_privacy.attacks.feature_inversion.features import Recovery
-from fl_privacy.attacks.feature_inversion.lemma import applies
-from fl_privacy.attacks.feature_inversion.reconstruction import UNKNOWN
-from fl_privacy.attacks.gradient_inversion.initialization import Uniform
+from fl_privacy.attacks.feature_inversion.attack import UNKNOWN
+from fl_privacy.attacks.feature_inversion.features import Recovery, applies
 from fl_privacy.attacks.gradient_inversion.objectives import L2
+from fl_privacy.attacks.gradient_inversion.starts import Uniform
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.effects import Part, PrivateLayers
 from fl_privacy.gradients import loss_gradients

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from fl_privacy.attacks.gradient_inversion.comparison import weighted_distance
+from fl_privacy.attacks.gradient_inversion.layer_statistics import Explicit, Target, weighted_distance
 from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, SumOfDistances, WeightedL2L1
-from fl_privacy.attacks.gradient_inversion.statistics import Explicit, Target
 
 VICTIMS, POSITIONS = 5, 3
 SHAPES = {"wide.weight": (300, 260), "wide.bias": (300,), "narrow.weight": (4, 300), "narrow.bias": (4,)}

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from fl_privacy.attacks import GradientInversion, idlg, inverting_gradients
-from fl_privacy.attacks.gradient_inversion import compile as compiling
-from fl_privacy.attacks.gradient_inversion.compile import CompiledEvaluation, compiling_pays
+from fl_privacy.attacks.gradient_inversion import execution as compiling
+from fl_privacy.attacks.gradient_inversion.execution import CompiledEvaluation, RecordedEvaluation, compiling_pays
 from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of
 from fl_privacy.attacks.gradient_inversion.preparation import prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
-from fl_privacy.attacks.gradient_inversion.recording import RecordedEvaluation
 from fl_privacy.errors import UserError
 from fl_privacy.models import LeNet
 from fl_privacy.types import Observation, Reconstruction
@@ -110,7 +109,7 @@ def test_without_a_compiler_it_is_off_or_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_large_work_pays_and_small_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_privacy.attacks.gradient_inversion.compile.compiler", lambda: "g++")
+    monkeypatch.setattr("fl_privacy.attacks.gradient_inversion.execution.compiler", lambda: "g++")
     group = group_victims(victims_of(list(enumerate(observations(smooth_net(), 2)))))[0]
     assert prepare(ATTACK, group, 0).evaluate is Problem.evaluate
     long = inverting_gradients(iterations=10**9)

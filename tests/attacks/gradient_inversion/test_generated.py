@@ -11,13 +11,14 @@ from torch import nn
 
 from fl_privacy.attacks import GradientInversion, ggl, gifd, idlg, inverting_gradients
 from fl_privacy.attacks.attack import trained_on
-from fl_privacy.attacks.gradient_inversion.evidence import seen_through
-from fl_privacy.attacks.gradient_inversion.generated import Generated, NamedGenerator, onto_l1_ball
-from fl_privacy.attacks.gradient_inversion.initialization import Blank, Space
-from fl_privacy.attacks.gradient_inversion.untrained import Untrained
+from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
+from fl_privacy.attacks.gradient_inversion.generator_prior import Generated, NamedGenerator, onto_l1_ball
+from fl_privacy.attacks.gradient_inversion.network_prior import Untrained
+from fl_privacy.attacks.gradient_inversion.starts import Blank, Space
 from fl_privacy.effects import Clipped, Sparse
 from fl_privacy.errors import UserError
-from fl_privacy.generator import ImageGenerator, load_generator
+from fl_privacy.pretrained.generator import ImageGenerator
+from fl_privacy.pretrained.generator_files import load_generator
 from fl_privacy.types import Batch, Observation, VictimId
 from tests.attacks.victims import CLASSES, error, observe
 from tests.generator.makers import generator_file
@@ -99,7 +100,7 @@ def test_evolution_finds_them_without_gradients() -> None:
 
 
 def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_privacy.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("fl_privacy.packages.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'fl-privacy\[cma\]'"):
         ggl(generator=generator_file(), optimizer="cma")
 

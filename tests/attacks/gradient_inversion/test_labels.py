@@ -2,13 +2,14 @@ import pytest
 import torch
 from torch import nn
 
-from fl_privacy.attacks.gradient_inversion.guesses import guessed_outputs, usual_outputs
 from fl_privacy.attacks.gradient_inversion.labels import (
     _to_labels,
     choose_labels,
+    guessed_outputs,
     infer_labels,
     nearest_counts,
     output_layer,
+    usual_outputs,
 )
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.types import Batch, ModelState, Observation

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fl_privacy.attacks.gradient_inversion.layer_statistics import Explicit, Target
 from fl_privacy.attacks.gradient_inversion.objectives import (
     L1,
     L2,
@@ -14,7 +15,6 @@ from fl_privacy.attacks.gradient_inversion.objectives import (
     WeightedL2L1,
     weighted_names,
 )
-from fl_privacy.attacks.gradient_inversion.statistics import Explicit, Target
 from fl_privacy.errors import UserError
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -5,8 +5,8 @@ import torch
 
 from fl_privacy.attacks import idlg, inverting_gradients
 from fl_privacy.attacks.gradient_inversion import preparation
+from fl_privacy.attacks.gradient_inversion.execution import RecordedEvaluation, recording_pays
 from fl_privacy.attacks.gradient_inversion.problem import Problem
-from fl_privacy.attacks.gradient_inversion.recording import RecordedEvaluation, recording_pays
 from tests.attacks.victims import observations, smooth_net
 
 
@@ -42,9 +42,9 @@ def test_a_recording_of_other_numbers_is_not_used(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(preparation, "recording_pays", lambda victims, evaluations: True)
     attack, seen = inverting_gradients(iterations=30, noise=0.0), observations(smooth_net(), 1)
     expected = attack(seen, seed=0)
-    monkeypatch.setattr("fl_privacy.attacks.gradient_inversion.recording._FIRST", 3)
+    monkeypatch.setattr("fl_privacy.attacks.gradient_inversion.execution._FIRST", 3)
     monkeypatch.setattr(
-        "fl_privacy.attacks.gradient_inversion.recording.operations",
+        "fl_privacy.attacks.gradient_inversion.execution.operations",
         lambda problem, variables, tensors: torch.fx.symbolic_trace(_wrong),
     )
     found = attack(seen, seed=0)

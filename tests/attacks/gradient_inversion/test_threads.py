@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fl_privacy.attacks import AutoAttack, ModelInversion, inverting_gradients
-from fl_privacy.attacks.gradient_inversion.threads import WORTHWHILE, fitting_threads, multiplications_of_a_layer
+from fl_privacy.attacks.gradient_inversion.execution import WORTHWHILE, fitting_threads, multiplications_of_a_layer
 from fl_privacy.models import Front
 from fl_privacy.rng import cpu_threads
 from tests.attacks.victims import examples, observations, smooth_net

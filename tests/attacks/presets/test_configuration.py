@@ -9,7 +9,6 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy import attacks
-from fl_privacy.attacks.gradient_inversion.initialization import Uniform
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.priors import (
     BatchNormStatistics,
@@ -17,6 +16,7 @@ from fl_privacy.attacks.gradient_inversion.priors import (
     GroupConsistency,
     TotalVariation,
 )
+from fl_privacy.attacks.gradient_inversion.starts import Uniform
 from fl_privacy.attacks.optimizers import LBFGS, Adam, GradientDescent, StepDecay
 from fl_privacy.config import compose_run
 from fl_privacy.errors import UserError

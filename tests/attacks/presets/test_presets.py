@@ -23,7 +23,7 @@ from fl_privacy.attacks import (
     refiner_aware,
     sapag,
 )
-from fl_privacy.attacks.gradient_inversion.initialization import STARTS, Blank, Given, Space
+from fl_privacy.attacks.gradient_inversion.starts import STARTS, Blank, Given, Space
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.errors import UserError
 from fl_privacy.models import ConvNet, LeNet, ResNet20

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.text.assembly import Assembly, assemble
-from fl_privacy.attacks.text.candidates import Candidates
-from fl_privacy.attacks.text.lengths import Lengths
+from fl_privacy.attacks.text.candidates import Candidates, Lengths
+from fl_privacy.attacks.text.encoder_assembly import Assembly, assemble
 
 TRUTH = torch.tensor([1, 1, 1, 0])
 
@@ -78,7 +77,7 @@ def test_a_text_is_not_clear_that_a_candidate_the_search_has_dropped_fits_as_wel
     for kept in ([0, 1, 2], [0, 1]):
         fewer = replace(candidates, tokens=[torch.tensor(kept) for _ in tokens])
         monkeypatch.setattr(
-            "fl_privacy.attacks.text.assembly.narrowed",
+            "fl_privacy.attacks.text.encoder_assembly.narrowed",
             lambda assembly, lengths, rng, fewer=fewer: replace(assembly, candidates=fewer),
         )
         assembly = Twins(model=None, span=None, classified=0, candidates=candidates)  # type: ignore[arg-type]

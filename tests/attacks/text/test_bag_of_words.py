@@ -8,20 +8,19 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.text import BagOfWords
-from fl_privacy.attacks.text.heads import head_of
+from fl_privacy.attacks.text.bag_of_words import WITHHELD
+from fl_privacy.attacks.text.expected_words import Expected, WordModel, repeated
+from fl_privacy.attacks.text.explanation import head_of
 from fl_privacy.attacks.text.spans import readable_model
-from fl_privacy.attacks.text.words.attack import WITHHELD
-from fl_privacy.attacks.text.words.counts import repeated
-from fl_privacy.attacks.text.words.evidence import (
+from fl_privacy.attacks.text.word_evidence import (
     FALSE_PER_TEXT,
     FALSE_SHARE,
+    WordRows,
     found_words,
     noise_rows,
     significant,
     words_of_head,
 )
-from fl_privacy.attacks.text.words.expected import Expected, WordModel
-from fl_privacy.attacks.text.words.rows import WordRows
 from fl_privacy.types import LocalPlan, Observation, Upload, VictimId
 from tests.attacks.text.test_dager import encoder, language_model, observed, texts, without_rows
 from tests.attacks.text.test_last_tokens import untied

@@ -10,8 +10,7 @@ from fl_privacy.attacks import Dager
 from fl_privacy.attacks.text.spans import entering_block
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import ADAPTED, Adapted, TextModel, bert_tiny, gpt_tiny, with_adapters
-from fl_privacy.models.text.bert import Bert
-from fl_privacy.models.text.decoders import Gpt
+from fl_privacy.models.transformers import Bert, Gpt
 from fl_privacy.types import Batch, Certainty, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 
 VOCABULARY, LONGEST = 120, 12
@@ -151,7 +150,7 @@ def test_nothing_is_proven_of_words_that_nobody_can_tell_apart(
     tokens = torch.where(tokens < 0, tokens, tokens % (VOCABULARY // 3))
     observation = without_rows(observed(lambda: with_triplets(make), tokens))
     for most in (4096, len(lengths)):  # where so few prefixes are followed that no other text is met
-        monkeypatch.setattr("fl_privacy.attacks.text.prefixes._MOST_PREFIXES", most)
+        monkeypatch.setattr("fl_privacy.attacks.text.dager._MOST_PREFIXES", most)
         (found,) = Dager()([observation], seed=0)
         assert found.certainty is not Certainty.PROVEN
 

@@ -9,7 +9,7 @@ from fl_privacy.attacks import AutoAttack, ReconstructionAttack, dlg, idlg, inve
 from fl_privacy.attacks.gradient_inversion.embeddings import known_lengths
 from fl_privacy.film import FRAMES, TextFrame
 from fl_privacy.models import TextModel
-from fl_privacy.models.text.bert import Bert
+from fl_privacy.models.transformers import Bert
 from fl_privacy.types import Certainty, Knowledge, Observation, VictimId
 from tests.attacks.text.test_dager import LONGEST, VOCABULARY, language_model, observed, texts
 

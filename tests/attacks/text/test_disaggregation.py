@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from fl_privacy.attacks import Dager
-from fl_privacy.attacks.text.candidates import Candidates
-from fl_privacy.attacks.text.disaggregation import disaggregated, grouped, parts_of, shares_of
-from fl_privacy.attacks.text.lengths import Lengths
+from fl_privacy.attacks.text.candidates import Candidates, Lengths
+from fl_privacy.attacks.text.encoder_batches import disaggregated, grouped, parts_of, shares_of
 from fl_privacy.attacks.text.peeling import Peeled, Peeling
 from fl_privacy.models import TextModel
-from fl_privacy.models.text.bert import Bert
+from fl_privacy.models.transformers import Bert
 from fl_privacy.types import Certainty, Observation
 from tests.attacks.text.test_dager import observed, rows, without_rows
 

@@ -7,10 +7,9 @@ import torch
 
 from fl_privacy.attacks import lamp
 from fl_privacy.attacks.gradient_inversion.grouping import Group
-from fl_privacy.attacks.gradient_inversion.ngrams import LanguageModel
 from fl_privacy.attacks.gradient_inversion.preparation import prepare
-from fl_privacy.attacks.gradient_inversion.rearranging import moved_orders
 from fl_privacy.attacks.gradient_inversion.settings import Rearranging
+from fl_privacy.attacks.gradient_inversion.word_order import LanguageModel, moved_orders
 from fl_privacy.attacks.optimizers import Adam
 from fl_privacy.errors import UserError
 from fl_privacy.types import Observation

@@ -8,7 +8,7 @@ import torch
 
 from fl_privacy.attacks import Dager
 from fl_privacy.models import TextModel
-from fl_privacy.models.text.decoders import Gpt
+from fl_privacy.models.transformers import Gpt
 from fl_privacy.types import Certainty, Tensors
 from tests.attacks.text.test_dager import LONGEST, VOCABULARY, language_model, observed, rows, texts
 

@@ -11,13 +11,12 @@ from torch import Tensor
 from fl_privacy.attacks import Dager
 from fl_privacy.attacks.exact.certificate import Reproduction, least_squares, model_as_sent
 from fl_privacy.attacks.gradient_inversion.embeddings import known_lengths
-from fl_privacy.attacks.text.candidates import Candidates, find_candidates
-from fl_privacy.attacks.text.disaggregation import parts_of
+from fl_privacy.attacks.text.candidates import Candidates, Lengths, find_candidates
+from fl_privacy.attacks.text.encoder_batches import parts_of
 from fl_privacy.attacks.text.explanation import Explanation
-from fl_privacy.attacks.text.lengths import Lengths
 from fl_privacy.models import TextModel
-from fl_privacy.models.text.base import Positions
-from fl_privacy.models.text.bert import Bert
+from fl_privacy.models.text_model import Positions
+from fl_privacy.models.transformers import Bert
 from fl_privacy.types import Batch, Certainty, Observation, VictimId
 from tests.attacks.text import test_disaggregation as wide
 from tests.attacks.text.test_dager import (

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from fl_privacy.defenses import quantization, selective_sharing
-from fl_privacy.defenses.compression.encoding import decode, encode, encoded_bytes, pack, packed_bytes, unpack
+from fl_privacy.defenses.encoding import decode, encode, encoded_bytes, pack, packed_bytes, unpack
 from fl_privacy.errors import UserError
 
 from ..harness import large_update, local_step, run

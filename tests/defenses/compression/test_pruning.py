@@ -3,7 +3,7 @@ import torch
 from torch.nn.utils import prune
 
 from fl_privacy.defenses import pruning
-from fl_privacy.defenses.compression.selection import keep_largest
+from fl_privacy.defenses._pruning import keep_largest
 from fl_privacy.errors import UserError
 
 from ..harness import clean_gradient, flat, large_update, local_step, run

@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from fl_privacy.defenses import compose, dp_merf, gs_wgan, pruning
-from fl_privacy.defenses.condensation.generator import fresh_generator
-from fl_privacy.defenses.condensation.mean_embedding import feature_sum
-from fl_privacy.defenses.condensation.wasserstein import Critic, sanitized
-from fl_privacy.defenses.privacy.accountants import epsilon, mixture_epsilon, mixture_noise_multiplier
-from fl_privacy.defenses.privacy.accounting import guarantee
+from fl_privacy.defenses._dp_merf import feature_sum, fresh_generator
+from fl_privacy.defenses._gs_wgan import Critic, sanitized
+from fl_privacy.defenses.privacy import epsilon, guarantee, mixture_epsilon, mixture_noise_multiplier
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch

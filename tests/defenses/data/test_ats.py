@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_privacy.defenses import ClientState, ats, compose, dp_sgd, instahide
-from fl_privacy.defenses.privacy.accounting import guarantee
+from fl_privacy.defenses.privacy import guarantee
 from fl_privacy.errors import UserError
 from fl_privacy.federation import local_update
 from fl_privacy.gradients import loss_gradients

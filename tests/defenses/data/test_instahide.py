@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from fl_privacy.defenses import ClientState, LocalData, instahide
-from fl_privacy.defenses.data.mixtures import coefficients, distinct
+from fl_privacy.defenses._instahide import coefficients, distinct
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Replay
 from fl_privacy.rng import derive_generator

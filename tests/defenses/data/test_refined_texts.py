@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from fl_privacy.defenses import ClientState, LocalStep, refiner
-from fl_privacy.defenses.data.image_memory import fingerprints
+from fl_privacy.defenses._refiner import fingerprints
 from fl_privacy.defenses.defense import Defense
 from fl_privacy.errors import UserError
-from fl_privacy.evaluator import WordBox
-from fl_privacy.federation.client.training import local_update
+from fl_privacy.federation.training import local_update
 from fl_privacy.gradients import loss_gradients
-from fl_privacy.models.text.bert import Bert
+from fl_privacy.models.transformers import Bert
+from fl_privacy.pretrained.word_evaluator import WordBox
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 VOCABULARY, LONGEST = 60, 8
@@ -84,7 +84,7 @@ def test_federations_that_share_the_defense_are_judged_by_their_own_words() -> N
 def test_robust_data_are_judged_more_random_than_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     net, seen = model(), []
     made = prepared(net, epsilon=10.0)
-    monkeypatch.setattr("fl_privacy.defenses.data.refining.loss_gradients", lambda m, s, b, **k: _spy(seen, m, s, b, k))
+    monkeypatch.setattr("fl_privacy.defenses._refiner.loss_gradients", lambda m, s, b, **k: _spy(seen, m, s, b, k))
     step = step_of(net, batch())
     defended(made, step)
     box, there = WordBox(net.words.weight.detach()), batch().inputs >= 0

@@ -8,8 +8,8 @@ from torch import nn
 
 from fl_privacy import network_files
 from fl_privacy.defenses import ClientState, refiner
-from fl_privacy.defenses.data.image_memory import ImageMemory, fingerprints
-from fl_privacy.defenses.data.robust_data import (
+from fl_privacy.defenses._refiner import ImageMemory, fingerprints
+from fl_privacy.defenses.robust_data import (
     batch_gap,
     descend,
     example_gap,
@@ -19,14 +19,14 @@ from fl_privacy.defenses.data.robust_data import (
     pull_within,
 )
 from fl_privacy.errors import UserError
-from fl_privacy.evaluator import load_evaluator
 from fl_privacy.gradients import loss_gradients
+from fl_privacy.pretrained.evaluator_files import load_evaluator
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 from ..harness import clean_gradient, flat, local_step, run, small_evaluator, small_model
 
-MODULE = importlib.import_module("fl_privacy.defenses.data.refining")
+MODULE = importlib.import_module("fl_privacy.defenses._refiner")
 
 
 def judge():

@@ -3,7 +3,7 @@ import torch
 from scipy import stats
 
 from fl_privacy.defenses import compose, dp_noise
-from fl_privacy.defenses.noise.mechanism import clip_by_norm
+from fl_privacy.defenses._dp_noise import clip_by_norm
 from fl_privacy.errors import UserError
 
 from ..harness import flat, large_update, local_step, run

@@ -10,8 +10,8 @@ from torch import nn
 
 from fl_privacy.defenses import dp_sgd
 from fl_privacy.errors import UserError
-from fl_privacy.federation.client import plain_pass
-from fl_privacy.federation.client.training import local_update
+from fl_privacy.federation import training as plain_pass
+from fl_privacy.federation.training import local_update
 from fl_privacy.gradients import clipped_sum, examples
 from fl_privacy.types import Batch, LocalPlan
 

@@ -7,7 +7,7 @@ from flwr.clientapp.mod import LocalDpMod
 from scipy import stats
 
 from fl_privacy.defenses import local_dp
-from fl_privacy.defenses.privacy.accounting import guarantee
+from fl_privacy.defenses.privacy import guarantee
 from fl_privacy.errors import UserError
 
 from ..harness import flat, large_update, local_step, run

@@ -7,8 +7,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fl_privacy.defenses import Defense, compose, dp_noise, dp_sgd, none, pruning, quantization
-from fl_privacy.defenses.privacy.accountants import epsilon
-from fl_privacy.defenses.privacy.accounting import guarantee
+from fl_privacy.defenses.privacy import epsilon, guarantee
 from fl_privacy.effects import Part
 from fl_privacy.errors import UserError
 

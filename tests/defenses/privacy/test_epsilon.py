@@ -3,7 +3,7 @@ import math
 import pytest
 from opacus.accountants import RDPAccountant
 
-from fl_privacy.defenses.privacy.accountants import MILESTONES, epsilon, epsilons, noise_multiplier_for
+from fl_privacy.defenses.privacy import MILESTONES, epsilon, epsilons, noise_multiplier_for
 from fl_privacy.errors import UserError
 
 SETTINGS = {"noise_multiplier": 1.1, "sample_rate": 0.05, "delta": 1e-5}

@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, Defense, fdl_pp, split_fed
-from fl_privacy.defenses.private_layers.passports import PassportConv2d, passport_layers
+from fl_privacy.defenses._fdl_pp import PassportConv2d, passport_layers
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, private_names
 from fl_privacy.gradients import loss_gradients

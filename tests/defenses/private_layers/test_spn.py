@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep, compose, dp_noise, dp_sgd, none, refiner, spn
-from fl_privacy.defenses.noise.slices import gradient_sensitivity
-from fl_privacy.defenses.private_layers.polarization import PolarizationHead, polarization_loss
+from fl_privacy.defenses._soteria import gradient_sensitivity
+from fl_privacy.defenses._spn import PolarizationHead, polarization_loss
 from fl_privacy.errors import UserError
 from fl_privacy.federation import run_rounds
 from fl_privacy.gradients import loss_gradients

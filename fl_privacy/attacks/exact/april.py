@@ -1,0 +1,165 @@
+"""The image that entered a vision transformer, from the gradients of its patch and position embeddings.
+
+Each patch x_t goes through one linear layer, e_t = W x_t + b, and a learned position embedding p_t is added to what
+comes out. The gradient of p_t is therefore that of e_t, and dL/dW = sum_t dL/dp_t x_t^T is a linear system for all
+patches, whose matrix was uploaded: D equations for each place in a patch, N unknowns, solved wherever the patches are
+no more than the token's width. That the position embedding gives the image away is APRIL's observation (Lu et al. 2022,
+section 4), whose closed form reads the input of an attention without norm and residual in front of it; taken at the
+patch embedding it holds for transformers as they are built.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.attacks.exact.first_layer import Probed, probe_first_layer
+from fl_privacy.gradients import differentiable_twice, frozen_copy
+from fl_privacy.gradients.hooks import leaving
+from fl_privacy.types import LocalPlan, ModelState, Tensors
+
+_RANK = 1e-7
+"""Singular values of the position embedding's gradient below this share of the largest are rounding."""
+
+_ROUNDING = 1e-8
+"""Least error of an element of a gradient, as a share of the root mean square of its elements."""
+
+_ALIKE = 1e-6
+"""Gradients are the same up to this share of their length, in double precision."""
+
+_MOST_OTHERS = 16
+"""Tokens that are no patches, such as the class token."""
+
+
+@dataclass(frozen=True, eq=False)
+class PatchEmbedding:
+    """A convolution on patches that do not overlap, and the parameter that is added to what it puts out.
+
+    Attributes:
+        weight, bias: names of the convolution's parameters (D, C, P, P) and (D,).
+        position: name of the position embedding, whose last dimension is D.
+        first: its row that belongs to the first patch.
+        image: (C, H, W).
+        shift, scale: (C, H, W) the convolution's input is ``shift + scale * pixels``.
+    """
+
+    weight: str
+    bias: str
+    position: str
+    first: int
+    image: tuple[int, int, int]
+    patch: tuple[int, int]
+    shift: Tensor
+    scale: Tensor
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Of the parameters."""
+        return self.weight, self.bias, self.position
+
+    @property
+    def patches(self) -> int:
+        """N."""
+        return (self.image[1] // self.patch[0]) * (self.image[2] // self.patch[1])
+
+    def pixels(self, patches: Tensor) -> Tensor:
+        """What entered the convolution (N, C P P) -> image (C, H, W)."""
+        entered = F.fold(patches.T[None], self.image[1:], self.patch, stride=self.patch)[0]
+        return (entered - self.shift) / self.scale
+
+    def cut(self, image: Tensor) -> Tensor:
+        """Image (C, H, W) -> its patches (N, C P P)."""
+        return F.unfold(image[None], self.patch, stride=self.patch)[0].T
+
+    def output_gradient(self, gradients: Tensors) -> Tensor:
+        """Of what the convolution puts out, (N, D) float64."""
+        position = gradients[self.position].double()
+        return position.reshape(-1, position.shape[-1])[self.first : self.first + self.patches]
+
+
+@dataclass(frozen=True, eq=False)
+class PatchSolution:
+    """The least squares solution of the patches' linear system.
+
+    Attributes:
+        image: (C, H, W) float64.
+        residual: share of the gradient that it leaves.
+        error: expected root of the mean squared error of the pixels, from how far the equations that are more than the
+            unknowns disagree; infinite where there are none, or other images solve the system as well.
+    """
+
+    image: Tensor
+    residual: float
+    error: float
+
+
+def find_patch_embedding(
+    model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool
+) -> PatchEmbedding | None:
+    """That of ``model`` at ``state``, ``None`` where its first layer is no such convolution or nothing is added to it.
+
+    Raises:
+        NotFullyConnectedError: the model calls no layer with parameters.
+    """
+    seen = probe_first_layer(model, state, input_shape, fixed_norms=fixed_norms)
+    layer = seen.module
+    if not isinstance(layer, nn.Conv2d) or not _cuts_patches(layer, seen):
+        return None
+    found = _added(model, state, seen)
+    if found is None:
+        return None
+    channels, height, width = input_shape
+    kernel = (layer.kernel_size[0], layer.kernel_size[1])
+    names = f"{seen.name}.weight", f"{seen.name}.bias"
+    return PatchEmbedding(*names, *found, (channels, height, width), kernel, seen.black, seen.white - seen.black)
+
+
+def solve(embedding: PatchEmbedding, gradients: Tensors) -> PatchSolution:
+    """The image of an update of a single one."""
+    outputs, weight = embedding.output_gradient(gradients), gradients[embedding.weight].double().flatten(1)
+    left, values, right = torch.linalg.svd(outputs, full_matrices=False)
+    kept = values > _RANK * values[0]
+    inverse = torch.where(kept, 1 / values.clamp_min(torch.finfo(values.dtype).tiny), 0.0)
+    patches = (left * inverse) @ (right @ weight)
+    image = embedding.pixels(patches)
+    apart, length = float((outputs.T @ patches - weight).norm()), float(weight.norm())
+    unknowns, equations = outputs.shape
+    if equations <= unknowns or not bool(kept.all()):
+        return PatchSolution(image, apart / length, math.inf)
+    deviation = max(apart / math.sqrt(1 - unknowns / equations), _ROUNDING * length) / math.sqrt(weight.numel())
+    spread = math.sqrt(float(values.square().reciprocal().sum()) / unknowns)
+    return PatchSolution(image, apart / length, deviation * spread / float(embedding.scale.abs().min()))
+
+
+def _cuts_patches(layer: nn.Conv2d, seen: Probed) -> bool:
+    """Whether each pixel enters ``layer`` in exactly one patch, by itself."""
+    height, width = seen.random.shape[1:]
+    alone = layer.stride == layer.kernel_size and layer.padding in ("valid", (0, 0)) and layer.dilation == (1, 1)
+    whole = height % layer.kernel_size[0] == 0 and width % layer.kernel_size[1] == 0
+    fits = seen.black.shape == seen.random.shape and layer.groups == 1 and layer.bias is not None
+    return alone and whole and fits and seen.one_by_one
+
+
+def _added(model: nn.Module, state: ModelState, seen: Probed) -> tuple[str, int] | None:
+    """Name and first row of the parameter whose gradient is that of what the first layer puts out."""
+    device = seen.random.device
+    frozen = frozen_copy(model, state, LocalPlan(batch_norm="eval"), device=device, dtype=torch.float64)
+    parameters = {name: value.requires_grad_() for name, value in frozen.named_parameters()}
+    with differentiable_twice(), leaving({seen.name: frozen.get_submodule(seen.name)}) as calls:
+        logits = frozen(seen.random.double()[None])
+        output = calls[0].output
+        loss = logits.logsumexp(1).sum() - logits[:, 0].sum()
+        found = torch.autograd.grad(loss, [output, *parameters.values()], allow_unused=True)
+    if found[0] is None or not found[0].any():
+        return None
+    tokens = found[0][0].flatten(1).T
+    for name, gradient in zip(parameters, found[1:], strict=True):
+        if gradient is None or gradient.dim() < 2 or gradient.shape[-1] != tokens.shape[1]:
+            continue
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        for first in range(min(len(rows) - len(tokens), _MOST_OTHERS) + 1):
+            if float((rows[first : first + len(tokens)] - tokens).norm()) < _ALIKE * float(tokens.norm()):
+                return name, first
+    return None

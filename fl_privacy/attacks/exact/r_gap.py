@@ -1,0 +1,297 @@
+"""One image behind convolutions, solved for layer by layer back to it (R-GAP, Zhu and Blaschko 2021).
+
+The gradients of a fully connected layer with a bias, of the output's or of an earlier one, give the features that
+entered it and the slope of the loss by them. Where each layer in front of it takes nothing but the activations of the
+one before, every layer has two kinds of linear equations for what entered it: its outputs, by the inverse of the
+activation behind it, and its weight's gradient, which is a product of what entered with the slope by its outputs, known
+by then. The slope goes back through the layer, and so on.
+
+Elementwise activations that grow: told apart by what they make of numbers, inverted, differentiated.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks.exact.certificate import model_as_sent
+from fl_privacy.attacks.exact.convolution import Convolution, solve_inputs
+from fl_privacy.attacks.exact.first_layer import probe_first_layer
+from fl_privacy.gradients.hooks import Call, leaving, owners
+from fl_privacy.types import Observation, Tensors
+
+_SILENT = 1e-5
+"""Outputs of a ReLU up to this share of the largest are zero."""
+
+_NOISE = 2.0
+"""Outputs of a ReLU up to so many times the depth of the least one are silent."""
+
+_ALIKE = 1e-6
+
+_FARTHEST = 8.0
+"""From 0, of numbers by which activations are told apart; beyond it they no longer differ from a line."""
+
+
+@dataclass(frozen=True, eq=False)
+class Activation:
+    """An elementwise function that grows.
+
+    Attributes:
+        value: z -> a.
+        inverse: a -> z; of a ReLU where it is not silent.
+        slope: a -> da/dz.
+    """
+
+    value: Callable[[Tensor], Tensor]
+    inverse: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+
+
+def _leaky(slope: float) -> Activation:
+    return Activation(
+        lambda z: torch.where(z > 0, z, slope * z),
+        lambda a: torch.where(a > 0, a, a / slope),
+        lambda a: torch.where(a > 0, torch.ones_like(a), slope),
+    )
+
+
+def _above_noise(a: Tensor) -> Tensor:
+    """Outputs of a ReLU, where those are 0 that noise makes of silent ones: what is below 0 says how much there is."""
+    least = a.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in a.shape[1:]))
+    return torch.where(a > -_NOISE * least, a, 0)
+
+
+def _above_silence(a: Tensor) -> Tensor:
+    largest = a.flatten(1).amax(1).view(-1, *(1 for _ in a.shape[1:]))
+    return (a > _SILENT * largest).to(a)
+
+
+_EDGE = 1e-12
+_SCALE, _DEPTH = 1.0507009873554805, 1.0507009873554805 * 1.6732632423543772
+"""Slope of SELU above 0, and how far below 0 it goes (Klambauer et al. 2017, eq. 2)."""
+
+ACTIVATIONS: Sequence[Activation] = (
+    Activation(torch.clone, torch.clone, torch.ones_like),
+    Activation(torch.relu, _above_noise, _above_silence),
+    Activation(torch.sigmoid, lambda a: torch.logit(a, _EDGE), lambda a: a * (1 - a)),
+    Activation(torch.tanh, lambda a: torch.atanh(a.clamp(_EDGE - 1, 1 - _EDGE)), lambda a: 1 - a.square()),
+    Activation(
+        nn.functional.elu,
+        lambda a: torch.where(a > 0, a, torch.log1p(a.clamp(_EDGE - 1, 0))),
+        lambda a: torch.where(a > 0, 1, 1 + a),
+    ),
+    Activation(
+        nn.functional.softplus,
+        lambda a: a + torch.log(-torch.expm1(-a.clamp_min(_EDGE))),
+        lambda a: -torch.expm1(-a),
+    ),
+    Activation(
+        nn.functional.selu,
+        lambda a: torch.where(a > 0, a / _SCALE, torch.log1p((a / _DEPTH).clamp(_EDGE - 1, 0))),
+        lambda a: torch.where(a > 0, _SCALE, a + _DEPTH),
+    ),
+    _leaky(0.01),
+)
+"""Those that are told apart by what comes out of them, beside a leaky ReLU of any slope."""
+
+
+def telling(output: Tensor, rng: torch.Generator) -> Tensor:
+    """Numbers by which activations are told apart in place of an ``output``: of both signs, small and large."""
+    numbers = torch.linspace(-_FARTHEST, _FARTHEST, output.numel(), dtype=output.dtype)
+    return numbers[torch.randperm(output.numel(), generator=rng)].view(output.shape).to(output.device)
+
+
+def activation_between(output: Tensor, after: Tensor) -> Activation | None:
+    """The activation that makes ``after`` of an ``output``; ``None`` where it is another, or more than that."""
+    if output.shape[0] != after.shape[0] or output.numel() != after.numel():
+        return None
+    lowest = output.flatten().argmin()
+    slope = float(after.flatten()[lowest] / output.flatten()[lowest])
+    for activation in (*ACTIVATIONS, *([_leaky(slope)] if 0 < slope < 1 else [])):
+        if torch.allclose(activation.value(output).flatten(1), after.flatten(1), rtol=_ALIKE, atol=_ALIKE):
+            return activation
+    return None
+
+
+_MOST = 1 << 15
+"""Values that enter a convolution, at most: more take longer than a descent."""
+
+_MOST_NUMBERS = 1 << 26
+"""Numbers that the equations of a layer take for a victim, at most: half a gigabyte."""
+
+_WRONG = 0.1
+"""Share of its right-hand sides that a layer's equations leave from which they are no longer those of one image."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChainLayer:
+    """Of a chain.
+
+    Attributes:
+        name, module: of the layer, in double precision.
+        inputs, outputs: shapes of what enters and leaves it, without the batch.
+        activation: behind it; of the last layer it does not matter.
+    """
+
+    name: str
+    module: nn.Conv2d | nn.Linear
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    activation: Activation
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Layers of which each takes the activations of the one before and nothing else, the first of them a convolution.
+
+    Attributes:
+        layers: from the image on, up to a fully connected one with a bias; whatever is behind that does not matter.
+        image: (C, H, W) of the image.
+        shift, scale: the first one's input is ``shift + scale * pixels``, (C, H, W) of what enters it.
+    """
+
+    layers: Sequence[ChainLayer]
+    image: tuple[int, ...]
+    shift: Tensor
+    scale: Tensor
+
+    @property
+    def numbers(self) -> int:
+        """That the equations of a layer take for one victim, of the layer where they are most."""
+        own = [_convolution(layer) for layer in self.layers if isinstance(layer.module, nn.Conv2d)]
+        return max(convolution.numbers for convolution in own)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the parameters whose gradients are needed; that of the last layer's bias last."""
+        return (*(f"{layer.name}.weight" for layer in self.layers), f"{self.layers[-1].name}.bias")
+
+
+@dataclass(frozen=True, eq=False)
+class Recursion:
+    """What came of a chain's equations for V victims.
+
+    Attributes:
+        images: (V, C, H, W).
+        left: (V,) share of their right-hand sides that the equations of a layer leave, of the worst.
+    """
+
+    images: Tensor
+    left: Tensor
+
+    @property
+    def sound(self) -> Tensor:
+        """(V,) where they may be those of an image: no noise, nothing set to zero."""
+        return self.left < _WRONG
+
+
+@torch.no_grad()
+def find_chain(observation: Observation) -> Chain | None:
+    """From the image to the first layer whose gradients give away what entered it; ``None`` where layers in between are
+    no chain, several images were taken, or what is needed was withheld."""
+    if observation.upload.num_examples != 1:
+        return None
+    model = model_as_sent(observation).eval()
+    rng = torch.Generator().manual_seed(0)
+    image = torch.rand(observation.input_shape, generator=rng, dtype=torch.float64)
+
+    def replaced(module: nn.Module, given: tuple[object, ...], output: Tensor) -> Tensor:
+        return telling(output, rng) if isinstance(module, nn.Conv2d | nn.Linear) else output
+
+    with leaving(owners(model), replaced) as calls:
+        model(image.to(next(model.parameters()).device)[None])
+    told, names = observation.upload.tensors.keys(), [call.name for call in calls]
+    own = calls[: 1 + next((k for k, call in enumerate(calls) if _is_start(call, told)), len(calls))]
+    if not own or not _is_start(own[-1], told) or any(names.count(call.name) > 1 for call in own):
+        return None
+    found = [_chained(call, after) for call, after in pairwise(own)]
+    layers = [*(layer for layer in found if layer is not None), _layer(own[-1], ACTIVATIONS[0])]
+    if len(layers) < len(own) or not isinstance(layers[0].module, nn.Conv2d):
+        return None
+    if any(len(layer.inputs) != 1 for layer in layers if isinstance(layer.module, nn.Linear)):
+        return None
+    seen = probe_first_layer(model, observation.assumed(), observation.input_shape)
+    chain = Chain(layers, observation.input_shape, seen.black.double(), (seen.white - seen.black).double())
+    return chain if seen.one_by_one and seen.black.dim() == 3 and told >= set(chain.names) else None
+
+
+def _is_start(call: Call, told: Collection[str]) -> bool:
+    """Whether its gradients alone give what entered it and the slope by its outputs, whatever is behind it."""
+    return isinstance(call.module, nn.Linear) and {f"{call.name}.weight", f"{call.name}.bias"} <= set(told)
+
+
+def _chained(call: Call, after: Call) -> ChainLayer | None:
+    """The layer of ``call``; ``None`` where equations aren't linear, or ``after`` takes more than its activations."""
+    if not isinstance(call.module, nn.Linear) and not _is_plain(call.module, call.inputs.shape[1:]):
+        return None
+    activation = activation_between(call.output, after.inputs)
+    return None if activation is None else _layer(call, activation)
+
+
+def _layer(call: Call, activation: Activation) -> ChainLayer:
+    assert isinstance(call.module, nn.Linear | nn.Conv2d)
+    return ChainLayer(call.name, call.module, call.inputs.shape[1:], call.output.shape[1:], activation)
+
+
+def _is_plain(module: nn.Module, shape: Sequence[int]) -> bool:
+    """Whether it is a convolution whose equations are linear in all of its input (C, H, W), and not too many."""
+    if not isinstance(module, nn.Conv2d) or module.groups > 1 or module.padding_mode != "zeros":
+        return False
+    spans = [step * (taps - 1) for step, taps in zip(module.dilation, module.kernel_size, strict=True)]
+    if module.padding == "same" and any(span % 2 for span in spans):
+        return False
+    small = len(shape) == 3 and torch.Size(shape).numel() <= _MOST
+    return small and Convolution(module, (shape[0], shape[1], shape[2])).numbers <= _MOST_NUMBERS
+
+
+@torch.no_grad()
+def recursed(chain: Chain, gradients: Tensors) -> Recursion:
+    """The images of V updates of one image each.
+
+    Args:
+        chain: of the model that they were computed with.
+        gradients: (V, *shape) by name.
+    """
+    last = chain.layers[-1]
+    delta = gradients[f"{last.name}.bias"].double()
+    values, back = _connected(last, gradients, delta)
+    left, known = torch.where(delta.any(1), 0.0, 1.0).to(delta), torch.ones_like(values)
+    for layer in reversed(chain.layers[:-1]):
+        activation = layer.activation
+        outputs = activation.inverse(values.reshape(-1, *layer.outputs))
+        slopes = activation.slope(activation.value(outputs)).clamp_min(0) * known.reshape(outputs.shape)
+        delta = back.reshape(slopes.shape) * slopes
+        if isinstance(layer.module, nn.Linear):
+            values, back = _connected(layer, gradients, delta)
+            known = torch.ones_like(values)
+            continue
+        own = _convolution(layer)
+        if layer.module.bias is not None:
+            outputs = outputs - layer.module.bias[:, None, None]
+        gradient = gradients[f"{layer.name}.weight"].double()
+        first = layer is chain.layers[0]
+        found = solve_inputs(own, outputs, slopes, delta, gradient, smooth=first)
+        values, known, back = found.values, found.seen, own.back(delta)
+        solvable = known.flatten(1).any(1) if first else found.enough
+        left = torch.where(solvable, left.maximum(found.left), 1)
+        if not bool((left < _WRONG).any()):
+            break
+    size = len(values), *chain.image
+    if values.shape[1:] != chain.shift.shape:  # none is solved for down to the image
+        return Recursion(values.new_zeros(size), left)
+    return Recursion(((values - chain.shift) / chain.scale).reshape(size), left)
+
+
+def _convolution(layer: ChainLayer) -> Convolution:
+    assert isinstance(layer.module, nn.Conv2d)
+    return Convolution(layer.module, (layer.inputs[0], layer.inputs[1], layer.inputs[2]))
+
+
+def _connected(layer: ChainLayer, gradients: Mapping[str, Tensor], delta: Tensor) -> tuple[Tensor, Tensor]:
+    """What entered a fully connected layer, and the loss's slope by it."""
+    weight, bias = gradients[f"{layer.name}.weight"].double(), gradients.get(f"{layer.name}.bias")
+    delta = delta if bias is None else bias.double()
+    squared = delta.square().sum(1, keepdim=True).clamp_min(torch.finfo(delta.dtype).tiny)
+    return torch.einsum("vo,voi->vi", delta, weight) / squared, delta @ layer.module.weight

@@ -1,0 +1,102 @@
+"""Attacks that look for their images among those that a trained generator makes."""
+
+from typing import Literal, Unpack
+
+from fl_privacy.attacks.gradient_inversion import GradientInversion
+from fl_privacy.attacks.gradient_inversion.generator_prior import Generated, NamedGenerator, Penalty
+from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
+from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
+from fl_privacy.attacks.optimizers import Adam, EvolutionStrategy, StepDecay
+from fl_privacy.attacks.preset_options import GenerativeOptions, takes, vary
+from fl_privacy.checks import number, one_of, whole
+from fl_privacy.pretrained.generator_files import expect_generator
+
+
+@takes(GenerativeOptions, depending=("iterations",))
+def ggl(
+    *,
+    generator: str | None = None,
+    optimizer: Literal["adam", "cma"] = "adam",
+    lr: float = 0.01,
+    population: int = 50,
+    deviation: float = 1.0,
+    penalty: Penalty = "kl",
+    weight: float = 1e-3,
+    relative: bool = True,
+    **options: Unpack[GenerativeOptions],
+) -> GradientInversion:
+    """Generative gradient leakage (Li et al. 2022): the latents of a generator whose images fit the update.
+
+    The objective is the squared L2 distance of gradients and ``weight`` times a penalty on latents. Adam, learning rate
+    0.01, takes 4,000 iterations (Refiner, Fan et al. 2025); CMA-ES, which needs no gradient, 500 with 50 candidates
+    each, as GGL's authors have it. What the update shows of a defense (zeros, few levels, empty columns, else its norm)
+    is done to the guess as well.
+
+    Args:
+        generator: file of ``fl-privacy train-generator``, or ``faces`` for the one in the package gan-face-generate.
+        optimizer: of the latents; ``cma`` needs the package of that name.
+        lr: of Adam.
+        population: candidates of CMA-ES in each iteration.
+        deviation: of the first ones.
+        penalty: ``kl``, or ``norm``; see :data:`fl_privacy.attacks.gradient_inversion.generator_prior.Penalty`.
+        weight: of the penalty, at least 0; the authors' 0.1 is for gradients whose distance is not relative, and
+            beside one that is keeps latents from fitting (``experiments/RESULTS.md``).
+        relative: divide the distance by the observed gradient's squared norm, without which a weight means another
+            thing for every model.
+        options: as for all attacks.
+    """
+    one_of("attack.optimizer", optimizer, ("adam", "cma"))
+    one_of("attack.penalty", penalty, ("kl", "norm"))
+    number("attack.weight", weight, at_least=0, example=1e-3)
+    expect_generator(generator)
+    strategy = EvolutionStrategy(population=population, deviation=deviation)
+    if optimizer == "cma":
+        strategy.expect_package()
+    published = GradientInversion(
+        objective=L2(relative=relative),
+        optimizer=Adam(lr=lr) if optimizer == "adam" else strategy,
+        source=Generated(generator=NamedGenerator(generator), weight=weight, penalty_kind=penalty),
+        evident=True,
+        iterations=4000 if optimizer == "adam" else 500,
+    )
+    return vary(published, options)
+
+
+@takes(GenerativeOptions)
+def gifd(
+    *,
+    generator: str | None = None,
+    layers: int = 2,
+    reach: float = 0.3,
+    lr: float = 0.1,
+    total_variation: float = 0.0,
+    **options: Unpack[GenerativeOptions],
+) -> GradientInversion:
+    """Generative images from feature domains (GIFD, Fang et al. 2023): latents first, then features within a generator.
+
+    After the latents, what leaves the first layer is optimized within an l1 ball around what was found, then what
+    leaves the second, and so on; of all stages the images are taken that fit the update best. Cosine distance, Adam
+    with a falling rate. ``iterations`` are those of each stage.
+
+    Args:
+        generator: as of :func:`ggl`.
+        layers: of the generator whose output is optimized, one after the other; 0 stops at the latents.
+        reach: radius of the ball, in shares of the l1 norm of an image's features, at least 0. The authors' radii are
+            those of their generators.
+        lr: of Adam.
+        total_variation: weight; where the angle between gradients is small, even 1e-4 leaves nothing but gray.
+        options: as for all attacks.
+    """
+    whole("attack.layers", layers, at_least=0, example=2)
+    number("attack.reach", reach, at_least=0, example=0.3)
+    expect_generator(generator)
+    published = GradientInversion(
+        objective=Cosine(),
+        optimizer=Adam(lr=lr, schedule=StepDecay()),
+        priors=(TotalVariation(weight=total_variation),) if total_variation else (),
+        source=Generated(generator=NamedGenerator(generator), deeper=layers, reach=reach),
+        evident=True,
+        projection="clamp",
+        iterations=1000,
+    )
+    return vary(published, options)

@@ -1,0 +1,318 @@
+"""The evaluation of a problem as one compiled program, where that compiling_pays.
+
+The evaluation of a problem as the operations that it comes down to: the same numbers with fewer calls.
+
+How many victims fit in memory together.
+
+How many CPU threads an attack is worth: operations that are over in microseconds wait longer than they compute.
+"""
+
+import logging
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, fx, nn
+
+from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.attacks.optimizers import EvolutionStrategy, Optimizer
+from fl_privacy.errors import UserError
+from fl_privacy.gradients import differentiable_twice
+from fl_privacy.gradients.convolution import for_a_compiler
+from fl_privacy.gradients.hooks import leaving, owners
+from fl_privacy.gradients.memory import freed_memory_kept, spare_bytes, written_by
+from fl_privacy.rng import cpu_threads
+
+_FEW_VICTIMS = 4
+_EVALUATIONS = 1000
+_FIRST = 20
+
+_ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
+
+
+def recording_pays(victims: int, evaluations: int) -> bool:
+    """Whether leaving out autograd wins back the second or some seconds that recording takes.
+
+    Of many victims the numbers take the time, not the calls.
+    """
+    return victims <= _FEW_VICTIMS and evaluations >= _EVALUATIONS
+
+
+class RecordedEvaluation:
+    """``Problem.evaluate``, whose operations are recorded once and then run without autograd.
+
+    They are the same operations in the same order, so that every bit of the result is, too. The first evaluations,
+    which many short attacks do with, and problems of other shapes than the recorded one are not run so.
+    """
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._shapes: list[torch.Size] | None = None
+        self._program: fx.GraphModule | None = None
+
+    def __call__(self, problem: Problem, variables: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss (V,) and gradient (V, N)."""
+        self._calls += 1
+        if self._calls < _FIRST:
+            return problem.evaluate(variables)
+        tensors = tensors_of(problem)
+        shapes = [tensor.shape for tensor in (variables, *tensors)]
+        if self._shapes is None:
+            self._shapes, self._program = shapes, _recorded(problem, variables, tensors)
+        if self._program is None or shapes != self._shapes:
+            return problem.evaluate(variables)
+        with torch.no_grad():
+            loss, gradient = self._program(variables, *tensors)
+        return loss, gradient
+
+
+def tensors_of(problem: Problem) -> list[Tensor]:
+    """Those whose rows are victims."""
+    found: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    problem.map(keep)
+    return found
+
+
+def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx.GraphModule:
+    """What ``problem.evaluate`` does, as a function of the variables and of the problem's tensors."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
+
+    def evaluate(variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        given = iter(tensors)
+        return problem.map(lambda _: next(given)).evaluate(variables)
+
+    return make_fx(evaluate)(variables, *tensors)
+
+
+def _recorded(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx.GraphModule | None:
+    """``None`` where the operations differ from evaluation to evaluation, or can't be recorded."""
+    try:
+        program = operations(problem, variables, tensors)
+    except RuntimeError:
+        return None
+    for node in list(program.graph.nodes):
+        if node.op == "call_function" and node.target in _ALIASES:
+            node.replace_all_uses_with(node.args[0])
+            program.graph.erase_node(node)
+    program.graph.eliminate_dead_code()
+    program.recompile()
+    elsewhere = variables + 1e-3 * torch.arange(variables.shape[1], device=variables.device).sin().to(variables)
+    for point in (variables, elsewhere):
+        with differentiable_twice(), torch.no_grad():
+            found = program(point, *tensors)
+        expected = problem.evaluate(point)
+        if not all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)):
+            return None
+    return program
+
+
+ValueAndGradient = Callable[[Problem, Tensor], tuple[Tensor, Tensor]]
+"""(problem, variables (V, N)) -> loss (V,) and gradient (V, N)."""
+
+_Program = Callable[..., tuple[Tensor, Tensor]]
+
+_TOLERANCE = 1e-3
+_WRITTEN_MEANWHILE = 2e10
+_TENSORS_AT_LEAST = 20
+_RUNS_ON_GPU = 10_000
+_WARM_UP_ON_GPU = 3
+
+
+def compiler() -> str | None:
+    """Path of the C++ compiler that ``torch.compile`` asks for; ``None`` where there is none."""
+    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    return shutil.which(os.environ.get("CXX", usual))
+
+
+def check_compiler() -> None:
+    """Refuse to go on without a compiler.
+
+    Raises:
+        UserError: there is none.
+    """
+    if compiler() is None:
+        raise UserError(
+            "attack.compile=on is expected to find a C++ compiler, but there is none;"
+            " install g++, name one in CXX, or use attack.compile=off."
+        )
+
+
+def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
+    """Whether a compiled program wins back the time that compiling takes.
+
+    All is counted and nothing measured, so that the answer is the same each time. On a CPU fused operations save a
+    fifth to a quarter of the time, which grows with what is written; compiling takes one thread some seconds for each
+    tensor (LeNet, ConvNet, ResNet-20: 50, 110, 170 s on a busy machine). A GPU saves the time between operations, which
+    is the same for few victims and many.
+
+    Args:
+        device: of the computation.
+        runs: of the program.
+        written: bytes in all runs.
+        tensors: that are matched.
+    """
+    if compiler() is None:
+        return False
+    if device.type == "cuda":
+        return runs > _RUNS_ON_GPU
+    return written > _WRITTEN_MEANWHILE * torch.get_num_threads() * (_TENSORS_AT_LEAST + tensors)
+
+
+class CompiledEvaluation:
+    """``Problem.evaluate``, compiled for the shapes of the first call; problems of other shapes are not.
+
+    A program that fails to compile or gives other numbers is not used, which a warning says.
+
+    Args:
+        demanded: to compile or to fail.
+    """
+
+    def __init__(self, *, demanded: bool) -> None:
+        self._demanded = demanded
+        self._shapes: list[torch.Size] | None = None
+        self._program: _Program | None = None
+
+    def __call__(self, problem: Problem, variables: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss (V,) and gradient (V, N).
+
+        Raises:
+            UserError: the program does not compile, but is demanded.
+        """
+        tensors = tensors_of(problem)
+        shapes = [tensor.shape for tensor in (variables, *tensors)]
+        if self._shapes is None:
+            self._shapes, self._program = shapes, self._make(problem, variables, tensors)
+        if self._program is None or shapes != self._shapes:
+            return problem.evaluate(variables)
+        return self._program(variables, *tensors)
+
+    def _make(self, problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) -> _Program | None:
+        try:
+            program = _compiled(problem, variables, tensors)
+            for _ in range(_WARM_UP_ON_GPU if variables.is_cuda else 1):
+                found = program(variables, *tensors)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            if self._demanded:
+                raise UserError(
+                    f"attack.compile=on is expected to compile, but got: {reason}; use attack.compile=off."
+                ) from error
+            warnings.warn(f"The attack goes on without being compiled: {reason}", stacklevel=2)
+            return None
+        if _agree(found, problem.evaluate(variables)):
+            return program
+        warnings.warn("The attack goes on without being compiled, which gives other numbers.", stacklevel=2)
+        return None
+
+
+def _compiled(problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) -> _Program:
+    """The double backward pass is unrolled by tracing first, since ``torch.compile`` itself does not follow it."""
+    with for_a_compiler():
+        graph = operations(problem, variables, list(tensors))
+    mode = "reduce-overhead" if variables.is_cuda else None
+    program = torch.compile(graph, fullgraph=True, dynamic=False, mode=mode)
+
+    def run(variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        with differentiable_twice(), torch.no_grad():
+            loss, gradient = program(variables, *tensors)
+        # the next run on a GPU writes to the same memory
+        return (loss.clone(), gradient.clone()) if loss.is_cuda else (loss, gradient)
+
+    return run
+
+
+def _agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
+    """Victim by victim, where the expected values are finite."""
+    rows = [values.reshape(len(values), -1) for values in (*found, *expected)]
+    return all(
+        bool(((a - b).norm(dim=1) <= _TOLERANCE * b.norm(dim=1))[b.isfinite().all(1)].all())
+        for a, b in zip(rows[:2], rows[2:], strict=True)
+    )
+
+
+logger = logging.getLogger(__name__)
+
+_MOST_ON_CPU, _MOST_ON_GPU = 128, 4096
+_SHARE_OF_GPU = 0.35
+_BYTES_ON_CPU = 4 * 2**30
+"""That one chunk takes; more is hardly faster."""
+
+
+def written_bytes(problem: Problem, variables: Tensor) -> int:
+    """What the computation of the loss of one victim (1, N) writes."""
+    with differentiable_twice():
+        return written_by(lambda: problem.loss(variables.detach().requires_grad_()))
+
+
+def victims_at_once(problem: Problem, variables: Tensor, optimizer: Optimizer | EvolutionStrategy) -> int:
+    """The chunk size, from a trial with one victim.
+
+    It does not depend on how much memory happens to be free, since sums over other chunks differ in their last bits,
+    unless there is too little, which the log says.
+
+    Args:
+        problem: of one victim.
+        variables: (1, N).
+        optimizer: whose state is counted.
+    """
+    state = optimizer.moments * variables.numel() * variables.element_size()
+    observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()
+    most = _MOST_ON_GPU if variables.is_cuda else _MOST_ON_CPU
+    needed = written_bytes(problem, variables) + state + 3 * observed
+    wanted = max(1, min(most, _bytes_of_a_chunk(variables.device) // needed))
+    fits = max(1, spare_bytes(variables.device) // needed)
+    if fits < wanted:
+        logger.warning(
+            "Memory for %d victims at a time, instead of %d: the last bits of the result will differ.", fits, wanted
+        )
+    return int(min(wanted, fits))
+
+
+def _bytes_of_a_chunk(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(_SHARE_OF_GPU * torch.cuda.mem_get_info(device)[1])
+    return _BYTES_ON_CPU
+
+
+WORTHWHILE = 20_000_000
+"""Multiplications of a layer, for all images together, from which more than one thread is used: about a millisecond.
+Below, threads that share their cores with another process wait for each other up to a hundred times longer than they
+compute, and win little where they don't."""
+
+
+@contextmanager
+def fitting_threads(multiplications: int) -> Iterator[None]:
+    """One CPU thread within the context where a layer takes less than ``WORTHWHILE``, else as many as were set.
+
+    Memory that is freed stays for the next evaluation.
+    """
+    with freed_memory_kept(), cpu_threads(1 if multiplications < WORTHWHILE else torch.get_num_threads()):
+        yield
+
+
+@torch.no_grad()
+def multiplications_of_a_layer(model: nn.Module, inputs: Tensor) -> int:
+    """Of ``inputs`` (V, B, ...), in the mean over the layers of ``model`` that multiply by a matrix or convolve."""
+    with cpu_threads(1), leaving(owners(model)) as calls:
+        model(inputs[0])
+    numbers = [_multiplications(call.module, call.inputs, call.output) for call in calls]
+    found = [number for number in numbers if number]
+    return len(inputs) * sum(found) // max(1, len(found))
+
+
+def _multiplications(module: nn.Module, inputs: Tensor, output: Tensor) -> int:
+    weights = sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return weights * output.numel() // output.shape[1]
+    if isinstance(module, nn.Linear | nn.MultiheadAttention):
+        return weights * inputs.numel() // inputs.shape[-1]
+    return 0

@@ -1,0 +1,163 @@
+"""Images that a trained generator makes: of its latents, or of the features within it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.gradient_inversion.starts import Blank, NextSource, Shape
+from fl_privacy.errors import UserError
+from fl_privacy.pretrained.generator import ImageGenerator, Provenance
+from fl_privacy.pretrained.generator_files import TrainedGenerator, find_generator
+
+Penalty = Literal["kl", "norm"]
+"""``kl``: divergence of a normal with mean and variance of the latent's own entries from N(0, 1); ``norm``: mean square
+of its entries."""
+
+LATENT = -1
+"""Stands for the input among the layers of a generator."""
+
+
+@dataclass(frozen=True)
+class NamedGenerator:
+    """A generator by its file, opened when it is first needed and then kept, whatever becomes of the file.
+
+    Attributes:
+        path: see :func:`fl_privacy.pretrained.generator_files.find_generator`.
+    """
+
+    path: str | None
+
+    def __call__(
+        self, image: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> TrainedGenerator:
+        """The one for images (C, H, W).
+
+        Raises:
+            UserError: there is none.
+        """
+        asked = tuple(image), torch.device(device), dtype
+        if asked not in self._found:
+            self._found[asked] = find_generator(self.path, *asked)
+        return self._found[asked]
+
+    @cached_property
+    def _found(self) -> dict[tuple[tuple[int, ...], torch.device, torch.dtype], TrainedGenerator]:
+        return {}
+
+    def __reduce__(self) -> tuple[type["NamedGenerator"], tuple[str | None]]:
+        """Sent to another process it looks there."""
+        return NamedGenerator, (self.path,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """A generator's images, B of them a victim.
+
+    The variables are its latents (GGL, Li et al. 2022); or what leaves one of its layers, as the difference from what
+    is held: what left it by what was found before. The differences of an image stay in an l1 ball (GIFD, Fang et al.
+    2023).
+
+    Attributes:
+        generator: which.
+        weight: of the penalty on latents.
+        penalty_kind: of that.
+        layer: whose output is optimized; ``LATENT`` for its input.
+        deeper: so many layers are optimized afterwards, one after the other.
+        reach: radius of the ball, in shares of the l1 norm of an image's features.
+    """
+
+    generator: NamedGenerator
+    weight: float = 0.0
+    penalty_kind: Penalty = "kl"
+    layer: int = LATENT
+    deeper: int = 0
+    reach: float = 0.0
+
+    def size(self, shape: Shape) -> int:
+        network = self.generator(shape[1:]).network
+        if self.layer == LATENT:
+            return shape[0] * network.shape.latent
+        return shape[0] * int(torch.Size(network.features_shape(self.layer)).numel())
+
+    def start(self, blank: Blank) -> Tensor:
+        known, asked = self.generator(blank.shape[1:]).network.shape.num_classes, blank.observation.num_classes
+        if known not in (0, asked):
+            raise UserError(
+                f"The generator {self.generator.path} is expected to know the {asked} classes of the model, or none,"
+                f" but knows {known}; train one with conditional=false."
+            )
+        return torch.randn(self.size(blank.shape), generator=blank.generator)
+
+    def held(self, blank: Blank) -> Tensor:
+        return torch.zeros(0)
+
+    def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
+        network = self._network(variables, shape)
+        if self.layer == LATENT:
+            made: Tensor = network(variables.reshape(-1, network.shape.latent), labels.flatten(0, 1))
+        else:
+            features = (held + variables).reshape(-1, *network.features_shape(self.layer))
+            made = network.through(features, after=self.layer)
+        return made.reshape(len(variables), *shape)
+
+    def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
+        if not self.weight or self.layer != LATENT:
+            return variables.new_zeros(len(variables))
+        latents = variables.reshape(len(variables), shape[0], -1)
+        square = latents.square().mean(2)
+        if self.penalty_kind == "norm":
+            return self.weight * square.mean(1)
+        mean = latents.mean(2)
+        variance = square - mean.square() + 1e-10
+        return self.weight * (mean.square() + variance - 1 - variance.log()).mean(1) / 2
+
+    def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
+        if self.layer == LATENT:
+            return variables
+        apart = variables.reshape(len(variables) * shape[0], -1)
+        radius = self.reach * held.reshape(apart.shape).abs().sum(1)
+        return onto_l1_ball(apart, radius).reshape(variables.shape)
+
+    @torch.no_grad()
+    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
+        network = self._network(variables, shape)
+        left = min(self.deeper, network.depth - 2 - self.layer)
+        if left <= 0:
+            return None
+        if self.layer == LATENT:
+            features = network.features(variables.reshape(-1, network.shape.latent), labels.flatten(0, 1))
+        else:
+            features = (held + variables).reshape(-1, *network.features_shape(self.layer))
+            features = network.through(features, after=self.layer, until=self.layer + 1)
+        features = features.reshape(len(variables), -1)
+        source = replace(self, layer=self.layer + 1, deeper=left - 1)
+        return NextSource(source, torch.zeros_like(features), features)
+
+    @property
+    def stages(self) -> int:
+        return 1 + self.deeper
+
+    def provenance(self, image: Sequence[int]) -> Provenance | None:
+        return self.generator(image).provenance
+
+    def _network(self, like: Tensor, shape: Shape) -> ImageGenerator:
+        return self.generator(shape[1:], like.device, like.dtype).network
+
+
+def onto_l1_ball(vectors: Tensor, radius: Tensor) -> Tensor:
+    """The nearest to each of ``vectors`` (N, n) whose absolute values add up to at most ``radius`` (N,), at least 0.
+
+    Duchi et al. 2008, Figure 1, for all rows at once.
+    """
+    size = vectors.abs()
+    falling = size.sort(1, descending=True).values
+    excess = falling.cumsum(1) - radius[:, None]
+    counts = torch.arange(1, vectors.shape[1] + 1, device=vectors.device)
+    last = (falling * counts > excess).sum(1).clamp_min(1) - 1
+    threshold = excess.gather(1, last[:, None]).clamp_min(0) / (last[:, None] + 1)
+    shrunk = vectors.sign() * (size - threshold).clamp_min(0)
+    return torch.where(size.sum(1, keepdim=True) <= radius[:, None], vectors, shrunk)

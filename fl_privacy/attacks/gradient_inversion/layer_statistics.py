@@ -1,0 +1,311 @@
+"""The few numbers per layer and victim that every objective is made of.
+
+All gradients of many victims against the observed ones in one operation, a part that fits the cache at a time.
+
+The gradient of a linear layer's weight is a product over the positions of a text. Formed for all victims at once, every
+square, sign and sum of it would go through memory, there and back. Here a few victims' gradients of one weight are
+formed, compared and turned into slopes while they are in the cache, and are never written.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fl_privacy.attacks.gradient_inversion.closed_forms import squared_distance
+from fl_privacy.gradients.layered import Factors
+from fl_privacy.types import Tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The observed tensor of one layer for V victims.
+
+    Attributes:
+        value: (V, n) flattened, (V, 0) where it is known by its factors.
+        squared: (V,) sum of squares.
+        variance: (V,) over the n elements.
+        size: n.
+        low, high: (V, n) between which the undefended tensor is known to be, where the defense hid its exact value;
+            ``None`` where it is the one observed. A guess within is as good as the observed value.
+    """
+
+    value: Tensor
+    squared: Tensor
+    variance: Tensor
+    size: int
+    low: Tensor | None = None
+    high: Tensor | None = None
+
+    @classmethod
+    def of(cls, value: Tensor, bounds: tuple[Tensor, Tensor] | None = None) -> "Target":
+        """From (V, *shape), with ``bounds`` of that shape."""
+        flat = value.reshape(len(value), -1)
+        low, high = (None, None) if bounds is None else (bound.reshape(len(bound), -1) for bound in bounds)
+        return cls(flat, flat.square().sum(1), flat.var(1, correction=0), flat.shape[1], low, high)
+
+    @classmethod
+    def joined(cls, targets: Sequence["Target"]) -> "Target":
+        """Those without bounds as one, in their order."""
+        return cls.of(torch.cat([target.value for target in targets], 1))
+
+    def without_value(self) -> "Target":
+        """The numbers alone."""
+        return Target(self.value[:, :0].clone(), self.squared, self.variance, self.size)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Target":
+        """With its tensors changed."""
+        low, high = (None if bound is None else change(bound) for bound in (self.low, self.high))
+        return Target(change(self.value), change(self.squared), change(self.variance), self.size, low, high)
+
+
+class LayerStatistics(Protocol):
+    """Guessed against observed gradient of one tensor; each number is (V,) and computed when asked for."""
+
+    @property
+    def target(self) -> Target:
+        """The observed tensor."""
+        ...
+
+    @property
+    def guess(self) -> Tensor | None:
+        """g' (V, n), where it was formed and may be anything; ``None`` otherwise."""
+        ...
+
+    @property
+    def squared(self) -> Tensor:
+        """||g'||^2."""
+        ...
+
+    def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
+        """||scale g' - observed_scale g||^2 for factors (V,), to the accuracy of a sum of squared differences."""
+        ...
+
+    @property
+    def distance(self) -> Tensor:
+        """||g' - g||^2."""
+        ...
+
+    @property
+    def absolute(self) -> Tensor:
+        """Sum of |g' - g|."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Explicit:
+    """Statistics of a gradient (V, *shape) that was formed; where the target has bounds, of g' moved by g - [g']."""
+
+    gradient: Tensor
+    target: Target
+
+    @property
+    def guess(self) -> Tensor | None:
+        return self.gradient.reshape(len(self.gradient), -1) if self.target.low is None else None
+
+    @property
+    def squared(self) -> Tensor:
+        lengths: Tensor = torch.linalg.vector_norm(self._guess, dim=1)
+        return lengths.square()
+
+    def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
+        """||scale g' - observed_scale g||^2 for factors (V,)."""
+        return torch.addcmul(-observed_scale[:, None] * self.target.value, self._guess, scale[:, None]).square().sum(1)
+
+    @property
+    def distance(self) -> Tensor:
+        if self.target.low is None:
+            return squared_distance(self.gradient.reshape(len(self.gradient), -1), self.target.value)
+        return self._difference.square().sum(1)
+
+    @property
+    def absolute(self) -> Tensor:
+        return self._difference.abs().sum(1)
+
+    @property
+    def _guess(self) -> Tensor:
+        return (
+            self.gradient.reshape(len(self.gradient), -1)
+            if self.target.low is None
+            else self.target.value + self._difference
+        )
+
+    @property
+    def _difference(self) -> Tensor:
+        """What separates the guess from the observed value, or from the nearest one within the bounds."""
+        flat, target = self.gradient.reshape(len(self.gradient), -1), self.target
+        return flat - (target.value if target.low is None else flat.clamp(target.low, target.high))
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """Statistics of the gradient ``deltas @ inputs.mT`` of one weight.
+
+    Attributes:
+        deltas: (V, O, P).
+        inputs: (V, D, P).
+        factors: of the observed gradient.
+        target: its numbers; its value is not used.
+    """
+
+    deltas: Tensor
+    inputs: Tensor
+    factors: Factors
+    target: Target
+    guess: None = None
+
+    @property
+    def squared(self) -> Tensor:
+        return self._along.square().sum((1, 2)) + self._beside
+
+    def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
+        """||scale g' - observed_scale g||^2 for factors (V,)."""
+        along = scale[:, None, None] * self._along - observed_scale[:, None, None] * self.factors.core
+        return along.square().sum((1, 2)) + scale.square() * self._beside
+
+    @property
+    def distance(self) -> Tensor:
+        return (self._along - self.factors.core).square().sum((1, 2)) + self._beside
+
+    @property
+    def absolute(self) -> Tensor:
+        """Sum of |g' - g|, for which the gradient is formed."""
+        seen = self.factors.left @ self.factors.core @ self.factors.right.mT
+        return (self.deltas @ self.inputs.mT - seen).abs().sum((1, 2))
+
+    @cached_property
+    def _delta_parts(self) -> tuple[Tensor, Tensor]:
+        """Coordinates (V, r, P) of the output gradients along ``left``, and the rest (V, O, P)."""
+        return _parts(self.deltas, self.factors.left)
+
+    @cached_property
+    def _input_parts(self) -> tuple[Tensor, Tensor]:
+        return _parts(self.inputs, self.factors.right)
+
+    @cached_property
+    def _along(self) -> Tensor:
+        """(V, r, q) the gradient in the coordinates of the observed one."""
+        return self._delta_parts[0] @ self._input_parts[0].mT
+
+    @cached_property
+    def _beside(self) -> Tensor:
+        """(V,) squared norm of what of the gradient lies outside of these coordinates."""
+        (along, rest), (input_along, input_rest) = self._delta_parts, self._input_parts
+        input_rest_products = input_rest.mT @ input_rest
+        input_products = input_along.mT @ input_along + input_rest_products
+        return ((along.mT @ along) * input_rest_products + (rest.mT @ rest) * input_products).sum((1, 2))
+
+
+def _parts(values: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """Of ``values`` (V, N, P): coordinates (V, r, P) along the orthonormal ``directions`` (V, N, r), and the rest."""
+    along = directions.mT @ values
+    return along, torch.baddbmm(values, directions, along, alpha=-1)
+
+
+_IN_CACHE = 1 << 16
+"""Elements of a gradient that are compared at a time."""
+
+Coefficients = Mapping[str, tuple[float, float]]
+"""Of each tensor, on its squared and on its absolute distance."""
+
+Factored = Mapping[str, tuple[Tensor, Tensor]]
+"""Of weights: output gradients (V, O, P) and inputs (V, D, P), whose product is the gradient."""
+
+
+def weighted_distance(
+    formed: Tensors, factored: Factored, targets: Mapping[str, Target], weights: Coefficients
+) -> Tensor:
+    """(V,) sum over the tensors of ``a ||g' - g||^2 + b sum |g' - g|``; it can be differentiated once.
+
+    Args:
+        formed: gradients (V, *shape) by name.
+        factored: those of the other tensors, by their factors.
+        targets: observed, without bounds.
+        weights: a and b of each.
+    """
+    observed = [torch.cat([targets[name].value for name in formed], 1)] if formed else []
+    joined = [torch.cat([gradient.reshape(len(gradient), -1) for gradient in formed.values()], 1)] if formed else []
+    sizes = [targets[name].size for name in formed]
+    plan = _Plan(
+        elementwise=[_spread([weights[name][k] for name in formed], sizes, joined[0]) for k in (0, 1)]
+        if formed
+        else (),
+        products=[weights[name] for name in factored],
+        observed=[*observed, *(targets[name].value for name in factored)],
+    )
+    loss: Tensor = _Compare.apply(plan, *joined, *(part.mT for parts in factored.values() for part in parts))
+    return loss
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What is compared.
+
+    Attributes:
+        elementwise: (n,) a and b for each element of the gradients that were formed, which come as one.
+        products: a and b of those that are products.
+        observed: (V, n) of each.
+    """
+
+    elementwise: Sequence[Tensor]
+    products: Sequence[tuple[float, float]]
+    observed: Sequence[Tensor]
+
+
+class _Compare(torch.autograd.Function):
+    """(plan, formed gradients as one (V, n), deltas (V, P, O) and inputs (V, P, D) of the others) -> (V,)."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: _Plan, *tensors: Tensor) -> Tensor:
+        wanted, count = any(ctx.needs_input_grad), int(bool(plan.elementwise))
+        loss, slopes = tensors[0].new_zeros(len(tensors[0])), []
+        if plan.elementwise:
+            squared, absolute = plan.elementwise
+            apart = tensors[0] - plan.observed[0]
+            slope = torch.sign(apart).mul_(absolute)
+            loss += torch.linalg.vecdot(apart, torch.addcmul(slope, apart, squared))
+            slopes.append(slope.addcmul_(apart, squared, value=2))
+        parts = zip(tensors[count::2], tensors[count + 1 :: 2], strict=True)
+        for weights, observed, (deltas, inputs) in zip(plan.products, plan.observed[count:], parts, strict=True):
+            slopes += _products(loss, deltas, inputs, observed, weights, wanted=wanted)
+        ctx.save_for_backward(*(slopes if wanted else ()))
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        (by_loss,) = upstream
+        return None, *(by_loss.view(-1, *(1 for _ in slope.shape[1:])) * slope for slope in ctx.saved_tensors)
+
+
+def _products(
+    loss: Tensor, deltas: Tensor, inputs: Tensor, observed: Tensor, weights: tuple[float, float], *, wanted: bool
+) -> list[Tensor]:
+    """Add to ``loss`` (V,) what the products over P of ``deltas`` (V, P, O) and ``inputs`` (V, P, D) are apart from
+    those observed; the slopes by both where they are ``wanted``."""
+    squared, absolute = weights
+    shape = (deltas.shape[2], inputs.shape[2])
+    size = len(deltas) if deltas.is_cuda else max(1, _IN_CACHE // (shape[0] * shape[1]))
+    slopes = [torch.empty_like(deltas), torch.empty_like(inputs)] if wanted else []
+    apart, slope = (deltas.new_empty(min(size, len(deltas)), *shape) for _ in range(2))
+    for start in range(0, len(deltas), size):
+        few = slice(start, start + size)
+        left, right, seen = deltas[few], inputs[few], observed[few].view(-1, *shape)
+        apart, slope = apart[: len(left)], slope[: len(left)]
+        torch.baddbmm(seen, left.mT, right, beta=-1, out=apart)
+        loss[few].add_(torch.mul(apart, apart, out=slope).sum((1, 2)), alpha=squared)
+        loss[few].add_(torch.abs(apart, out=slope).sum((1, 2)), alpha=absolute)
+        if wanted:
+            torch.sign(apart, out=slope).mul_(absolute).add_(apart, alpha=2 * squared)
+            torch.bmm(right, slope.mT, out=slopes[0][few])
+            torch.bmm(left, slope, out=slopes[1][few])
+    return slopes
+
+
+def _spread(weights: Sequence[float], sizes: Sequence[int], like: Tensor) -> Tensor:
+    """(n,) each as often as its tensor has elements."""
+    return torch.cat([like.new_full((size,), weight) for weight, size in zip(weights, sizes, strict=True)])

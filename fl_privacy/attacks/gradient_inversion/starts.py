@@ -1,0 +1,265 @@
+"""Where images are optimized, and the first guess of a victim that there is none at yet.
+
+What images come out of where they are not optimized pixel by pixel.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fl_privacy.errors import UserError
+from fl_privacy.pretrained.generator import Provenance
+from fl_privacy.types import Observation
+
+Projection = Literal["none", "clamp", "minmax"]
+"""``clamp`` cuts to [0, 1]; ``minmax`` maps each image's range that leaves [0, 1] onto [0, 1]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """Images are ``mean + std * variables``; the papers that optimize normalized images use their data's values."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def to_images(self, variables: Tensor) -> Tensor:
+        """Variables -> images."""
+        return variables if (self.mean, self.std) == (0.0, 1.0) else self.mean + self.std * variables
+
+    def to_variables(self, images: Tensor) -> Tensor:
+        """Images -> variables."""
+        return images if (self.mean, self.std) == (0.0, 1.0) else (images - self.mean) / self.std
+
+    def clamped(self, variables: Tensor) -> Tensor:
+        """The variables of images cut to [0, 1]; what lies within stays to the last bit."""
+        return variables.clamp(-self.mean / self.std, (1 - self.mean) / self.std)
+
+
+def project(images: Tensor, how: Projection) -> Tensor:
+    """``images`` (V, B, C, H, W) brought to [0, 1]."""
+    if how == "clamp":
+        return images.clamp(0, 1)
+    if how == "minmax":
+        low = images.amin((2, 3, 4), keepdim=True).clamp_max(0)
+        high = images.amax((2, 3, 4), keepdim=True).clamp_min(1)
+        return (images - low) / (high - low)
+    return images
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Blank:
+    """A victim that there is no guess at yet.
+
+    Attributes:
+        observation: what the attacker knows.
+        labels: (B,) those known or inferred; ``None`` where they are optimized.
+        shape: (B, C, H, W) of the variables.
+        generator: on the CPU, so that the start is the same on every device.
+        space: of the variables.
+    """
+
+    observation: Observation
+    labels: Tensor | None
+    shape: tuple[int, ...]
+    generator: torch.Generator
+    space: Space
+
+
+class Start(Protocol):
+    """Draws the first guess of a victim."""
+
+    def __call__(self, blank: Blank) -> Tensor:
+        """Variables of ``blank.shape``, on the CPU."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normal:
+    """Variables from N(0, std^2)."""
+
+    std: float = 1.0
+
+    def __call__(self, blank: Blank) -> Tensor:
+        return self.std * torch.randn(blank.shape, generator=blank.generator)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Pixels from U[0, 1]."""
+
+    def __call__(self, blank: Blank) -> Tensor:
+        return blank.space.to_variables(torch.rand(blank.shape, generator=blank.generator))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """All pixels of one value; 0 is a black image."""
+
+    value: float = 0.5
+
+    def __call__(self, blank: Blank) -> Tensor:
+        return blank.space.to_variables(torch.full(blank.shape, self.value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """A random patch tiled over the image (Wei et al. 2020; Fan et al. 2020), pixels from U[0, 1].
+
+    Attributes:
+        size: side of the patch in pixels.
+    """
+
+    size: int = 4
+
+    def __call__(self, blank: Blank) -> Tensor:
+        b, c, h, w = blank.shape
+        patch = torch.rand((b, c, self.size, self.size), generator=blank.generator)
+        tiles = patch.repeat(1, 1, -(-h // self.size), -(-w // self.size))
+        return blank.space.to_variables(tiles[..., :h, :w])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicMean:
+    """The mean of the attacker's public images.
+
+    Attributes:
+        of_class: take those of each example's class; a class without any has the mean of all.
+    """
+
+    of_class: bool = False
+
+    def __call__(self, blank: Blank) -> Tensor:
+        known, labels = blank.observation.knowledge, blank.labels
+        if known.public_images is None:
+            raise UserError(
+                "The public-mean start is expected to be told public images, but got none;"
+                " set threat_model.public_images=1000, or use start=uniform."
+            )
+        images = known.public_images.cpu()
+        mean = images.mean(0).expand(blank.shape)
+        if not self.of_class:
+            return blank.space.to_variables(mean.clone())
+        if known.public_labels is None or labels is None:
+            raise UserError(
+                "The class-mean start is expected to know the classes of public images and of the victim, but does not;"
+                " use labels=auto, or start=public_mean."
+            )
+        belongs = (known.public_labels.cpu() == labels.cpu().unsqueeze(1)).to(images.dtype)
+        counts = belongs.sum(1).view(-1, 1, 1, 1)
+        of_class = torch.tensordot(belongs, images, 1) / counts.clamp_min(1)
+        return blank.space.to_variables(torch.where(counts > 0, of_class, mean))
+
+
+@dataclass(frozen=True)
+class Previous:
+    """What the attacker made of the same examples in an earlier round; in the first round as ``Normal``."""
+
+    def __call__(self, blank: Blank) -> Tensor:
+        previous = blank.observation.knowledge.previous
+        if previous is None:
+            return Normal()(blank)
+        return Given(images=previous)(blank)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Given:
+    """Images of the attacker's own.
+
+    Attributes:
+        images: (C, H, W) or (B, C, H, W) in [0, 1].
+    """
+
+    images: Tensor
+
+    def __call__(self, blank: Blank) -> Tensor:
+        shape = blank.shape
+        if self.images.shape[-3:] != shape[-3:] or (self.images.dim() == 4 and len(self.images) != shape[0]):
+            raise UserError(
+                f"The start is expected to have shape {shape}, but got {tuple(self.images.shape)}; resize the images."
+            )
+        return blank.space.to_variables(self.images.cpu().expand(shape).clone())
+
+
+STARTS: Mapping[str, Start] = {
+    "normal": Normal(),
+    "uniform": Uniform(),
+    "gray": Constant(value=0.5),
+    "black": Constant(value=0.0),
+    "pattern": Pattern(),
+    "public_mean": PublicMean(),
+    "class_mean": PublicMean(of_class=True),
+    "previous": Previous(),
+}
+"""Starts by name, for the configuration."""
+
+
+def named_start(name: str) -> Start:
+    """The start ``name``.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name not in STARTS:
+        raise UserError(f"attack.start is expected to be one of {', '.join(STARTS)}, but got {name!r}.")
+    return STARTS[name]
+
+
+Shape = Sequence[int]
+"""(B, C, H, W) of one victim's images."""
+
+
+class ImageSource(Protocol):
+    """Makes the images of V victims of variables (V, n), the attack's own, and of what it holds fixed, (V, m)."""
+
+    def size(self, shape: Shape) -> int:
+        """n."""
+        ...
+
+    def start(self, blank: Blank) -> Tensor:
+        """First variables (n,) of a victim, on the CPU, drawn from its stream alone."""
+        ...
+
+    def held(self, blank: Blank) -> Tensor:
+        """What is fixed for a victim, (m,), on the CPU, drawn likewise; m may be 0."""
+        ...
+
+    def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
+        """(V, B, C, H, W) in [0, 1], for labels (V, B) or probabilities (V, B, K)."""
+        ...
+
+    def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
+        """(V,) how unlikely the variables are, weighted."""
+        ...
+
+    def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
+        """``variables`` brought back to where they may be, after each iteration of an attack that projects."""
+        ...
+
+    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> "NextSource | None":
+        """Where to go on from the variables that were found; ``None`` at the end."""
+        ...
+
+    @property
+    def stages(self) -> int:
+        """How many there are, this one included."""
+        ...
+
+    def provenance(self, image: Sequence[int]) -> Provenance | None:
+        """What it was trained on, for images (C, H, W); ``None`` where it was not.
+
+        Raises:
+            UserError: there is no such source for these images.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class NextSource:
+    """A source to go on with, its first variables (V, n) and what it holds fixed, (V, m)."""
+
+    source: ImageSource
+    variables: Tensor
+    held: Tensor

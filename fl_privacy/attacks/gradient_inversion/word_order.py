@@ -1,0 +1,302 @@
+"""Words of a guessed text in another order, as no slope leads there (LAMP, Balunovic et al. 2022, section 4.2).
+
+How likely texts are, by a small language model of public ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
+from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.attacks.gradient_inversion.settings import Rearranging
+from fl_privacy.errors import UserError
+from fl_privacy.gradients import differentiable_twice
+from fl_privacy.models import TextModel
+from fl_privacy.types import Observation
+
+_ORDER = 3
+_DISCOUNT = 0.75
+
+
+@dataclass(frozen=True, eq=False)
+class _Counts:
+    """Of sequences of n tokens, and of what goes before their last.
+
+    Attributes:
+        keys: sorted numbers of the sequences that there are.
+        counts: (of each) how often.
+        contexts: sorted numbers of what goes before.
+        totals: how often each of these.
+        followers: how many different tokens follow each.
+    """
+
+    keys: Tensor
+    counts: Tensor
+    contexts: Tensor
+    totals: Tensor
+    followers: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageModel:
+    """Trigrams with absolute discounting, interpolated with bigrams, words and all tokens alike (Ney et al. 1994).
+
+    Of a few hundred public texts such counts say more than a transformer learns; who has a large corpus of the domain
+    hands over more texts.
+
+    Attributes:
+        texts: (N, L) public tokens at the left, -1 where there is none.
+        size: tokens of the vocabulary.
+    """
+
+    texts: Tensor
+    size: int
+
+    @torch.no_grad()
+    def surprise(self, tokens: Tensor) -> Tensor:
+        """Texts (n, L) -> (n,) mean negative log likelihood of their tokens, natural; 0 of none."""
+        there = tokens >= 0
+        likelihood = torch.full(tokens.shape, 1 / self.size, dtype=torch.float64)
+        for length, counts in enumerate(self._counts, start=1):
+            keys = self._keys(tokens, length)
+            contexts = keys // self._base
+            total, followers = (_found(counts.contexts, which, contexts) for which in (counts.totals, counts.followers))
+            seen = _found(counts.keys, counts.counts, keys)
+            share = ((seen - _DISCOUNT).clamp_min(0) + _DISCOUNT * followers * likelihood) / total.clamp_min(1)
+            likelihood = torch.where(total > 0, share, likelihood)
+        surprise = -likelihood.log().masked_fill(~there, 0)
+        return surprise.sum(1) / there.sum(1).clamp_min(1)
+
+    @property
+    def _base(self) -> int:
+        return self.size + 1
+
+    def _keys(self, tokens: Tensor, length: int) -> Tensor:
+        """(n, L) the number of the ``length`` tokens up to each; the beginning is a token of its own."""
+        begun = torch.nn.functional.pad(tokens.long().clamp_min(0), (length - 1, 0), value=self.size)
+        keys = torch.zeros_like(tokens, dtype=torch.long)
+        for part in begun.unfold(1, length, 1).unbind(-1):
+            keys = keys * self._base + part
+        return keys
+
+    @cached_property
+    def _counts(self) -> list[_Counts]:
+        return [self._counted(length) for length in range(1, _ORDER + 1)]
+
+    def _counted(self, length: int) -> _Counts:
+        texts = self.texts.cpu().long()
+        keys, counts = torch.unique(self._keys(texts, length)[texts >= 0], return_counts=True)
+        contexts, whose = torch.unique(keys // self._base, return_inverse=True)
+        totals = torch.zeros(len(contexts), dtype=torch.long).index_add_(0, whose, counts)
+        return _Counts(keys, counts, contexts, totals, whose.bincount(minlength=len(contexts)))
+
+
+def _found(keys: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
+    """What ``values`` say of the sorted ``keys`` for each of ``wanted``; 0 where there is no such key."""
+    at = torch.searchsorted(keys, wanted).clamp_max(max(0, len(keys) - 1))
+    return torch.where(keys[at] == wanted, values[at], 0).double()
+
+
+NO_PUBLIC_TEXTS = (
+    "attack=lamp is expected to be told public texts, of which it learns what texts are likely, but got none;"
+    " set threat_model.public_images=200, or attack.prior=0."
+)
+
+
+_BETTER = 1e-2
+"""Share of the usual difference of orders by which another has to be better."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rearranged:
+    """The moves of one attack.
+
+    Attributes:
+        moves: how.
+        language: how likely texts are; ``None`` where nothing is asked of it.
+        iterations: of the attack.
+        capacity: guesses that are compared at a time.
+    """
+
+    moves: Rearranging
+    language: LanguageModel | None
+    iterations: int
+    capacity: int
+
+    def due(self, iteration: int) -> bool:
+        """Whether there is a move behind so many iterations."""
+        after = iteration - int(self.moves.burn_in * self.iterations)
+        return after >= 0 and iteration % self.moves.every == 1 and iteration < self.iterations
+
+    @torch.no_grad()
+    def begin(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """First guesses (V, N): ``variables`` or the best of as random others, then of orders of their words."""
+        scores, (batch, longest, width) = self._mismatch(problem, variables.unsqueeze(1))[:, 0], problem.shape
+        lengths = _lengths(problem)
+        own = lengths.amax(1).tolist()  # what is drawn for a victim does not depend on the texts beside it
+        for pieces in _pieces(self.moves.starts - 1, self.moves.tries):
+            drawn = [
+                pad(torch.randn(pieces, batch, length, width, generator=g), (0, 0, 0, longest - length)).flatten(1)
+                for g, length in zip(generators, own, strict=True)
+            ]
+            rest = variables[:, None, problem.pixels :].expand(-1, pieces, -1)
+            tried = torch.cat([torch.stack(drawn).to(variables), rest], 2)
+            variables, scores = _better(variables, scores, tried, self._mismatch(problem, tried))
+        for pieces in _pieces(self.moves.starts - 1, self.moves.tries):
+            keys = [
+                pad(torch.rand(pieces, batch, length, generator=g), (0, longest - length))
+                for g, length in zip(generators, own, strict=True)
+            ]
+            beyond = torch.arange(longest) >= lengths[:, None, :, None]
+            orders = torch.where(beyond, 1 + torch.arange(longest), torch.stack(keys)).argsort(-1)
+            tried = _in_order(problem, variables, orders)
+            variables, scores = _better(variables, scores, tried, self._mismatch(problem, tried))
+        return variables
+
+    @torch.no_grad()
+    def __call__(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """``variables`` (V, N) with the words of each text in the best of several orders, as they are read."""
+        read = _as_read(problem, variables)
+        for text in range(problem.shape[0]):
+            orders = self._best(problem, read, text, generators)
+            read, variables = (_in_order(problem, rows, orders[:, None])[:, 0] for rows in (read, variables))
+        return variables
+
+    @torch.no_grad()
+    def end(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
+        """The texts that ``variables`` (V, N) are read as, in the best order that moves lead to, their loss (V,)."""
+        read = _as_read(problem, variables)
+        ended = torch.zeros(len(read), dtype=torch.bool, device=read.device)
+        for _ in range(self.moves.last):
+            before = read
+            for text in range(problem.shape[0]):
+                moved = _in_order(problem, read, self._best(problem, read, text, generators)[:, None])[:, 0]
+                read = torch.where(ended[:, None], read, moved)
+            ended |= (read == before).all(1)
+            if bool(ended.all()):
+                break
+        return read, self._mismatch(problem, read[:, None])[:, 0]
+
+    def _best(self, problem: Problem, read: Tensor, text: int, generators: Sequence[torch.Generator]) -> Tensor:
+        """(V, B, L) the best of several orders of the words of one text of ``read`` (V, N); the present one where the
+        others are no better, as where equal words change places."""
+        source, (batch, longest) = problem.settings.source, problem.shape[:2]
+        assert isinstance(source, WordEmbeddings)
+        orders = torch.arange(longest).repeat(len(read), self.moves.tries, batch, 1)
+        orders[:, :, text] = moved_orders(_lengths(problem)[:, text], self.moves.tries, longest, generators)
+        scores = self._mismatch(problem, _in_order(problem, read, orders))
+        usual = (scores - scores.amin(1, keepdim=True)).median(1, keepdim=True).values
+        if self.language is not None:
+            tokens = source.read(problem.images(read)[:, text]).cpu()
+            texts = tokens[:, None].expand(-1, self.moves.tries, -1).gather(2, orders[:, :, text])
+            surprise = self.language.surprise(texts.flatten(0, 1)).reshape(scores.shape)
+            scores = scores + self.moves.prior * usual * surprise.to(scores)
+        least, best = scores.min(1)
+        best = torch.where(least < scores[:, 0] - _BETTER * usual[:, 0], best, 0).cpu()
+        return orders[torch.arange(len(read)), best]
+
+    def _mismatch(self, problem: Problem, tried: Tensor) -> Tensor:
+        """(V, T) of guesses (V, T, N)."""
+        flat = tried.flatten(0, 1)
+        owners = torch.arange(len(tried), device=tried.device).repeat_interleave(tried.shape[1])
+        losses = []
+        for rows, some in zip(torch.split(owners, self.capacity), torch.split(flat, self.capacity), strict=True):
+            own = problem.select(rows)
+            with differentiable_twice():
+                found = own.mismatch(own.images(some), own.guessed_labels(some), own.hidden_gradients(some))
+            losses.append(found.detach())
+        return torch.cat(losses).reshape(tried.shape[:2])
+
+
+def rearranged(
+    moves: Rearranging | None, observation: Observation, *, iterations: int, capacity: int
+) -> Rearranged | None:
+    """The moves of an attack on ``observation`` and its like; ``None`` where it makes none.
+
+    Raises:
+        UserError: a language model is asked for, but no public text is known.
+    """
+    if moves is None:
+        return None
+    public, model = observation.knowledge.public_images, observation.model
+    if not isinstance(model, TextModel):
+        raise NotAttackableError("A model of text is expected, since words are moved, but it is of images.")
+    if moves.prior and public is None:
+        raise UserError(NO_PUBLIC_TEXTS)
+    language = LanguageModel(public, model.words.num_embeddings) if moves.prior and public is not None else None
+    return Rearranged(moves, language, iterations, capacity)
+
+
+def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
+    """(V, T, L) orders of the first ``lengths`` (V,) of L words, in turn of each kind; the first leaves them.
+
+    Args:
+        lengths: of the texts.
+        tries: T.
+        longest: L.
+        generators: the random stream of each victim.
+    """
+    drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
+    of = lengths[:, None].double()
+    first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))
+    at = torch.arange(longest)
+    low, high = torch.minimum(first, second), torch.maximum(first, second) + 1
+    inside = (at >= low) & (at < high)
+    size = high - low
+    place = (drawn[:, 2].unsqueeze(2) * (of.unsqueeze(2) - size + 1)).long()  # among the words that stay
+    rank = torch.where(at >= high, at - size, at)
+    kinds = [
+        torch.where(at == first, second, torch.where(at == second, first, at)).double(),
+        torch.where(at == first, second + 0.5 * (second - first).sign(), at.double()),
+        torch.where(inside, place + at - low, rank + size * (rank >= place)).double(),
+        torch.where(at < first, at + of.unsqueeze(2), at.double()),
+    ]
+    every = torch.stack([kind.expand(len(lengths), tries, longest) for kind in kinds])
+    chosen = every[torch.arange(tries) % len(kinds), :, torch.arange(tries)].transpose(0, 1)
+    beyond = at >= lengths[:, None, None]
+    chosen = torch.where(beyond, 2.0 * longest + at, chosen)
+    chosen[:, 0] = at.double()
+    return chosen.argsort(-1)
+
+
+def _as_read(problem: Problem, variables: Tensor) -> Tensor:
+    """``variables`` (V, N) with the embeddings of the tokens that they are read as."""
+    source, found = problem.settings.source, problem.images(variables)
+    assert isinstance(source, WordEmbeddings)
+    words = source.variables_of(source.read(found)).flatten(1)
+    return torch.cat([words, variables[:, problem.pixels :]], 1)
+
+
+def _in_order(problem: Problem, variables: Tensor, orders: Tensor) -> Tensor:
+    """Guesses (V, T, N) with the words of ``variables`` (V, N) in ``orders`` (V, T, B, L)."""
+    batch, longest, width = problem.shape
+    words = variables[:, None, : problem.pixels].reshape(-1, 1, batch, longest, width)
+    words = words.expand(-1, orders.shape[1], -1, -1, -1)
+    taken = words.gather(3, orders.to(words.device)[..., None].expand(-1, -1, -1, -1, width)).flatten(2)
+    rest = variables[:, None, problem.pixels :].expand(-1, orders.shape[1], -1)
+    return torch.cat([taken, rest], 2)
+
+
+def _lengths(problem: Problem) -> Tensor:
+    """(V, B) words of each text, on the CPU."""
+    assert problem.held is not None
+    batch, longest, _ = problem.shape
+    return problem.held.reshape(-1, batch, longest).sum(2).round().long().cpu()
+
+
+def _better(variables: Tensor, scores: Tensor, tried: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each victim the best of ``tried`` (V, T, N), where it is better than what there was, and its score."""
+    least, which = found.min(1)
+    chosen = tried[torch.arange(len(tried), device=tried.device), which]
+    return torch.where((least < scores)[:, None], chosen, variables), torch.minimum(least, scores)
+
+
+def _pieces(number: int, most: int) -> list[int]:
+    """``number`` in parts of at most ``most``."""
+    return [min(most, number - begin) for begin in range(0, number, most)]

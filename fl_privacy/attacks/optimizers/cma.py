@@ -1,0 +1,80 @@
+"""CMA-ES: a search without gradients, of each victim by itself; the package cma has the algorithm."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fl_privacy.checks import number, whole
+from fl_privacy.packages import expect_package
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvolutionStrategy:
+    """Covariance matrix adaptation (Hansen and Ostermeier 2001), from N(0, deviation^2).
+
+    Attributes:
+        population: candidates in each iteration, at least 4.
+        deviation: of the first ones; 1 draws the latents of a generator as it is meant to get them.
+    """
+
+    population: int = 50
+    deviation: float = 1.0
+    moments: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        whole("attack.population", self.population, at_least=4, example=50)
+        number("attack.deviation", self.deviation, above=0, example=1)
+
+    def expect_package(self) -> None:
+        """Raise ``UserError`` where the package cma is missing."""
+        expect_package("cma", "attack.optimizer=cma")
+
+    def begin(self, variables: int, iterations: int, generator: torch.Generator) -> "Evolution":
+        """A search in so many dimensions, which draws from ``generator`` alone."""
+        self.expect_package()
+        return Evolution(self, variables, iterations, generator)
+
+
+class Evolution:
+    """The search of one victim under way.
+
+    Args:
+        settings: of the search.
+        variables: N.
+        iterations: at most.
+        generator: of the victim, on the CPU.
+    """
+
+    def __init__(
+        self, settings: EvolutionStrategy, variables: int, iterations: int, generator: torch.Generator
+    ) -> None:
+        import cma  # noqa: PLC0415
+
+        def normal(*sizes: int) -> Any:
+            return torch.randn(sizes, generator=generator, dtype=torch.float64).numpy()
+
+        options = {
+            "popsize": settings.population,
+            "maxiter": iterations,
+            "randn": normal,
+            "seed": float("nan"),
+            "verbose": -9,
+            "verb_log": 0,
+        }
+        self._strategy = cma.CMAEvolutionStrategy(variables * [0.0], settings.deviation, options)
+
+    def ask(self) -> Tensor:
+        """(P, N) candidates, float64."""
+        return torch.stack([torch.as_tensor(candidate) for candidate in self._strategy.ask()])
+
+    def tell(self, candidates: Tensor, losses: Sequence[float]) -> None:
+        """What the candidates last asked for are worth; infinite where they are nothing."""
+        self._strategy.tell(list(candidates.numpy()), list(losses))
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to gain, or all iterations are done."""
+        return bool(self._strategy.stop())

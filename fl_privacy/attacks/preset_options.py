@@ -1,0 +1,133 @@
+"""What every preset lets one choose otherwise than its paper, declared once."""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, replace
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
+
+from fl_privacy.attacks.feature_inversion import FeatureSource, FrontPolicy, ModelInversion
+from fl_privacy.attacks.gradient_inversion import Compile, DType, GradientInversion, LabelPolicy, LocalSteps, Projection
+from fl_privacy.attacks.gradient_inversion.embeddings import TokenReading
+from fl_privacy.attacks.gradient_inversion.network_prior import Untrained
+from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel, WeightedL2L1
+from fl_privacy.attacks.gradient_inversion.starts import STARTS, named_start
+from fl_privacy.checks import one_of
+from fl_privacy.errors import UserError
+
+ImageSpace = Literal["pixels", "network"]
+"""Where images are looked for."""
+
+P = ParamSpec("P")
+T = TypeVar("T", bound=GradientInversion | ModelInversion)
+
+
+class _Options(TypedDict, total=False):
+    iterations: int | None
+    restarts: int | None
+    start: str
+    projection: Projection | None
+    dtype: DType
+    device: str | None
+
+
+class GenerativeOptions(TypedDict, total=False):
+    """Of :class:`GradientInversion` with a generator, where they are described; ``None`` leaves what the paper says."""
+
+    iterations: int | None
+    restarts: int | None
+    dtype: DType
+    device: str | None
+    labels: LabelPolicy
+    enough: float
+    accept: float
+    evident: bool
+    local_steps: LocalSteps
+    compile: Compile
+
+
+class GradientOptions(_Options, total=False):
+    """Of :class:`GradientInversion`, where they are described; ``None`` leaves what the paper says.
+
+    ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.starts.STARTS`; ``layers`` are weights
+    of tensors by name pattern, 0 mutes. ``space``: ``pixels``, or ``network`` for the weights of an untrained network
+    that makes the images (:class:`fl_privacy.attacks.gradient_inversion.network_prior.Untrained`).
+    """
+
+    labels: LabelPolicy
+    reading: TokenReading
+    embedding_norm: float
+    layers: Mapping[str, float] | None
+    space: ImageSpace
+    enough: float
+    accept: float
+    noise: float
+    local_steps: LocalSteps
+    compile: Compile
+
+
+class FeatureOptions(_Options, total=False):
+    """Of :class:`ModelInversion`, where they are described; ``None`` leaves what the paper says."""
+
+    features: FeatureSource
+    recover_at: str | None
+    front: FrontPolicy
+    anchor: float
+
+
+def vary(published: T, options: Mapping[str, Any]) -> T:
+    """``published`` with ``options`` instead of its own.
+
+    Raises:
+        UserError: an option has a value that it can't have.
+        TypeError: there is no option of that name.
+    """
+    chosen = {name: value for name, value in options.items() if value is not None}
+    if "start" in chosen:
+        chosen["start"] = named_start(chosen["start"])
+    if "space" in chosen:
+        space = chosen.pop("space")
+        one_of("attack.space", space, get_args(ImageSpace))
+        if space == "network" and chosen.get("start", published.start) != published.start:
+            raise UserError(
+                "attack.start is expected to be left out with attack.space=network, whose images start from the"
+                " weights of a network; leave one of them out."
+            )
+        chosen |= {"source": Untrained(), "projection": "none"} if space == "network" else {}
+    if layers := chosen.pop("layers", None):
+        objective = chosen.get("objective", published.objective) if isinstance(published, GradientInversion) else None
+        assert isinstance(objective, L1 | L2 | Cosine | GaussianKernel | WeightedL2L1)
+        chosen["objective"] = replace(objective, layers=layers)
+    return replace(published, **chosen)
+
+
+def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let the signature of a preset name its options, with the values that its paper gives them.
+
+    Args:
+        options: a typed dictionary.
+        depending: those whose value depends on the preset's own parameters; ``None`` stands for it.
+    """
+
+    def named(preset: Callable[P, T]) -> Callable[P, T]:
+        signature, published = inspect.signature(preset), preset()  # type: ignore[call-arg]
+
+        def value(option: str) -> object:
+            return None if option in depending else _value(published, option)
+
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        shared = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value(name), annotation=hint)
+            for name, hint in get_type_hints(options).items()
+        ]
+        preset.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+        return preset
+
+    return named
+
+
+def _value(published: GradientInversion | ModelInversion, option: str) -> object:
+    if option == "start":
+        return next(name for name, start in STARTS.items() if start == published.start)
+    if option == "space":
+        return "pixels"
+    return getattr(published, option) if option in {field.name for field in fields(published)} else None

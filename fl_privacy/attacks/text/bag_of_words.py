@@ -1,0 +1,263 @@
+"""The words of texts as a reconstruction of its own, in order where the positions of a single text tell it.
+
+The words of the texts behind an update, and how often each is there, without any descent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.exact.certificate import model_as_sent
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, one_each
+from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
+from fl_privacy.attacks.text.candidates import Lengths
+from fl_privacy.attacks.text.expected_words import Expected, placed, repeated, simulated
+from fl_privacy.attacks.text.explanation import next_tokens
+from fl_privacy.attacks.text.spans import readable_model
+from fl_privacy.attacks.text.word_evidence import (
+    Found,
+    WordRows,
+    found_words,
+    is_exact,
+    is_text_with_words,
+    where_words_are,
+    word_rows,
+    words_of_head,
+)
+from fl_privacy.effects import Noise
+from fl_privacy.gradients import frozen_copy
+from fl_privacy.models import TextModel
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch, Observation, Reconstruction
+
+_USUAL = 0.5
+"""Share of the longest text that texts are long where nobody says."""
+_LONGEST_SIMULATED = 64
+_SMOOTHED = 0.5
+"""Added to how often each token is in public texts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bag:
+    """What was read of one victim.
+
+    Attributes:
+        tokens: (k,) different ones, the surest first.
+        times: (k,) how often each is in the texts.
+        exact: whether no other token can have such a row.
+        ordered: (L,) the text, where there is one and the rows of its positions say where each word stands.
+    """
+
+    tokens: Tensor
+    times: Tensor
+    exact: bool
+    ordered: Tensor | None = None
+
+    @property
+    def all(self) -> Tensor:
+        """(n,) each token as often as it is there."""
+        return self.tokens.repeat_interleave(self.times)
+
+
+class BagReader:
+    """Reads the words of victims of one model, one plan and one number of texts.
+
+    Args:
+        model: frozen, with the values sent, in single precision.
+        first: one of the victims.
+        seed: of the texts that are simulated where there is noise, and of the noise that rows are compared with.
+    """
+
+    def __init__(self, model: TextModel, first: Observation, seed: int) -> None:
+        place = where_words_are(model, first.upload.tensors)
+        assert place is not None
+        self._model, self._seed = model, seed
+        self._name, self._where = place
+        self._expected: dict[tuple[object, ...], Expected] = {}
+
+    def read(self, observations: Sequence[Observation]) -> list[Bag]:
+        """Of each of ``observations``."""
+        rows = word_rows(observations, self._name, self._where)
+        return [self._bag(observation, rows.of(k)) for k, observation in enumerate(observations)]
+
+    def _bag(self, observation: Observation, rows: WordRows) -> Bag:
+        lengths, texts = Lengths.of(observation, self._model), observation.upload.num_examples
+        spare = int(self._model.next_token)  # the last token of a language model has no row of its own
+        total = None if lengths.told is None else sum(lengths.told) + spare * texts
+        alone = texts == 1 and self._positions(observation) is not None
+        if total is None and alone:
+            total = lengths.longest + (spare if self._where != "embeddings" else 0)
+        most = total if total is not None else texts * observation.input_shape[0]
+        expected = total if total is not None else int(texts * max(2, _USUAL * observation.input_shape[0]))
+        if self._where != "embeddings":
+            found = words_of_head(rows, most)
+            return self._counted(found, observation, rows, total)
+        noise = _told_noise(observation)
+        whole = most if lengths.told is not None else texts * observation.input_shape[0]  # positions may be dropped
+        model = None if is_exact(rows, whole, noise) else self._simulated(observation, max(2, expected // texts))
+        odds = _odds(observation, self._model.words.num_embeddings, expected).to(rows.values.device)
+        found = found_words(
+            rows,
+            odds=odds,
+            most=most,
+            texts=texts,
+            expected=model,
+            told_noise=noise,
+            rng=derive_generator(self._seed, "words", str(observation.id)),
+        )
+        return self._counted(found, observation, rows, total)
+
+    def _counted(self, found: Found, observation: Observation, rows: WordRows, total: int | None) -> Bag:
+        """How often the words are there, and for a single text in which order."""
+        tokens = found.tokens
+        if not len(tokens):
+            return Bag(tokens, tokens, found.exact)
+        if total is not None and len(tokens) > total:  # the positions' rows that told it were dropped
+            total = None
+        alone = observation.upload.num_examples == 1
+        ordered = self._ordered(observation, rows, tokens, total) if alone else None
+        return Bag(tokens, self._times(found, tokens, total, ordered, observation), found.exact, ordered)
+
+    def _times(
+        self, found: Found, tokens: Tensor, total: int | None, ordered: Tensor | None, observation: Observation
+    ) -> Tensor:
+        if ordered is not None:
+            return (ordered[:, None] == tokens).sum(0).clamp_min(1)
+        common = self._simulated(observation, max(2, len(tokens) // observation.upload.num_examples)).common
+        return repeated(found.energy[tokens], common=common, total=total)
+
+    def _ordered(self, observation: Observation, rows: WordRows, tokens: Tensor, total: int | None) -> Tensor | None:
+        """The text, by the rows of its positions."""
+        positions = self._positions(observation)
+        if positions is None or total is None or self._where != "embeddings":
+            return None
+        sign = 1.0 if observation.plan.shares == "gradient" else -1.0
+        own = sign * positions[:total].to(rows.values)
+        return tokens[placed(rows.values[0, tokens], own)]
+
+    def _positions(self, observation: Observation) -> Tensor | None:
+        """(P, d) what the positions' rows were moved by, where there are some and not weight decay moves them."""
+        name = self._model.position_weight
+        rows = None if name is None else observation.update().get(name)
+        if rows is None or (observation.plan.weight_decay and observation.plan.shares != "gradient"):
+            return None
+        return rows[self._model.first_position :]
+
+    def _simulated(self, observation: Observation, length: int) -> Expected:
+        known, length = observation.knowledge, min(length, observation.input_shape[0], _LONGEST_SIMULATED)
+        labels = None if known.labels is None or known.labels.dim() > 1 else tuple(torch.unique(known.labels).tolist())
+        key = (length, labels, id(known.public_images))
+        if key not in self._expected:
+            self._expected[key] = simulated(
+                self._model,
+                length=length,
+                public=known.public_images,
+                labels=known.labels,
+                texts=observation.upload.num_examples,
+                rng=derive_generator(self._seed, "words", str(length)),
+            )
+        return self._expected[key]
+
+
+def _odds(observation: Observation, size: int, expected: int) -> Tensor:
+    """(V,) probability of each token to be among so many ``expected`` ones, by how often it is in public texts."""
+    public = observation.knowledge.public_images
+    counts = torch.full((size,), _SMOOTHED, dtype=torch.float64)
+    if public is not None:
+        counts += public[public >= 0].long().cpu().bincount(minlength=size)
+    return -torch.expm1(expected * torch.log1p(-(counts / counts.sum()).clamp_max(1 - 1e-9)))
+
+
+def _told_noise(observation: Observation) -> float | None:
+    """Standard deviation of the noise on each element of the upload, where the defense says it."""
+    parts = [part.effect for part in observation.knowledge.defense or () if isinstance(part.effect, Noise)]
+    if not parts or any(effect.std is None for effect in parts):
+        return None
+    factor = matched_per_uploaded(observation.plan, observation.upload.num_examples, unrolls=False)
+    stds = [float(e.std or 0.0) / (1.0 if e.at == "upload" else factor) for e in parts]
+    return float(torch.tensor(stds, dtype=torch.float64).square().sum().sqrt())
+
+
+_ROWS_AT_ONCE = 1 << 27
+"""Elements of rows held at a time."""
+
+WITHHELD = (
+    "A row for each token is expected, of the embeddings or of a language model's head, but none was uploaded: no words"
+    " are read; attack=dager tries what enters the first block."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BagOfWords:
+    """Which words the texts consist of, and how often each is there: the rows of the embeddings' gradient (ours).
+
+    Only the tokens of a batch send something to their rows. Pruning and rounding leave words that no other token can be
+    mistaken for, and so do several steps of any optimizer, since what weight decay does to all rows is computed. Above
+    noise a row is a word's by its likelihood under what the attacker's own simulation with the values sent says words'
+    rows look like, at the scale that all rows together make likeliest. Rows of noise, drawn again from the elements of
+    the upload itself, say how many words noise alone would seem to be: at most one for each text, and one in ten of
+    those named. A word that is likely by its frequency alone is none. How often a word is there follows from the
+    length of its row, or for a single text from the rows of the positions, of which that of its word is the sum: these
+    order the words as well.
+
+    Noise that leaves most elements alone lets more false words through. Of a language model whose embeddings are its
+    output layer, too, or whose output layer alone was uploaded, words are rows that stand out by their length: under
+    noise, or where the model is sure of its words, none is named, and none is called exact.
+
+    The words of several texts are told apart by no row: they are dealt out to the texts.
+    """
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
+
+        def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
+            first = group.first
+            model = readable_model(model_as_sent(first))
+            if not is_text_with_words(first):
+                raise NotAttackableError(WITHHELD)
+            like = next(iter(first.sent.parameters.values()))
+            quick = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
+            reader = BagReader(readable_model(quick), first, seed)
+            size = max(1, _ROWS_AT_ONCE // model.words.weight.numel())
+            places, found = list(group.observations), dict[int, Reconstruction]()
+            for some in (places[i : i + size] for i in range(0, len(places), size)):
+                seen = [group.observations[place] for place in some]
+                bags = reader.read(seen)
+                found |= {place: _made(o, model, bag) for place, o, bag in zip(some, seen, bags, strict=True)}
+                report(len(found) / len(places))
+            return found
+
+        return attack_in_groups(observations, attack, progress=progress, as_victims=one_each)
+
+
+def _made(observation: Observation, model: TextModel, bag: Bag) -> Reconstruction:
+    if not len(bag.tokens):
+        return failed(observation, "No row stands out of what all tokens have in common: no word was read.")
+    texts = _dealt(observation, model, bag)
+    labels = next_tokens(texts) if model.next_token else torch.full((len(texts),), -1)
+    return Reconstruction(
+        id=observation.id, batch=Batch(texts.cpu(), labels.cpu()), words=bag.all.cpu(), words_exact=bag.exact
+    )
+
+
+def _dealt(observation: Observation, model: TextModel, bag: Bag) -> Tensor:
+    """(B, L) the words in the order that is known, or dealt to the texts."""
+    if bag.ordered is not None:
+        return bag.ordered[None]
+    number, words = observation.upload.num_examples, bag.all
+    lengths = Lengths.of(observation, model)
+    even = -(-len(words) // number)
+    told = [even] * number if lengths.told is None else [n + int(model.next_token) for n in lengths.told]
+    texts = torch.full((number, max(told)), -1, dtype=torch.long, device=words.device)
+    begin = 0
+    for row, length in enumerate(told):
+        part = words[begin : begin + length]
+        texts[row, : len(part)] = part
+        begin += length
+    return texts

@@ -1,0 +1,221 @@
+"""Where the words of a batch stood, and which of them together, by the gradient of an encoder's first block alone.
+
+What enters the block, LN(w + p) of a word w at a position p, is linear in w and p but for its scale. So the gradient of
+the block's linear layers falls into one part D_w for each word and one part E_p for each position, and where each word
+of a batch stood at one position only, E_p is the sum of the D_w of those that stood there. The gradients of the two
+embeddings are such parts as well. What a part says of the text it is from: by the derivative of softmax attention, a
+token's gradient behind the queries is a combination of the keys of its own text, in each head, and its gradient behind
+the keys one of the queries.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks.exact.certificate import least_squares
+from fl_privacy.attacks.text.candidates import Lengths
+from fl_privacy.attacks.text.spans import entering_block
+from fl_privacy.gradients.hooks import entering
+from fl_privacy.models import TextModel
+from fl_privacy.types import Tensors
+
+_STEPS = 400
+"""Of the search for the shares of positions."""
+_ALONE, _LEAST = 0.6, 0.02
+"""Share of a word's part above which it is thought of as having stood at one position only, and below which as not
+having stood there."""
+_PASSES, _NOISE = 25, 1e-6
+"""Of expectation maximization, and the variance of its noise."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What the gradient says of each word and each position.
+
+    Attributes:
+        words: (V, m) D_w, float64.
+        positions: (P, m) E_p, whose sum is that of the words.
+        attended: (V, 2, d) the parts behind queries and keys.
+    """
+
+    words: Tensor
+    positions: Tensor
+    attended: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class GuessedTexts:
+    """Texts that are mostly right.
+
+    Attributes:
+        tokens: for each position (n,) those that may have stood there, at least one.
+        texts: (L,) each, the shortest first; as long as the longest where nobody says how long they are.
+        held: (L,) where a word is that stood at one position only, and so mostly a right one.
+    """
+
+    tokens: Sequence[Tensor]
+    texts: Sequence[Tensor]
+    held: Sequence[Tensor]
+
+
+def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Lengths) -> GuessedTexts | None:
+    """What the first block says of the texts.
+
+    Args:
+        model: an encoder, with the values sent.
+        gradient: by name.
+        words: (V,) that are in the texts.
+        lengths: of the texts.
+
+    Returns:
+        ``None`` where the model's layers, or what was uploaded, do not allow it.
+    """
+    number, longest = lengths.number, lengths.longest
+    parts = parts_of(model, gradient, words, longest)
+    if parts is None:
+        return None
+    shares = shares_of(parts)
+    most, where = shares.max(1)
+    alone = (most > _ALONE).nonzero().flatten()
+    if len(alone) < number:
+        return None
+    positions = where[alone]
+    possible = shares > _LEAST
+    possible[alone] = nn.functional.one_hot(positions, longest).bool()
+    standing = possible.nonzero()
+    support = supports(model, parts, alone, words[standing[:, 0]], standing[:, 1])
+    own = (standing == torch.stack([alone, positions], 1)[:, None]).all(-1).int().argmax(1)
+    groups = grouped(support[:, own], positions, number)
+    members = [(groups == group).nonzero().flatten() for group in range(number)]
+    members.sort(key=lambda group: int(positions[group].max()) if len(group) else 0)
+    texts, held = [], []
+    likeliest = shares.argmax(0)
+    for group, length in zip(members, lengths.told or [longest] * number, strict=True):
+        text = words[likeliest]
+        text[positions[group]] = words[alone[group]]
+        texts.append(text[:length])
+        held.append(torch.isin(torch.arange(length, device=text.device), positions[group]))
+    possible[most <= _ALONE] = True
+    possible[likeliest, torch.arange(longest, device=words.device)] = True  # where no word was alone
+    return GuessedTexts([words[at] for at in possible.T], texts, held)
+
+
+@torch.no_grad()
+def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -> Parts | None:
+    """The parts of ``words`` (V,) and of ``longest`` positions; ``None`` where they can't be told apart.
+
+    That is where the layers at the first block's entry are not three, of queries, keys and values, behind a layer norm
+    of the embeddings' sum, where one of the three was withheld, or where there are too many words.
+    """
+    names, norm = model.attention_weights[0], model.entry_norm
+    if norm is None or len(names) != 3 or model.transposed or not all(name in gradient for name in names):
+        return None
+    with entering({"norm": norm}) as calls:
+        entering_block(model, words[:, None].expand(-1, longest), 0)
+    sums = calls[0].inputs.double()
+    sums = (sums - sums.mean(-1, keepdim=True)) * norm.weight.double()
+    offset = norm.bias.double()[None]
+    directions = torch.cat([sums[:, 0], sums[0, 1:] - sums[0, :1], offset])
+    if len(directions) > directions.shape[1]:
+        return None
+    rows = torch.cat([gradient[name].double() for name in names])
+    solved = least_squares(directions.T, rows.T)
+    of_words, behind = solved[: len(words)], solved[len(words) : -1]
+    of_positions = torch.cat([of_words.sum(0, keepdim=True) - behind.sum(0, keepdim=True), behind])
+    pairs = [(of_words, of_positions)]
+    if model.word_weight in gradient and model.position_weight in gradient:
+        rows_of = gradient[str(model.position_weight)][model.first_position :][:longest]
+        pairs.append((gradient[model.word_weight][words].double(), rows_of.double()))
+    scales = [1 / one.norm().clamp_min(1e-300) for one, _ in pairs]
+    width = rows.shape[1]
+    return Parts(
+        torch.cat([one * scale for (one, _), scale in zip(pairs, scales, strict=True)], 1),
+        torch.cat([other * scale for (_, other), scale in zip(pairs, scales, strict=True)], 1),
+        of_words[:, : 2 * width].reshape(-1, 2, width),
+    )
+
+
+def shares_of(parts: Parts) -> Tensor:
+    """(V, P) how much of each word's part is from which position: at least 0, 1 in all, such that the positions' parts
+    come out as nearly as they can (accelerated projected gradient)."""
+    lengths = parts.words.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    atoms = parts.words / lengths
+    gram, aim = atoms @ atoms.T, atoms @ parts.positions.T
+    rate = 1 / float(torch.linalg.eigvalsh(gram)[-1])
+    found: Tensor = _on_simplex(torch.zeros_like(aim), lengths)
+    ahead = found
+    momentum = 1.0
+    for _ in range(_STEPS):
+        moved = _on_simplex(ahead - rate * (gram @ ahead - aim), lengths)
+        following = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
+        ahead = moved + (momentum - 1) / following * (moved - found)
+        found, momentum = moved, following
+    shares: Tensor = found / lengths
+    return shares
+
+
+def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
+    """The nearest to each row (V, P) that is at least 0 and has the sum (V, 1)."""
+    ordered = rows.sort(1, descending=True).values
+    excess = (ordered.cumsum(1) - sums) / torch.arange(1, rows.shape[1] + 1, device=rows.device)
+    last = (ordered > excess).sum(1, keepdim=True) - 1
+    return (rows - excess.gather(1, last)).clamp_min(0)
+
+
+@torch.no_grad()
+def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
+    """(T, n) how much the gradients of the words ``alone`` (T,) need the keys and queries of each of ``tokens`` (n,) at
+    ``positions`` (n,): sparse Bayesian learning (Tipping 2001), one variance for all heads."""
+    longest = int(positions.max()) + 1
+    inputs = entering_block(model, tokens[:, None].expand(-1, longest), 0)[torch.arange(len(tokens)), positions]
+    queries, keys = (
+        model.get_submodule(name.removesuffix(".weight"))(inputs).double() for name in model.attention_weights[0][:2]
+    )
+    keys = keys - keys.mean(0)  # what comes back through a softmax has coefficients whose sum is zero
+    heads = (model.heads, -1)
+    atoms = torch.cat([of.unflatten(1, heads).permute(1, 2, 0) for of in (keys, queries)])
+    atoms = atoms / atoms.square().sum(1).mean(0).sqrt().clamp_min(1e-12)
+    behind = parts.attended[alone]
+    behind = behind / behind.norm(dim=2, keepdim=True).clamp_min(1e-300)
+    seen = behind.unflatten(2, heads).flatten(1, 2)
+    return torch.cat([_variances(atoms, some) for some in seen.split(16)])
+
+
+def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
+    """(T, n) of the coefficients of ``atoms`` (H, m, n) that made ``seen`` (T, H, m), by expectation maximization."""
+    size = atoms.shape[1]
+    noise = _NOISE * torch.eye(size, dtype=atoms.dtype, device=atoms.device)
+    found = atoms.new_full((len(seen), atoms.shape[2]), 1 / atoms.shape[2])
+    for _ in range(_PASSES):
+        spread = torch.einsum("hmn,tn,hkn->thmk", atoms, found, atoms) + noise
+        solved = torch.linalg.solve(spread, torch.cat([atoms.expand(len(seen), -1, -1, -1), seen[..., None]], -1))
+        mean = found[:, None] * torch.einsum("hmn,thm->thn", atoms, solved[..., -1])
+        left = found[:, None] - found[:, None].square() * torch.einsum("hmn,thmn->thn", atoms, solved[..., :-1])
+        found = (mean.square() + left).mean(1)
+    return found
+
+
+def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
+    """(T,) to which of ``number`` groups each belongs, by the ``support`` (T, T) they give one another: the leading
+    eigenvectors of the normalized affinity, turned onto the axes (Damle, Minden, Ying 2019).
+
+    Args:
+        support: at least 0.
+        positions: (T,) of them; no two of one group have the same.
+        number: of groups.
+    """
+    affinity = support.masked_fill(positions[:, None] == positions, 0)
+    affinity = affinity / affinity.sum(1, keepdim=True).clamp_min(1e-300)
+    affinity = affinity + affinity.T
+    degree = affinity.sum(1).clamp_min(1e-12).rsqrt()
+    leading = torch.linalg.eigh(degree[:, None] * affinity * degree)[1][:, -number:]
+    left, picked = leading.clone(), []
+    for _ in range(number):
+        picked.append(int(left.norm(dim=1).argmax()))
+        direction = nn.functional.normalize(left[picked[-1]], dim=0)
+        left = left - (left @ direction)[:, None] * direction
+    u, _, v = torch.linalg.svd(leading[picked].T)
+    groups: Tensor = (leading @ (u @ v)).abs().argmax(1)
+    return groups

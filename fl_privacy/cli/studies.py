@@ -1,0 +1,311 @@
+"""``fl-privacy benchmark``; a wrong track is told before PyTorch is imported.
+
+``fl-privacy trade-off``; a wrong grid is told before PyTorch is imported.
+
+``fl-privacy advise``: which defense, from what was measured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from fl_privacy.checks import number, one_of
+from fl_privacy.cli.completion import complete_override
+from fl_privacy.cli.jobs import expect_reconstructions, say_what_takes_time
+from fl_privacy.config.study import load_grid
+from fl_privacy.errors import UserError
+from fl_privacy.results.ongoing import write_planned
+
+if TYPE_CHECKING:
+    from fl_privacy.experiment.study import Benchmark, Job
+    from fl_privacy.report.advice import MeasuredTable, Threat
+
+
+def benchmark(
+    track: Annotated[str, typer.Argument(help="smoke, laptop, full, or your own YAML file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="What leaves figures as they are, such as out=FOLDER device=cuda; defense.KEY=A,B are strengths of the"
+            " entry.",
+            autocompletion=complete_override,
+        ),
+    ] = None,
+    entry: Annotated[
+        str | None,
+        typer.Option("--entry", help="Your own defense: my_defense.py, my_defense.py:FUNCTION or an import path."),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many at once, one CPU thread each.")] = 1,
+    only_report: Annotated[bool, typer.Option("--only-report", help="Write the page over what has finished.")] = False,
+) -> None:
+    """Rank defenses by what attackers read: a fixed track, one leaderboard.
+
+    `fl-privacy benchmark smoke --jobs 2` takes minutes; killed and started again, it goes on where it stopped. With
+    `--entry my_defense.py defense.share=0.01,0.1` your own defense is ranked beside the shipped ones.
+    `fl-privacy advise --table FOLDER` answers from what was measured.
+    """
+    run_benchmark(track, overrides or [], entry=entry, processes=jobs, only_report=only_report, console=Console())
+
+
+def run_benchmark(
+    name: str, overrides: Sequence[str], *, entry: str | None, processes: int, only_report: bool, console: Console
+) -> None:
+    """Do what is left of the track ``name`` and write its page.
+
+    Raises:
+        UserError: the track or the entry is wrong, or jobs failed.
+    """
+    if processes < 1:
+        raise UserError(f"--jobs is expected to be at least 1, but got {processes}.")
+    strengths = [override for override in overrides if override.startswith("defense.")]
+    if strengths and entry is None:
+        raise UserError(f"{strengths[0]} is expected with --entry, whose strength it sets; the track fixes all others.")
+    from fl_privacy.cli.jobs import say_what_takes_time  # noqa: PLC0415  (help goes without)
+    from fl_privacy.config.study import load_track  # noqa: PLC0415
+
+    track = load_track(name, [override for override in overrides if override not in strengths])
+    say_what_takes_time()
+    if entry is not None:
+        from fl_privacy.experiment.study import find_entry  # noqa: PLC0415
+
+        track = track.entered(*find_entry(entry, strengths))
+    from fl_privacy.experiment.study import plan_benchmark, read_problems, write_problems  # noqa: PLC0415
+
+    with console.status("Planning") if console.is_terminal else nullcontext():
+        planned = plan_benchmark(track)
+    if not only_report:
+        _make_evaluators(planned, console)
+    failed = read_problems(planned.out)
+    for title, stage in zip(("Training", "Attacking"), planned.stages(), strict=True):
+        left = [job for job in stage if not job.finished]
+        console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
+        if not only_report:
+            failed = {folder: why for folder, why in failed.items() if folder not in {j.folder.name for j in stage}}
+            failed |= do_all(title, left, processes, console)
+            write_problems(planned.out, failed)
+    print(planned.write())
+    if failed and not only_report:
+        raise UserError(
+            f"{len(failed)} jobs failed, and what they would have measured counts as unknown; the first:"
+            f" {': '.join(next(iter(failed.items())))}"
+        )
+
+
+def _make_evaluators(planned: Benchmark, console: Console) -> None:
+    """Train the evaluation networks that defenses look with, or find them trained."""
+    if not planned.evaluators:
+        return
+    from fl_privacy.cli.train_evaluator import train  # noqa: PLC0415
+
+    for file, overrides in planned.evaluators.items():
+        console.print(f"Evaluation network {file}", highlight=False)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        train([*overrides, f"out='{file}'"], console=console)
+
+
+def run_trade_off(
+    grid: str,
+    overrides: Sequence[str],
+    *,
+    processes: int,
+    only_report: bool,
+    psnr_below: float | None,
+    console: Console,
+) -> None:
+    """Do what is left of the grid ``grid`` and write the page over all of it.
+
+    Raises:
+        UserError: the grid is wrong, or jobs of it failed.
+        NothingReconstructedError: an attack failed on all of its victims.
+    """
+    if processes < 1:
+        raise UserError(f"--jobs is expected to be at least 1, but got {processes}.")
+    loaded = load_grid(grid, overrides)
+    say_what_takes_time()
+    from fl_privacy.experiment.study import plan_sweep  # noqa: PLC0415
+    from fl_privacy.report import write_trade_off  # noqa: PLC0415
+
+    sweep = plan_sweep(loaded)
+    if not only_report:
+        write_planned(sweep.out, [job.folder.name for stage in sweep.stages() for job in stage])
+    failed: list[str] = []
+    for title, stage in zip(("Training", "Attacking"), sweep.stages(), strict=True):
+        left = [job for job in stage if not job.finished]
+        console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
+        if not only_report:
+            failed += [f"{folder}: {why}" for folder, why in do_all(title, left, processes, console).items()]
+    page = write_trade_off(sweep.outcomes(), sweep.out / "trade_off.html", psnr_below=psnr_below)
+    print(page)
+    if failed:
+        raise UserError(f"{len(failed)} jobs failed, the page leaves them out; the first: {failed[0]}")
+    expect_reconstructions([job.folder for job in list(sweep.stages())[-1] if job.finished])
+
+
+def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> dict[str, str]:
+    """Do ``jobs`` in so many processes; returns what went wrong, by the folder's name of each job that failed."""
+    from fl_privacy.cli.underway import Underway  # noqa: PLC0415
+    from fl_privacy.cli.workers import run_in_processes  # noqa: PLC0415
+
+    failed: dict[str, str] = {}
+    underway = Underway(title, [job.folder for job in jobs], console)
+
+    def on_done(job: Job, problem: str | None) -> None:
+        told = underway.ended(job.folder)
+        if problem is not None:
+            failed[job.folder.name] = problem
+            console.print(f"[red]error: {escape(f'{job.folder.name}: {problem}')}[/red]", highlight=False)
+        elif not console.is_terminal:
+            console.print(escape(told), highlight=False)
+
+    with underway.shown():
+        run_in_processes(jobs, processes, on_done=on_done)
+    return failed
+
+
+ACCURACY_LOSS, THREAT, PSNR_BELOW = "accuracy_loss", "threat", "psnr_below"
+ASKED = {ACCURACY_LOSS: "2", THREAT: "adaptive", PSNR_BELOW: ""}
+"""What may be asked for, with its default, empty for none; all else is a setting of the measurement."""
+
+_EXAMPLES = {ACCURACY_LOSS: "2", PSNR_BELOW: "12"}
+
+KNOWN: tuple[Literal["honest", "adaptive", "malicious"], ...] = ("honest", "adaptive", "malicious")
+
+
+def advise(
+    asked: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="accuracy_loss=2 (points, at most), threat=adaptive, honest or malicious, psnr_below=DB, and the"
+            " settings that were measured: data=mnist_mini model=lenet.",
+        ),
+    ] = None,
+    grid: Annotated[str | None, typer.Option("--grid", help="Read the runs of this grid (trade-off).")] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option("--table", help="Read the folder of a benchmark, or a file that --save wrote."),
+    ] = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Also write the tables that were read, as JSON.")] = None,
+) -> None:
+    """The cheapest defense that costs little accuracy and behind which no image was read, and what it leaves open.
+
+    Each measurement of the settings that are named has its own answer.
+    `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, answers from your runs;
+    `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark. The tables that came with the
+    package are withdrawn until they are measured again.
+    """
+    bounds, settings = _asked(asked or [])
+    if grid is not None and table is not None:
+        raise UserError("--grid and --table are expected one at a time, but got both; leave one out.")
+    one_of(THREAT, bounds[THREAT], KNOWN)
+    threat = next(known for known in KNOWN if known == bounds[THREAT])
+    loss, below = _number(ACCURACY_LOSS, bounds[ACCURACY_LOSS]), bounds[PSNR_BELOW]
+    told = {ACCURACY_LOSS: loss} | ({PSNR_BELOW: _number(PSNR_BELOW, below)} if below else {})
+    tables = _in_file(table, settings) if table else [_of_grid(grid, settings)] if grid else _shipped(settings)
+    if save is not None:
+        from fl_privacy.report.advice import write_tables  # noqa: PLC0415
+
+        write_tables(save, tables)
+    print("\n\n".join(_answers(tables, threat=threat, **told)))
+
+
+def _answers(tables: Sequence[MeasuredTable], *, threat: Threat, **told: float) -> list[str]:
+    """One for each table; of those that have none why, unless no table has any."""
+    from fl_privacy.report.advice import advice_from  # noqa: PLC0415
+
+    found, refused = list[str](), list[UserError]()
+    for table in tables:
+        try:
+            found.append("\n".join(advice_from(table, threat=threat, **told)))
+        except UserError as error:
+            refused.append(UserError(f"Not answered from {' '.join(table.settings)}: {error}"))
+    if not found:
+        raise refused[0]
+    return [*found, *map(str, refused)]
+
+
+def _asked(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """What is asked for, ``accuracy_loss<=2`` as well as ``accuracy_loss=2``, and the settings."""
+    bounds, settings = dict(ASKED), []
+    for argument in arguments:
+        key, _, value = re.sub(r"\s*<=?\s*", "=", argument, count=1).partition("=")
+        if key in ASKED:
+            bounds[key] = value
+        else:
+            settings.append(argument)
+    return bounds, settings
+
+
+def _number(key: str, value: str) -> float:
+    try:
+        return number(key, float(value), at_least=0, example=float(_EXAMPLES[key]))
+    except ValueError as error:
+        raise UserError(f"{key} is expected to be a number, but got {value!r}; try {key}={_EXAMPLES[key]}.") from error
+
+
+def _in_file(path: Path, settings: Sequence[str]) -> list[MeasuredTable]:
+    from fl_privacy.report.advice import MEASURED, read_tables  # noqa: PLC0415
+
+    file = path / MEASURED if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(
+            f"--table is expected to be the folder of a benchmark that measured at least one defense, or a file that"
+            f" --save wrote, but there is no {file}; run `fl-privacy benchmark` first."
+        )
+    tables = read_tables(file)
+    if found := [table for table in tables if table.matches(settings)]:
+        return found
+    raise UserError(
+        f"Settings that were measured are expected, but got {' '.join(settings)}; {file} is of {_there(tables)}."
+    )
+
+
+def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
+    from fl_privacy.report.advice import SHIPPED, read_tables  # noqa: PLC0415
+
+    tables = [table for path in sorted(SHIPPED.glob("*.json")) for table in read_tables(path)]
+    if found := [table for table in tables if table.matches(settings)]:
+        return found
+    told = f" {' '.join(settings)}" if settings else ""
+    there = f"there are: {_there(tables)}" if tables else "those that came with the package are withdrawn until they"
+    there += "" if tables else " are measured again: they took empty pictures for read ones and readable ones for none"
+    raise UserError(
+        f"Settings that were measured are expected, but {there}. Measure yours by `fl-privacy trade-off quick{told}`,"
+        f" then `fl-privacy advise --grid quick{told}`."
+    )
+
+
+def _there(tables: Sequence[MeasuredTable]) -> str:
+    return "; ".join(" ".join(table.settings) for table in tables)
+
+
+def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
+    from fl_privacy.config.study import load_grid  # noqa: PLC0415
+
+    grid = load_grid(name, settings)
+    from fl_privacy.experiment.study import plan_sweep  # noqa: PLC0415
+    from fl_privacy.report.advice import MeasuredTable, measured_rows  # noqa: PLC0415
+    from fl_privacy.report.trade_off import read_rows  # noqa: PLC0415
+
+    rows = read_rows(plan_sweep(grid).outcomes())
+    defenses, unknown = measured_rows(rows, [point.overrides for point in grid.points])
+    command = f"fl-privacy trade-off {name} {' '.join(settings)}".rstrip()
+    if len(defenses) < 2:
+        raise UserError(f"Runs of the grid {name} are expected to have finished, but too few did; run `{command}`.")
+    return MeasuredTable(
+        settings=tuple(s for s in (*grid.settings, *settings) if not s.startswith("out=")),
+        attacks=tuple(grid.attacks),
+        weights=grid.weights,
+        command=command,
+        defenses=defenses,
+        unknown=unknown,
+    )

@@ -1,0 +1,221 @@
+"""Trains Refiner's evaluation network on public images or texts, or finds it trained."""
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from torch import Tensor, nn
+
+from fl_privacy.checks import one_of, whole
+from fl_privacy.config import compose_file
+from fl_privacy.config.building import check_arguments, plain_settings
+from fl_privacy.config.reading import expect_type
+from fl_privacy.data import Dataset, LabelledExamples, TextExamples, expect_images
+from fl_privacy.errors import UserError
+from fl_privacy.experiment.build import build_dataset, build_network, resolve_device
+from fl_privacy.files import user_cache_folder
+from fl_privacy.foreign_files import expect_writable
+from fl_privacy.models import TextModel
+from fl_privacy.pretrained.evaluator import (
+    EvaluationNetwork,
+    EvaluatorPlan,
+    Progress,
+    noise_curve,
+    student_plan,
+    train_evaluator,
+)
+from fl_privacy.pretrained.evaluator_files import Evaluator, load_evaluator, read_about, save_evaluator
+from fl_privacy.pretrained.find_words import name_of_words
+from fl_privacy.pretrained.word_evaluator import TEXTS, WordEvaluator, random_word_curve, train_word_evaluator
+
+SHOWN = 1000
+"""Images, or texts, of the split not trained on that the table of predictions is made from."""
+
+RATIOS = torch.linspace(0, 1, 11)
+"""True noise ratios in that table."""
+
+
+def train(overrides: Sequence[str], *, console: Console) -> Path:
+    """The file with the network that ``overrides`` of ``conf/evaluator.yaml`` describe.
+
+    Raises:
+        UserError: a setting is wrong, or the file holds another network.
+    """
+    config = compose_file("evaluator", overrides)
+    settings = plain_settings(config)
+    types = {"out": str | None, "overwrite": bool, "images": int | None, "seed": int, "teacher": str | None}
+    for name, annotation in types.items():
+        expect_type(name, settings[name], annotation)
+    whole("seed", settings["seed"], at_least=0, example=1)
+    dataset = build_dataset(config.data)
+    texts = isinstance(dataset.train, TextExamples)
+    teacher = None if settings["teacher"] is None else _teacher(settings["teacher"], texts=texts)
+    usual = TEXTS if texts else EvaluatorPlan() if teacher is None else student_plan(EvaluatorPlan(), teacher)
+    plan, device = _plan(settings, usual), resolve_device(config.device)
+    splits, seed = _public_first(config.split, dataset), config.seed
+    if texts:
+        model = build_network(config.model, dataset, seed=seed)
+        work = _words(*splits, config.images, plan, seed=seed, model=model)
+    else:
+        work = _images(*splits, config.images, plan, seed=seed, teacher=teacher)
+    file = _target(settings["out"], dataset.name, work.key)
+    if not settings["overwrite"] and file.exists():
+        if read_about(file).get("key") != work.key:
+            raise UserError(
+                f"out={file} is expected to be free or to hold this very network, but holds another;"
+                " name another file or set overwrite=true."
+            )
+        console.print(f"Found it trained: {file}", highlight=False)
+    else:
+        expect_writable(file)
+        network = _train(work.train, device, console)
+        about = {"key": work.key, "data": dataset.name, "settings": json.dumps(settings)}
+        save_evaluator(network, file, {**about, **work.about})
+    trained = load_evaluator(file)
+    console.print(_table({"predicted, other split": trained, "teacher": teacher}, work.curve))
+    if isinstance(teacher, EvaluationNetwork) and isinstance(trained, EvaluationNetwork):
+        share = trained.multiply_adds / teacher.multiply_adds
+        console.print(f"{share:.2f} of the teacher's operations", highlight=False)
+    return file
+
+
+def _teacher(path: str, *, texts: bool) -> EvaluationNetwork:
+    if texts:
+        raise UserError("teacher is expected with data of images, but got texts; leave it out.")
+    teacher = load_evaluator(Path(path).expanduser())
+    if not isinstance(teacher, EvaluationNetwork):
+        raise UserError(f"teacher is expected to be an evaluation network of images, but {path} is one of texts.")
+    return teacher
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is to be trained: named by the hash of what decides it."""
+
+    key: str
+    about: Mapping[str, str]
+    train: Callable[[torch.device, Progress], Evaluator]
+    curve: Callable[[Evaluator], Tensor]
+    """(R, N) predictions for the other split at each of :data:`RATIOS`."""
+
+
+def _plan(settings: Mapping[str, Any], usual: EvaluatorPlan) -> EvaluatorPlan:
+    chosen = {name: settings[name] for name in EvaluatorPlan.__dataclass_fields__ if settings[name] is not None}
+    if "widths" in chosen:
+        chosen["widths"] = tuple(chosen["widths"])
+    check_arguments(EvaluatorPlan, chosen, "evaluator")
+    return replace(usual, **chosen)
+
+
+def _images(
+    ours: LabelledExamples,
+    others: LabelledExamples,
+    number: int | None,
+    plan: EvaluatorPlan,
+    *,
+    seed: int,
+    teacher: EvaluationNetwork | None,
+) -> _Work:
+    """Trained on ``number`` of ``ours``, shown on ``others``."""
+    public = expect_images(ours, "train-evaluator").images[_thinned(len(ours), number)]
+    shown = expect_images(others, "train-evaluator").images[_thinned(len(others), SHOWN)]
+
+    def curve(network: Evaluator) -> Tensor:
+        assert isinstance(network, EvaluationNetwork)
+        return noise_curve(network, shown, RATIOS)
+
+    def train(device: torch.device, progress: Progress) -> EvaluationNetwork:
+        on_device = None if teacher is None else copy.deepcopy(teacher).to(device)
+        return train_evaluator(public, plan, seed=seed, device=device, progress=progress, teacher=on_device)
+
+    taught = () if teacher is None else (_hash_of_values(teacher),)
+    return _Work(key=_key(plan, seed, public, *taught), about={}, train=train, curve=curve)
+
+
+def _hash_of_values(network: nn.Module) -> str:
+    content = hashlib.sha256()
+    for value in network.state_dict().values():
+        content.update(value.cpu().contiguous().numpy().tobytes())
+    return content.hexdigest()
+
+
+def _words(
+    ours: LabelledExamples,
+    others: LabelledExamples,
+    number: int | None,
+    plan: EvaluatorPlan,
+    *,
+    seed: int,
+    model: nn.Module,
+) -> _Work:
+    """Likewise, by the embeddings of ``model``."""
+    assert isinstance(ours, TextExamples) and isinstance(others, TextExamples) and isinstance(model, TextModel)
+    table = model.words.weight.detach()
+    public = ours.tokens[_thinned(len(ours), number)]
+    shown = others.tokens[_thinned(len(others), SHOWN)]
+
+    def curve(network: Evaluator) -> Tensor:
+        assert isinstance(network, WordEvaluator)
+        return random_word_curve(network, shown, table, RATIOS)
+
+    return _Work(
+        key=_key(plan, seed, public, name_of_words(table)),
+        about={"words": name_of_words(table)},
+        train=lambda device, progress: train_word_evaluator(
+            public, table, plan, seed=seed, device=device, progress=progress
+        ),
+        curve=curve,
+    )
+
+
+def _public_first(split: str, dataset: Dataset) -> tuple[LabelledExamples, LabelledExamples]:
+    """The split that is trained on, and the other one."""
+    one_of("split", split, ("train", "test"))
+    return (dataset.train, dataset.test) if split == "train" else (dataset.test, dataset.train)
+
+
+def _thinned(there: int, number: int | None) -> slice:
+    """So many of ``there``, at equal distances; all for ``None``."""
+    if number is None:
+        return slice(None)
+    whole("images", number, at_least=1, example=1000)
+    step = max(1, there // number)
+    return slice(0, step * number, step)
+
+
+def _key(plan: EvaluatorPlan, seed: int, examples: Tensor, *more: str) -> str:
+    """Hash of what decides the network."""
+    content = hashlib.sha256(examples.contiguous().numpy().tobytes())
+    content.update(json.dumps([examples.shape, seed, asdict(plan), *more]).encode())
+    return content.hexdigest()[:16]
+
+
+def _target(out: str | None, data: str, key: str) -> Path:
+    if out is not None:
+        return Path(out).expanduser()
+    return user_cache_folder() / f"evaluator-{data.replace('/', '--')}-{key}.safetensors"
+
+
+def _train(train: Callable[[torch.device, Progress], Evaluator], device: torch.device, console: Console) -> Evaluator:
+    columns = (TextColumn("Training, loss {task.fields[loss]:.4f}"), BarColumn(), MofNCompleteColumn())
+    bar = Bar(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task("", total=None, loss=float("nan"))
+        return train(device, lambda done, total, loss: bar.update(task, completed=done, total=total, loss=loss))
+
+
+def _table(networks: Mapping[str, Evaluator | None], curve: Callable[[Evaluator], Tensor]) -> Table:
+    table = Table("true noise ratio", *(f"{r:.1f}" for r in RATIOS.tolist()), box=None)
+    for name, network in networks.items():
+        if network is not None:
+            table.add_row(name, *(f"{p:.2f}" for p in curve(network).mean(1).tolist()))
+    return table

@@ -1,0 +1,194 @@
+"""Trains a generator on public images, goes on with one that was stopped, or finds it trained."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fl_privacy.checks import one_of, whole
+from fl_privacy.cli.console import SECONDS_BETWEEN_LINES
+from fl_privacy.config import compose_file
+from fl_privacy.config.building import check_arguments, plain_settings
+from fl_privacy.config.reading import expect_type
+from fl_privacy.data import Dataset, Examples, expect_images
+from fl_privacy.errors import UserError
+from fl_privacy.experiment.build import build_dataset, resolve_device
+from fl_privacy.files import user_cache_folder
+from fl_privacy.foreign_files import expect_writable
+from fl_privacy.pretrained.generator import Provenance, image_fingerprints
+from fl_privacy.pretrained.generator_files import load_training, read_generator_header, save_generator, save_training
+from fl_privacy.pretrained.generator_training import GeneratorPlan, GeneratorTraining, Told
+
+SECONDS_BETWEEN_STATES = 60.0
+"""After which the state of the training is written down again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Order:
+    """What is to be trained on what, and where it goes."""
+
+    plan: GeneratorPlan
+    seed: int
+    data: str
+    split: str
+    public: Examples
+    device: torch.device
+
+    @cached_property
+    def training_key(self) -> str:
+        """Hash of what decides every step: a training that was stopped may end with more or fewer than were asked."""
+        images, labels = self.public.images, self.public.labels
+        content = hashlib.sha256(images.contiguous().numpy().tobytes())
+        content.update(labels.contiguous().numpy().tobytes())
+        content.update(json.dumps([images.shape, self.seed, asdict(replace(self.plan, steps=1))]).encode())
+        return content.hexdigest()[:16]
+
+    @property
+    def key(self) -> str:
+        """Of what decides the generator."""
+        return f"{self.training_key}-{self.plan.steps}"
+
+    def training(self) -> GeneratorTraining:
+        return GeneratorTraining(
+            self.public.images,
+            self.public.labels,
+            self.public.num_classes,
+            self.plan,
+            seed=self.seed,
+            device=self.device,
+        )
+
+    def provenance(self) -> Provenance:
+        return Provenance(
+            data=self.data,
+            split=self.split,
+            images=len(self.public),
+            seed=self.seed,
+            steps=self.plan.steps,
+            fingerprints=image_fingerprints(self.public.images),
+        )
+
+
+def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
+    """The file with the generator that ``overrides`` of ``conf/generator.yaml`` describe.
+
+    Raises:
+        UserError: a setting is wrong, or the file holds another generator.
+    """
+    config = compose_file("generator", overrides)
+    settings = plain_settings(config)
+    for name, annotation in (("out", str | None), ("overwrite", bool), ("images", int | None), ("seed", int)):
+        expect_type(name, settings[name], annotation)
+    whole("seed", settings["seed"], at_least=0, example=1)
+    chosen = {name: settings[name] for name in GeneratorPlan.__dataclass_fields__}
+    check_arguments(GeneratorPlan, chosen, "generator")
+    dataset = build_dataset(config.data)
+    order = _Order(
+        plan=GeneratorPlan(**chosen),
+        seed=settings["seed"],
+        data=dataset.name,
+        split=settings["split"],
+        public=_public(dataset, settings["split"], settings["images"]),
+        device=resolve_device(config.device),
+    )
+    key, file = order.key, _target(settings["out"], order)
+    if not settings["overwrite"] and file.exists():
+        if read_generator_header(file).get("key") != key:
+            raise UserError(
+                f"out={file} is expected to be free or to hold this very generator, but holds another;"
+                " name another file or set overwrite=true."
+            )
+        console.print(f"Found it trained: {file}", highlight=False)
+        return file
+    training = order.training()
+    expect_writable(file)
+    state = file.with_name(f"{file.name}.training") if settings["out"] is not None else _state_in_cache(order)
+    if not settings["overwrite"] and state.exists() and load_training(state, order.training_key) is None:
+        raise UserError(
+            f"{state} is expected to be of this very training, but is of another that was stopped; name another out, go"
+            " on with its settings, or set overwrite=true."
+        )
+    _train(training, state, order.training_key, console)
+    save_generator(training.result(), order.provenance(), file, {"key": key, "settings": json.dumps(settings)})
+    state.unlink(missing_ok=True)
+    return file
+
+
+def _state_in_cache(order: _Order) -> Path:
+    """The same for any number of steps."""
+    return user_cache_folder() / f"generator-{order.training_key}.training"
+
+
+def _public(dataset: Dataset, split: str, number: int | None) -> Examples:
+    """So many examples of ``split``, at equal distances."""
+    one_of("split", split, ("train", "test"))
+    examples = expect_images(dataset.train if split == "train" else dataset.test, "train-generator")
+    if number is None:
+        return examples
+    whole("images", number, at_least=2, example=1000)
+    return examples.subset(torch.arange(len(examples))[:: max(1, len(examples) // number)][:number])
+
+
+def _target(out: str | None, order: _Order) -> Path:
+    if out is not None:
+        return Path(out).expanduser()
+    shape = "x".join(map(str, order.public.input_shape))
+    name = f"generator-{order.data.replace('/', '--')}-{order.split}-{shape}-{order.key}.safetensors"
+    return user_cache_folder() / name
+
+
+def _train(training: GeneratorTraining, state: Path, key: str, console: Console) -> None:
+    """All steps that are left; what was done is in ``state``, whatever ends this."""
+    if (before := load_training(state, key)) is not None:
+        training.load(before)
+        if training.done > training.plan.steps:
+            raise UserError(
+                f"steps is expected to be at least {training.done}, which are done already, but got"
+                f" {training.plan.steps}; set steps={training.done}, or remove {state}."
+            )
+        console.print(f"Going on after {training.done} of {training.plan.steps} steps.", highlight=False)
+    kept, kept_at = training.done, time.monotonic()
+    with _shown(console) as show:
+
+        def tell(done: int, total: int, discriminator: float, generator: float) -> None:
+            nonlocal kept, kept_at
+            show(done, total, discriminator, generator)
+            if time.monotonic() - kept_at > SECONDS_BETWEEN_STATES:
+                save_training(training.state(), state, key)
+                kept, kept_at = done, time.monotonic()
+
+        try:
+            training.run(tell)
+        finally:
+            if training.done > kept:
+                save_training(training.state(), state, key)
+
+
+@contextmanager
+def _shown(console: Console) -> Iterator[Told]:
+    """A bar on a terminal, a line now and then elsewhere."""
+    columns = (TextColumn("Training, losses {task.fields[losses]}"), BarColumn(), MofNCompleteColumn())
+    bar = Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    )
+    told_at = time.monotonic()
+    with bar:
+        task = bar.add_task("", total=None, losses="")
+
+        def show(done: int, total: int, discriminator: float, generator: float) -> None:
+            nonlocal told_at
+            losses = f"{discriminator:.2f} and {generator:.2f}"
+            bar.update(task, completed=done, total=total, losses=losses)
+            if not console.is_terminal and time.monotonic() - told_at > SECONDS_BETWEEN_LINES:
+                told_at = time.monotonic()
+                console.print(f"Training: {done}/{total} steps, losses {losses}", highlight=False)
+
+        yield show

@@ -1,0 +1,262 @@
+"""Images out of whatever a Flower app trains on: a data set, a loader, a list; normalized or not.
+
+Random generators that a data set, or a transform within it, has of its own.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from fl_privacy.errors import UserError
+from fl_privacy.plan import Normalization
+from fl_privacy.rng import derive_seed
+
+IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "x")
+LABEL_KEYS = ("label", "labels", "fine_label", "target", "character", "y")
+"""Under which data sets of the hub keep them, the likeliest first."""
+
+CHANNELS = (1, 2, 3, 4)
+"""Of an image of Pillow or NumPy: gray, gray and alpha, color, color and alpha."""
+
+_STEPS = {"uint8": 255, "uint16": 65535, "bool": 1}
+"""The brightest value of a kind of whole numbers."""
+
+LOOKED_AT = 256
+"""Images from which a normalization is estimated."""
+
+_BLACK_AND_WHITE = 0.02
+"""By which the darkest and the brightest pixel of a channel may miss the values that black and white would have."""
+
+Sample = tuple[Tensor, int]
+"""(C, H, W) float, as the model gets it, and its class."""
+
+
+def samples(data: object) -> Iterator[Sample]:
+    """The examples of ``data`` in order.
+
+    Args:
+        data: a ``torch.utils.data.Dataset`` or ``DataLoader``, a data set of the hub, or any iterable, whose examples
+            are pairs (image, label) or mappings with a key of ``IMAGE_KEYS`` and one of ``LABEL_KEYS``; of a tuple of
+            loaders, such as (train, test), the first.
+
+    Raises:
+        UserError: an example is something else.
+    """
+    yield from map(as_sample, _examples(data))
+
+
+def _examples(data: object) -> Iterator[Any]:
+    if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset):
+        data = data[0]
+    data = data.dataset if isinstance(data, DataLoader) else data
+    if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        if not isinstance(data, Iterable):
+            raise UserError(
+                "data is expected to be a data set, a DataLoader or an iterable of (image, label), but got"
+                f" {type(data).__name__}."
+            )
+        yield from data
+        return
+    for index in range(len(data)):
+        yield data[index]
+
+
+def as_sample(example: object) -> Sample:
+    """An example of a data set as a tensor and a class.
+
+    Raises:
+        UserError: it has no image or no label.
+    """
+    if isinstance(example, Mapping):
+        return as_image(example), _class(_first(example, LABEL_KEYS))
+    return as_image(example), _class(example[1])  # type: ignore[index]
+
+
+def as_image(example: object) -> Tensor:
+    """The image of an example of a data set, (C, H, W), whatever its label is.
+
+    Raises:
+        UserError: it has no image.
+    """
+    if isinstance(example, Mapping):
+        return _pixels(_first(example, IMAGE_KEYS))
+    if isinstance(example, Sequence) and len(example) >= 2:
+        return _pixels(example[0])
+    raise UserError(
+        f"An example is expected to be (image, label) or a mapping with both, but is a {type(example).__name__}."
+    )
+
+
+def _first(example: Mapping[Any, Any], keys: Sequence[str]) -> Any:
+    found = next((key for key in keys if key in example), None)
+    if found is None:
+        raise UserError(
+            f"An example is expected to have one of the keys {', '.join(keys)}, but has"
+            f" {', '.join(map(str, example)) or 'none'}; rename the column."
+        )
+    return example[found]
+
+
+def _class(label: Any) -> int:
+    """A class of whatever has one value: a number, ``array([3])``, a tensor; one-hot vectors name theirs.
+
+    Raises:
+        UserError: it names several classes, or none.
+    """
+    try:
+        values = np.asarray(label.detach().cpu() if isinstance(label, Tensor) else label).astype(float).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"A label is expected to be the number of a class, but got {label!r:.80}.") from error
+    if len(values) == 1 and np.isfinite(values[0]) and values[0] == int(values[0]):
+        return int(values[0])
+    if len(values) > 1 and values.sum() == 1 and values.max() == 1:
+        return int(values.argmax())
+    raise UserError(
+        f"A label is expected to be the number of one class, but got {np.array2string(values, threshold=10):.80};"
+        " of several labels an image, give data whose label is one of them."
+    )
+
+
+def _pixels(image: Any) -> Tensor:
+    """(C, H, W) float; whole numbers of 8 or 16 bits become [0, 1]."""
+    if isinstance(image, Tensor):
+        pixels, steps = image, _STEPS.get(str(image.dtype).removeprefix("torch."))
+    else:
+        array = np.array(image)
+        deep = getattr(image, "mode", "")[:1] == "I"  # 16-bit gray, which Pillow may hold in 32 bits
+        steps = _STEPS["uint16"] if deep else _STEPS.get(array.dtype.name)
+        pixels = torch.from_numpy(array.astype(np.float32) if array.dtype.kind in "ub" or deep else array)
+    if pixels.dim() == 2:
+        pixels = pixels.unsqueeze(0)
+    elif pixels.dim() == 3 and not isinstance(image, Tensor) and pixels.shape[-1] in CHANNELS:
+        pixels = pixels.permute(2, 0, 1)
+    if pixels.dim() != 3:
+        raise UserError(f"An image is expected to have the shape (C, H, W), but has {tuple(pixels.shape)}.")
+    pixels = pixels.detach().cpu().float()
+    return pixels if steps is None else pixels / steps
+
+
+def probe_seed(probe: int, size: int) -> int:
+    """Where the global random streams start while the examples of a probe are drawn from a data set.
+
+    A transform that crops or flips at random so gives the same images to who has the same data set.
+
+    Args:
+        probe: number of the batch, from 0.
+        size: examples in it.
+    """
+    return derive_seed(0, "probe", probe, size)
+
+
+def told_normalization(source: object) -> Normalization | None:
+    """That of a ``transforms.Normalize`` within ``source``: a transform, or a data set or loader that has one."""
+    seen: set[int] = set()
+    waiting = [source]
+    while waiting and len(seen) < 1000:
+        each = waiting.pop(0)
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        mean, std = getattr(each, "mean", None), getattr(each, "std", None)
+        if type(each).__name__ == "Normalize" and mean is not None and std is not None:
+            return Normalization(tuple(map(float, mean)), tuple(map(float, std)))
+        names = ("transform", "transforms", "dataset")
+        within = [part for name in names if (part := getattr(each, name, None)) is not None]
+        waiting += [part for one in within for part in (one if isinstance(one, list | tuple) else [one])]
+    return None
+
+
+def find_normalization(data: object) -> Normalization | None:
+    """How the images of ``data`` are normalized: as its transform says, else as their darkest and brightest pixels do.
+
+    ``None`` where they are within [0, 1]. Images of a natural set have black and white pixels in each channel, which
+    normalization takes to -mean / std and (1 - mean) / std.
+
+    Raises:
+        UserError: there are no images.
+    """
+    loaded = data[0] if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset) else data
+    if (told := told_normalization(loaded)) is not None:
+        return told
+    images = [as_image(example) for example in islice(_examples(data), LOOKED_AT)]
+    if not images:
+        raise UserError("data is expected to hold images, but is empty.")
+    channels = [torch.cat([image[c].flatten() for image in images]) for c in range(len(images[0]))]
+    darkest, brightest = (torch.stack([pick(c) for c in channels]) for pick in (torch.min, torch.max))
+    if float(darkest.min()) >= -_BLACK_AND_WHITE and float(brightest.max()) <= 1 + _BLACK_AND_WHITE:
+        return None
+    std = 1 / (brightest - darkest).clamp_min(1e-6)
+    mean, std = ((v * 2**16).round() / 2**16 for v in (-darkest * std, std))
+    return Normalization(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def fingerprint(image: Tensor) -> str:
+    """Tells the image (C, H, W) in [0, 1] from others, by its bytes, and shows nothing of it."""
+    levels = (image.clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous()
+    return hashlib.sha256(str(tuple(levels.shape)).encode() + levels.numpy().tobytes()).hexdigest()
+
+
+MOST_LOOKED_AT = 1000
+"""Objects within a data set that are searched for generators."""
+
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+
+
+@contextmanager
+def own_streams_put_back(data: object) -> Iterator[None]:
+    """Put the generators within ``data`` back to where they were before the context.
+
+    Those that its attributes, and theirs, hold are found, also in lists and mappings; one in a closure is not.
+    """
+    held = [(generator, _state(generator)) for generator in _generators(data)]
+    try:
+        yield
+    finally:
+        for generator, state in held:
+            _put_back(generator, state)
+
+
+def _generators(data: object) -> list[Generator]:
+    found: list[Generator] = []
+    seen, waiting = set[int](), [data]
+    while waiting and len(seen) < MOST_LOOKED_AT:
+        each = waiting.pop(0)
+        if id(each) in seen or isinstance(each, torch.Tensor | np.ndarray | str | bytes | int | float | type):
+            continue
+        seen.add(id(each))
+        if isinstance(each, Generator):
+            found.append(each)
+        elif isinstance(each, list | tuple):
+            waiting += each[:MOST_LOOKED_AT]
+        elif isinstance(each, Mapping):
+            waiting += list(each.values())[:MOST_LOOKED_AT]
+        else:
+            waiting += list(getattr(each, "__dict__", {}).values())
+    return found
+
+
+def _state(generator: Generator) -> object:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state() if isinstance(generator, np.random.RandomState) else generator.getstate()
+
+
+def _put_back(generator: Generator, state: object) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)  # type: ignore[arg-type]
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state  # type: ignore[assignment]
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)  # type: ignore[arg-type]
+    else:
+        generator.setstate(state)  # type: ignore[arg-type]

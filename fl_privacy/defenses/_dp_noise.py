@@ -1,0 +1,188 @@
+"""Noise on what was clipped: the update, each local gradient, the gradient of each example.
+
+Clipping to a norm and independent noise: what mechanisms of differential privacy are made of.
+"""
+
+import math
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_privacy import checks
+from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
+from fl_privacy.effects import Clipped, ClippedExamples, Gaussian, Laplace, Part, Scope
+from fl_privacy.gradients import clipped_sum
+from fl_privacy.rng import SecretGenerator
+from fl_privacy.types import Tensors
+
+
+def clip_by_norm(tensors: Tensors, norm: float, *, scope: Scope = "global") -> Tensors:
+    """``tensors`` scaled by min(1, norm / l2 norm); directions and what lies within ``norm`` stay.
+
+    Args:
+        tensors: gradient or delta by name.
+        norm: the largest l2 norm that stays, above 0; of each tensor if ``scope`` is ``layer``.
+        scope: over what the norm is taken.
+    """
+    if not tensors:
+        return {}
+    norms = torch.stack([torch.linalg.vector_norm(t) for t in tensors.values()])
+    if scope == "global":
+        norms = torch.linalg.vector_norm(norms).expand(len(tensors))
+    factors = (norm / norms).clamp(max=1.0)  # norm / 0 = inf is clamped too
+    return {name: t * factor.to(t.dtype) for (name, t), factor in zip(tensors.items(), factors, strict=True)}
+
+
+Distribution = Literal["gaussian", "laplace"]
+
+
+def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: torch.Generator) -> Tensor:
+    """Independent zero-mean noise with the shape, dtype and device of ``like``, drawn on the device of ``rng``.
+
+    Args:
+        like: of any shape.
+        distribution: of each element.
+        scale: standard deviation of the Gaussian; the Laplace parameter b, whose standard deviation is sqrt(2) b.
+        rng: advanced by the draw; that of a client's secret gives cryptographic bits.
+    """
+    if isinstance(rng, SecretGenerator):
+        return _secret_noise(like, distribution, scale, rng)
+    noise = torch.empty(like.shape, dtype=like.dtype, device=rng.device)
+    if distribution == "gaussian":
+        noise.normal_(std=scale, generator=rng)
+    else:  # by the inverse of the distribution function, which is three times as fast as exponential_
+        noise.uniform_(-1, 1, generator=rng)
+        below_one = 1 - torch.finfo(noise.dtype).eps / 2
+        noise = noise.abs().clamp_max_(below_one).neg_().log1p_().mul_(scale).copysign_(noise)
+    return noise.to(like.device)
+
+
+def noise_std(distribution: Distribution, scale: float) -> float:
+    """Standard deviation of an element of ``sample_noise``."""
+    return scale * (math.sqrt(2) if distribution == "laplace" else 1.0)
+
+
+def _secret_noise(like: Tensor, distribution: Distribution, scale: float, rng: SecretGenerator) -> Tensor:
+    """``sample_noise`` by the inverse distribution function of 52 bits and a sign, in double precision."""
+    bits = np.frombuffer(rng.next_bytes(8 * like.numel()), dtype="<u8")
+    share = torch.from_numpy(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
+    size = torch.erfinv(share).mul_(math.sqrt(2)) if distribution == "gaussian" else share.neg_().log1p_().neg_()
+    signed = torch.from_numpy(np.where(bits & np.uint64(1), 1.0, -1.0)).mul_(size).mul_(scale)
+    return signed.view(like.shape).to(like)
+
+
+def dp_noise(
+    *,
+    noise: Distribution = "gaussian",
+    scale: float = 0.01,
+    clip_norm: float | None = None,
+    clip_scope: Scope = "global",
+    at: Literal["upload", "gradient"] = "upload",
+) -> Defense:
+    """Clip, then add independent noise to every element (Abadi et al. 2016 for a whole update; DLG section 5.1).
+
+    ``scale`` is a scale, not a privacy budget: without ``clip_norm`` there is no guarantee whatever the scale;
+    with it, ``accounting.guarantee`` says which.
+
+    Args:
+        noise: distribution of each element.
+        scale: standard deviation of the Gaussian, or the Laplace parameter b; in units of the update, at least 0.
+        clip_norm: l2 norm the update is scaled down to first; ``None`` leaves it.
+        clip_scope: ``global`` bounds the norm of the whole update, ``layer`` that of each parameter tensor.
+        at: ``upload`` perturbs once what is uploaded, ``gradient`` the gradient of every local step.
+    """
+    checks.one_of("defense.noise", noise, ("gaussian", "laplace"))
+    checks.one_of("defense.clip_scope", clip_scope, ("layer", "global"))
+    checks.one_of("defense.at", at, ("upload", "gradient"))
+    checks.number("defense.scale", scale, at_least=0, example=0.01)
+    if clip_norm is not None:
+        checks.number("defense.clip_norm", clip_norm, above=0, example=1.0)
+
+    def perturb(tensors: Tensors, rng: torch.Generator) -> Tensors:
+        if clip_norm is not None:
+            tensors = clip_by_norm(tensors, clip_norm, scope=clip_scope)
+        return {name: t + sample_noise(t, noise, scale, rng) for name, t in tensors.items()}
+
+    def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
+        return perturb(tensors, rng)
+
+    def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
+        return perturb(tensors, step.rng)
+
+    std = noise_std(noise, scale)
+    settings = {
+        "noise": noise, "scale": scale, "std": std, "clip_norm": clip_norm, "clip_scope": clip_scope, "at": at
+    }  # fmt: skip
+    clip = None if clip_norm is None else Clipped(norm=clip_norm, scope=clip_scope)
+    effect = (Gaussian if noise == "gaussian" else Laplace)(std=std, clip=clip, at=at)
+
+    return Defense(
+        parts=(Part("dp_noise", settings, effect, strength="scale"),),
+        gradient=(on_gradient,) if at == "gradient" else (),
+        upload=(on_upload,) if at == "upload" else (),
+    )
+
+
+def local_dp(
+    *, round_epsilon: float = 1.0, delta: float = 1e-5, clip_norm: float = 1.0, sensitivity: float | None = None
+) -> Defense:
+    """Clipped Gaussian noise calibrated to one round by the classical formula (Dwork and Roth 2014, Theorem A.1).
+
+    The update has the distribution that Flower's ``LocalDpMod(clip_norm, sensitivity, round_epsilon, delta)`` gives
+    it. The formula is proven up to epsilon 1 and speaks of one round; ``accounting.guarantee`` says what holds after
+    many.
+
+    Args:
+        round_epsilon: the budget of one round, above 0.
+        delta: in (0, 1).
+        clip_norm: l2 norm the update is scaled down to, above 0.
+        sensitivity: l2 distance that the calibration hides; ``None`` takes ``clip_norm``.
+    """
+    checks.number("defense.round_epsilon", round_epsilon, above=0, example=1.0)
+    checks.number("defense.delta", delta, above=0, below=1, example=1e-5)
+    if sensitivity is None:
+        sensitivity = clip_norm
+    checks.number("defense.sensitivity", sensitivity, at_least=0, example=1.0)
+    scale = sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / round_epsilon
+    return dp_noise(noise="gaussian", scale=scale, clip_norm=clip_norm)
+
+
+def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
+    """Clip each example's gradient, add Gaussian noise to the sum, divide by the batch size (Abadi et al. 2016).
+
+    It computes the gradient anew from the batch, so compose it before other defenses of the gradient. Private
+    parameters are clipped and noised with the others: what they know of an example shapes the uploads to come.
+    ``accounting.guarantee`` turns the noise multiplier into epsilon.
+
+    Args:
+        clip_norm: bound C on the l2 norm of one example's gradient, above 0.
+        noise_multiplier: standard deviation of the noise on the sum, in units of C; at least 0.
+    """
+    checks.number("defense.clip_norm", clip_norm, above=0, example=1.0)
+    checks.number("defense.noise_multiplier", noise_multiplier, at_least=0, example=1.0)
+
+    def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
+        total, loss = clipped_sum(
+            step.model, step.sent, step.batch, clip_norm, plan=step.plan, changes=step.changes, held=step.held
+        )
+        step.losses.append(loss)
+        std = noise_multiplier * clip_norm
+        return {
+            name: (total[name] + sample_noise(total[name], "gaussian", std, step.rng)) / len(step.batch)
+            for name in total
+        }
+
+    return Defense(
+        parts=(
+            Part(
+                "dp_sgd",
+                {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier},
+                ClippedExamples(norm=clip_norm, noise_multiplier=noise_multiplier),
+                strength="noise_multiplier",
+            ),
+        ),
+        gradient=(on_gradient,),
+        anew=(on_gradient,),
+    )

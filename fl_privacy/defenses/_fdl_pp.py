@@ -1,0 +1,251 @@
+"""FDL-PP: a private front modulated by secret passports.
+
+A convolution whose output is scaled and shifted by what it makes of secret passports.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_privacy import checks
+from fl_privacy.defenses._split_fed import Start, draw_own, keep_with_clients, private_modules, split_fed
+from fl_privacy.defenses.defense import ClientState, Defense
+from fl_privacy.effects import Part, PrivateLayers
+from fl_privacy.errors import UserError
+from fl_privacy.models import Front
+from fl_privacy.rng import global_stream
+from fl_privacy.types import Batch, Tensors
+
+
+class PassportConv2d(nn.Module):
+    """``gamma * (W * X) + beta`` with ``gamma = Avg(D(E(W * P_gamma)))`` and beta likewise (Gu et al. 2021, Eq. 24).
+
+    E and D are linear layers over channels with a leaky ReLU between them, applied at each position; Avg is the mean
+    over positions. ``W`` has the name that the convolution's weight had; its bias is gone, beta stands for it.
+
+    Three things are done in another order, which changes no result: E, which is linear, is applied to W before the
+    passports are, so that both passports take one matrix product; D, which is linear too, follows the mean; and images
+    are convolved with ``gamma * W`` and the bias beta.
+
+    Args:
+        convolution: whose weight, stride, padding and its mode, dilation and groups it takes.
+        input_shape: (C, H, W) of what enters it, hence of the passports.
+        hidden: outputs of E.
+        stored: gamma and beta are parameters of their own, 1 and 0 at first, and a penalty ties them to the passports.
+    """
+
+    def __init__(
+        self, convolution: nn.Conv2d, input_shape: tuple[int, ...], *, hidden: int, stored: bool = False
+    ) -> None:
+        super().__init__()
+        channels = convolution.out_channels
+        self.weight = nn.Parameter(convolution.weight.detach().clone())
+        self.encoder = nn.Linear(channels, hidden)
+        self.decoder = nn.Linear(hidden, channels)
+        self.passport_gamma = nn.Buffer(torch.randn(input_shape))
+        self.passport_beta = nn.Buffer(torch.randn(input_shape))
+        self.gamma = nn.Parameter(torch.ones(channels)) if stored else None
+        self.beta = nn.Parameter(torch.zeros(channels)) if stored else None
+        self._pad = convolution._reversed_padding_repeated_twice, convolution.padding_mode
+        padded = convolution.padding_mode != "zeros"
+        self._geometry = (
+            convolution.stride,
+            0 if padded else convolution.padding,
+            convolution.dilation,
+            convolution.groups,
+        )
+
+    def from_passports(self) -> tuple[Tensor, Tensor]:
+        """gamma (O,) and beta (O,) of Eq. 24."""
+        kernels = self.encoder.weight @ self._dense_weight()
+        codes = torch.addmm(self.encoder.bias[:, None], kernels, self._patches())
+        gamma, beta = self.decoder(F.leaky_relu(codes).view(len(codes), 2, -1).mean(2).T)
+        return gamma, beta
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """gamma (O,) and beta (O,) as they are used: stored, or of Eq. 24."""
+        if self.gamma is None or self.beta is None:
+            return self.from_passports()
+        return self.gamma, self.beta
+
+    def penalty(self) -> Tensor:
+        """``||gamma - Avg(D(E(W * P_gamma)))||^2`` plus that of beta (Eq. 25); 0 where they are not stored."""
+        pairs = zip(self.affine(), self.from_passports(), strict=True)
+        return torch.stack([(used - made).square().sum() for used, made in pairs]).sum()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, O, H', W')."""
+        gamma, beta = self.affine()
+        return self._convolve(inputs, gamma[:, None, None, None] * self.weight, beta)
+
+    def _dense_weight(self) -> Tensor:
+        """(O, C * kernel) with zeros where an output of a grouped convolution does not look."""
+        groups, rows = self._geometry[-1], self.weight.flatten(1)
+        if groups == 1:
+            return rows
+        dense: Tensor = torch.block_diag(*rows.chunk(groups))  # type: ignore[no-untyped-call]
+        return dense
+
+    def _patches(self) -> Tensor:
+        """(C * kernel, 2 * positions): what each position of the convolution sees of both passports."""
+        widths, mode = self._pad
+        stride, _, dilation, _ = self._geometry
+        seen = torch.stack([self.passport_gamma, self.passport_beta], 1)
+        seen = F.pad(seen, widths, "constant" if mode == "zeros" else mode)
+        for axis, (size, step, gap) in enumerate(zip(self.weight.shape[2:], stride, dilation, strict=True), start=2):
+            seen = seen.unfold(axis, gap * (size - 1) + 1, step)[..., ::gap]
+        return seen.permute(0, 4, 5, 1, 2, 3).flatten(0, 2).flatten(1)
+
+    def _convolve(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        stride, padding, dilation, groups = self._geometry
+        widths, mode = self._pad
+        if mode != "zeros":
+            inputs = F.pad(inputs, widths, mode)
+        return F.conv2d(inputs, weight, bias, stride, padding, dilation, groups)
+
+
+def passport_layers(model: nn.Module) -> dict[str, PassportConv2d]:
+    """The passport layers of ``model`` by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, PassportConv2d)}
+
+
+def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put ``module`` into ``model`` in the place of that called ``name``."""
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, module)
+
+
+def passport_penalty(model: nn.Module, values: Tensors) -> Tensor:
+    """Sum of the penalties of the passport layers of ``model`` with its parameters and buffers at ``values``."""
+    penalties = []
+    for prefix, layer in passport_layers(model).items():
+        own = {f"layer.{name}": values[f"{prefix}.{name}"] for name in layer.state_dict()}
+        penalties.append(functional_call(_Penalty(layer), own, ()))
+    return torch.stack(penalties).sum()
+
+
+class _Penalty(nn.Module):
+    """A layer's penalty as a module, to be called with other values."""
+
+    def __init__(self, layer: PassportConv2d) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self) -> Tensor:
+        return self.layer.penalty()
+
+
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
+
+
+def fdl_pp(
+    *,
+    private: Sequence[str] | None = None,
+    start: Start = "own",
+    private_passes: int = 1,
+    form: Literal["functional", "penalized"] = "functional",
+    penalty: float = 1.0,
+    hidden: int | None = None,
+) -> Defense:
+    """Private layers whose convolutions are passport layers (Gu et al. 2021, Algorithm 5).
+
+    The output of each private convolution is scaled and shifted by gamma and beta, which an autoencoder makes of the
+    convolution's weights and the client's secret passports, drawn from N(0, 1) in the shape of the layer's input;
+    see ``passports.PassportConv2d``. Normalization layers among the private ones give way to
+    it: a public one directly behind a passport would undo what it does. Weights, autoencoder and passports never leave
+    the client.
+
+    Args:
+        private: names of the modules that are kept; ``None`` is the first convolution or linear layer and the
+            normalization directly behind it.
+        start: initial values of the private convolutions, ``own`` to each client or ``shared`` by all.
+        private_passes: over a client's examples at the end of each round, which train the private part alone.
+        form: ``functional`` computes gamma and beta in every pass (Eq. 24); ``penalized`` trains them as parameters
+            whose distance to these functions is added to the loss (Eq. 25), as the paper does (Eq. 26), which keeps
+            gamma small and the accuracy in long trainings.
+        penalty: weight of that term.
+        hidden: outputs of the encoder; ``None`` is half the channels of the convolution.
+    """
+    checks.one_of("defense.form", form, ("functional", "penalized"))
+    checks.number("defense.penalty", penalty, above=0, example=1.0)
+    if hidden is not None:
+        checks.whole("defense.hidden", hidden, at_least=1, example=32)
+    split = split_fed(private=private, start=start, private_passes=private_passes)
+    choose = partial(_chosen, private=private)
+    hook = keep_with_clients(choose)
+    draw = draw_own(hook)
+
+    def install(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
+        if state.input_shape is None:
+            raise UserError(
+                "FDL-PP expects a client that knows the shape of its images, but got none; use ClientState.of_images."
+            )
+        own = draw(model, state, rng) if start == "own" else copy.deepcopy(model)
+        with global_stream(rng):
+            _install_passports(own, choose(own), state.input_shape, hidden=hidden, stored=form == "penalized")
+        return own
+
+    @contextmanager
+    def tie(model: nn.Module, values: Tensors, batch: Batch) -> Iterator[Callable[[Tensor], Tensor]]:
+        yield lambda loss: loss + penalty * passport_penalty(model, values)
+
+    return replace(
+        split,
+        parts=(Part("fdl_pp", {**split.parts[0].settings, "form": form}, PrivateLayers()),),
+        private=(hook,),
+        model=(install,),
+        loss=(tie,) if form == "penalized" else (),
+    )
+
+
+def _install_passports(
+    model: nn.Module, private: Sequence[str], input_shape: tuple[int, ...], *, hidden: int | None, stored: bool
+) -> None:
+    convolutions = _private_convolutions(model, private)
+    shapes = _input_shapes(model, convolutions, input_shape)
+    for name, convolution in convolutions.items():
+        width = hidden or max(1, convolution.out_channels // 2)
+        layer = PassportConv2d(convolution, shapes[name], hidden=width, stored=stored)
+        replace_module(model, name, layer.to(convolution.weight.device))
+    for name, module in _below(model, private):
+        if isinstance(module, NORMS):
+            replace_module(model, name, nn.Identity())
+
+
+def _chosen(model: nn.Module, *, private: Sequence[str] | None) -> list[str]:
+    chosen = private_modules(model, private)
+    if private is not None:
+        return chosen
+    leaves = [name for name, module in model.named_modules() if next(module.children(), None) is None]
+    behind = leaves[leaves.index(chosen[0]) + 1 :][:1]
+    return chosen + [name for name in behind if isinstance(model.get_submodule(name), NORMS)]
+
+
+def _private_convolutions(model: nn.Module, chosen: Sequence[str]) -> dict[str, nn.Conv2d]:
+    found = {name: module for name, module in _below(model, chosen) if isinstance(module, nn.Conv2d)}
+    if not found:
+        raise UserError(
+            f"FDL-PP expects a convolution among the private modules, but {', '.join(chosen) or 'nothing'} has none;"
+            " name one in defense.private, or use defense=split_fed."
+        )
+    return found
+
+
+def _below(model: nn.Module, chosen: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
+    everything = list(model.named_modules())
+    return ((n, m) for n, m in everything if any(n == c or n.startswith(f"{c}.") for c in chosen))
+
+
+@torch.no_grad()
+def _input_shapes(model: nn.Module, layers: Collection[str], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """(C, H, W) of what enters each of ``layers``, as a black image shows."""
+    black = next(model.parameters()).new_zeros(1, *shape)
+    return {name: tuple(Front(model.eval(), name)(black).shape[1:]) for name in layers}

@@ -1,0 +1,102 @@
+"""Few bits for each element of the update."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_privacy import checks
+from fl_privacy.defenses._pruning import compress_with_feedback
+from fl_privacy.defenses.defense import ClientState, Defense
+from fl_privacy.effects import Part, Quantized
+from fl_privacy.errors import UserError
+from fl_privacy.types import Tensors
+
+
+def quantization(
+    *, bits: int = 8, rounding: Literal["nearest", "stochastic"] = "stochastic", error_feedback: bool = False
+) -> Defense:
+    """Round each tensor to an even grid of at most 2^bits values (QSGD, Alistarh et al. 2017; Refiner's GQ).
+
+    The grid reaches to the tensor's largest magnitude (QSGD's variant of section 4), so that ``encoding.encode``
+    needs ``bits`` bits an element and one number a tensor. With one bit and ``nearest`` it is the sign times the mean
+    magnitude, the scale of the least squared error.
+
+    Args:
+        bits: of each element, 1 to 28; zero stays zero from 2 bits on.
+        rounding: ``nearest`` has the least error, ``stochastic`` rounds up or down at random with no bias.
+        error_feedback: add what rounding changed to the next round's update; of ``nearest`` only, since random
+            rounding to few bits changes more than it keeps and the residual would grow.
+    """
+    checks.whole("defense.bits", bits, at_least=1, at_most=28, example=8)
+    checks.one_of("defense.rounding", rounding, ("nearest", "stochastic"))
+    checks.one_of("defense.error_feedback", error_feedback, (True, False))
+    if error_feedback and rounding == "stochastic":
+        raise UserError(
+            "defense.error_feedback is expected with defense.rounding=nearest, but got stochastic,"
+            " which has no bias to make up for; set one of them."
+        )
+
+    def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
+        def compress(update: Tensors) -> Tensors:
+            return {n: quantize(t, bits, rng if rounding == "stochastic" else None) for n, t in update.items()}
+
+        if error_feedback:
+            return compress_with_feedback(compress, tensors, state, owner="quantization")
+        return compress(tensors)
+
+    return Defense(
+        parts=(
+            Part(
+                "quantization",
+                {"bits": bits, "rounding": rounding, "error_feedback": error_feedback},
+                Quantized(bits=bits, rounding=rounding),
+                strength="bits",
+            ),
+        ),
+        upload=(on_upload,),
+    )
+
+
+def quantize(tensor: Tensor, bits: int, rng: torch.Generator | None = None) -> Tensor:
+    """``tensor`` rounded to the grid of ``bits`` bits: at random with ``rng``, else to the nearest value."""
+    magnitudes = tensor.abs()
+    if not magnitudes.any():
+        return tensor.clone()
+    if rng is None:
+        scale = magnitudes.mean() if bits == 1 else magnitudes.max()
+        codes = round_to_codes(to_grid(tensor, scale, bits), bits)
+    else:
+        scale = magnitudes.max()
+        threshold = torch.rand(tensor.shape, generator=rng, device=rng.device).to(tensor.device)
+        codes = _round_stochastically(to_grid(tensor, scale, bits), threshold, bits)
+    return from_grid(codes, scale, bits)
+
+
+def _round_stochastically(positions: Tensor, threshold: Tensor, bits: int) -> Tensor:
+    """The code below or above each position, above with the probability of the distance from below."""
+    step = 2 if bits == 1 else 1  # between neighboring codes
+    lowest = -largest_code(bits)
+    return ((positions - lowest) / step + threshold).floor() * step + lowest
+
+
+def largest_code(bits: int) -> int:
+    """Codes lie in [-c, c]: 2^bits - 1 of them with 0 in the middle, except that one bit has the codes -1 and 1."""
+    return 1 if bits == 1 else 2 ** (bits - 1) - 1
+
+
+def to_grid(values: Tensor, scale: Tensor, bits: int) -> Tensor:
+    """Real-valued codes in [-c, c] as float64, not yet rounded, for ``values`` in [-scale, scale]."""
+    return values.double() / scale.double() * largest_code(bits)
+
+
+def round_to_codes(positions: Tensor, bits: int) -> Tensor:
+    """The nearest code of each position; of one bit, the sign, with that of 0 positive."""
+    if bits == 1:
+        return torch.where(positions < 0, -1.0, 1.0).double()
+    return positions.round()
+
+
+def from_grid(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
+    """The values of ``codes``, in the dtype of ``scale``."""
+    return (scale.double() * (codes.double() + 0.0) / largest_code(bits)).to(scale.dtype)  # + 0.0 makes -0.0 positive

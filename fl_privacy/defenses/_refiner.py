@@ -1,0 +1,319 @@
+"""Refiner: upload the gradient of robust data.
+
+A client's own memory of what it made of its images, found again by their content.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy import checks
+from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
+from fl_privacy.defenses.robust_data import (
+    Gap,
+    Importance,
+    Judge,
+    Pixels,
+    RobustSpace,
+    batch_gap,
+    descend,
+    example_gap,
+    importance,
+    layer_depths,
+    own_gradients,
+    pull_within,
+    words_of,
+)
+from fl_privacy.effects import Part, RobustGradient
+from fl_privacy.errors import UserError
+from fl_privacy.gradients import loss_gradients
+from fl_privacy.models import TextModel
+from fl_privacy.pretrained.evaluator_files import CachedEvaluator
+from fl_privacy.pretrained.find_words import find_word_evaluator, name_of_words
+from fl_privacy.pretrained.word_evaluator import WordEvaluator
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch, Tensors
+
+
+def fingerprints(images: Tensor) -> Tensor:
+    """(B,) int64, different for different images (B, ...): their bits times odd numbers, modulo 2^64.
+
+    Of texts (B, L) those are tokens from 1, none being 0, so that it makes no difference how wide their batch is.
+    """
+    values = images.detach() if images.is_floating_point() else images.detach() + 1
+    bits = values.float().contiguous().flatten(1).view(torch.int32).long()
+    odd = torch.randint(2**62, (bits.shape[1],), generator=derive_generator(0, "fingerprints")) * 2 + 1
+    return (bits * odd.to(bits.device)).sum(1)
+
+
+class ImageMemory:
+    """Images by fingerprint in a ``ClientState``, as bytes; those written since ``end_round`` are fresh.
+
+    Args:
+        state: where they are.
+        owner: prefix of their names there.
+    """
+
+    def __init__(self, state: ClientState, owner: str) -> None:
+        self._state = state
+        self._keys, self._images, self._fresh = (f"{owner}/{part}" for part in ("keys", "images", "fresh"))
+
+    def recall(self, keys: Tensor, default: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What is kept for ``keys``, ``default`` where nothing is; where something is; where that is fresh.
+
+        The first are images (B, C, H, W) or texts (B, L, d) in [0, 1], the latter two (B,) booleans.
+        """
+        if self._keys not in self._state.tensors:
+            nothing = torch.zeros(len(keys), dtype=torch.bool)
+            return default, nothing, nothing
+        match = keys.cpu().unsqueeze(1) == self._state.tensors[self._keys].cpu()
+        found, at = match.any(1), match.int().argmax(1)
+        kept = _as_wide(self._state.tensors[self._images], default.shape[1])[at].to(default) / 255
+        fresh = found & self._state.tensors[self._fresh].cpu()[at]
+        return torch.where(found.to(default.device).view(-1, *[1] * (default.dim() - 1)), kept, default), found, fresh
+
+    def remember(self, keys: Tensor, images: Tensor) -> None:
+        """Keep ``images`` (B, C, H, W), or texts (B, L, d), in [0, 1], in place of older ones with the same keys."""
+        tensors = self._state.tensors
+        new = keys.cpu(), (images * 255).round().byte().cpu(), torch.ones(len(keys), dtype=torch.bool)
+        if self._keys in tensors:
+            stay = ~torch.isin(tensors[self._keys].cpu(), new[0])
+            widest = max(images.shape[1], tensors[self._images].shape[1])
+            kept = _as_wide(tensors[self._images].cpu(), widest)[stay]
+            new = new[0], _as_wide(new[1], widest), new[2]
+            old = tensors[self._keys].cpu()[stay], kept, tensors[self._fresh].cpu()[stay]
+            new = tuple(torch.cat(pair) for pair in zip(old, new, strict=True))  # type: ignore[assignment]
+        tensors.update(zip((self._keys, self._images, self._fresh), new, strict=True))
+
+    def end_round(self, *, forget: bool) -> None:
+        """Nothing is fresh any more; ``forget`` drops the images as well."""
+        if self._keys not in self._state.tensors:
+            return
+        if forget:
+            for name in (self._keys, self._images, self._fresh):
+                del self._state.tensors[name]
+        else:
+            self._state.tensors[self._fresh] = torch.zeros_like(self._state.tensors[self._fresh])
+
+
+def _as_wide(images: Tensor, width: int) -> Tensor:
+    """Texts (n, L, d) of ``width`` words, zero beyond their own; images, which are all of one shape, as they are."""
+    return torch.nn.functional.pad(images, (0, 0, 0, width - images.shape[1])) if images.dim() == 3 else images
+
+
+_CHUNK_ELEMENTS = 1 << 24
+"""Elements of per-example gradients held at a time; differentiating them takes several times their 64 MB."""
+
+
+def refiner(
+    *,
+    epsilon: float = 0.1,
+    alpha: float = 0.5,
+    beta: float = 1.0,
+    iterations: int = 10,
+    lr: float = 1.0,
+    decay: float = 0.95,
+    weights: Importance = "product",
+    utility: Literal["relative", "absolute"] = "relative",
+    privacy: Judge = "evaluator",
+    match: Literal["batch", "example"] = "batch",
+    per: Literal["step", "round"] = "step",
+    warm_start: bool = False,
+    evaluator: str | None = None,
+) -> Defense:
+    """Upload the gradient of images that look like noise but pull the model alike (Refiner, Fan et al. 2025).
+
+    From ``(1 - alpha) x + alpha v``, v uniform noise, the robust data x* descend on ``UM - beta PM`` (Eq. 2): UM is the
+    weighted distance of the gradients (Eq. 4), PM the noise ratio that the evaluation network sees. Their gradient is
+    uploaded, brought within ``epsilon`` of the true one (appendix J). The paper does not name its optimizer; this is
+    gradient descent, which with the paper's step size of 1 ends at the noise ratio of the paper's robust data.
+    As printed, UM's slope is smaller than PM's by three to eight orders of magnitude (LeNet) and moves nothing;
+    ``utility="relative"`` divides UM by that of pure noise, so that pure noise has a UM and a PM of 1, the true images
+    of 0.
+
+    It replaces the gradient it gets and takes that for the true one, so compose it before other defenses. Batch-norm
+    statistics that the plan shares are still those of the true images.
+
+    Of texts (appendix F) the robust data are embeddings of words, as coordinates of the box around those of all tokens,
+    v are random words, and PM is the share of random words. The gradient of the embeddings is not uploaded.
+
+    Args:
+        epsilon: bound on the l2 distance of the uploaded gradient to the true one, at least 0; no privacy budget.
+        alpha: share of noise in the start, in [0, 1].
+        beta: weight of PM, at least 0.
+        iterations: iota, at least 1.
+        lr: step size, above 0.
+        decay: tau, factor of each layer's weight over the one before, in (0, 1].
+        weights: of the elements in UM: |gradient x value|, |gradient|, |value| or none.
+        utility: ``relative`` divides UM by that of pure noise, ``absolute`` is Eq. 2 as printed.
+        privacy: PM: the ``evaluator``, or the mean squared distance of the pixels that the paper compares with.
+        match: the gradient of the ``batch``, or that of each ``example``; the same for a batch of one.
+        per: robust data are made in each local ``step``, or once a ``round`` for each image, at the first step that
+            uses it (a batch with any new image is refined as a whole).
+        warm_start: start from the robust data of an earlier round where the client has seen all images of a batch, and
+            halve the iterations. Only then do the same images meet an attacker with the same noise again.
+        evaluator: file of ``fl-privacy train-evaluator``; ``None`` takes a small one, for grey images and texts only.
+    """
+    made = _Refinement(**locals())
+    return Defense(
+        parts=(Part("refiner", made.settings, RobustGradient(), strength="epsilon"),),
+        prepare=(made.prepare,),
+        texts=(made.prepare_texts,),
+        gradient=(made.on_gradient,),
+        upload=(made.on_upload,) if warm_start or per == "round" else (),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Refinement:
+    """How robust data are made, by the settings of ``refiner``."""
+
+    epsilon: float
+    alpha: float
+    beta: float
+    iterations: int
+    lr: float
+    decay: float
+    weights: Importance
+    utility: Literal["relative", "absolute"]
+    privacy: Judge
+    match: Literal["batch", "example"]
+    per: Literal["step", "round"]
+    warm_start: bool
+    evaluator: str | None
+    judge: CachedEvaluator = field(init=False, repr=False)
+    of_words: "_OfWords" = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        checks.number("defense.epsilon", self.epsilon, at_least=0, example=0.1)
+        checks.number("defense.alpha", self.alpha, at_least=0, at_most=1, example=0.5)
+        checks.number("defense.beta", self.beta, at_least=0, example=1.0)
+        checks.whole("defense.iterations", self.iterations, at_least=1, example=10)
+        checks.number("defense.lr", self.lr, above=0, example=1.0)
+        checks.number("defense.decay", self.decay, above=0, at_most=1, example=0.95)
+        checks.one_of("defense.weights", self.weights, ("product", "gradient", "value", "none"))
+        checks.one_of("defense.utility", self.utility, ("relative", "absolute"))
+        checks.one_of("defense.privacy", self.privacy, ("evaluator", "mse"))
+        checks.one_of("defense.match", self.match, ("batch", "example"))
+        checks.one_of("defense.per", self.per, ("step", "round"))
+        checks.one_of("defense.warm_start", self.warm_start, (True, False))
+        object.__setattr__(self, "judge", CachedEvaluator(self.evaluator))
+        object.__setattr__(self, "of_words", _OfWords())
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+
+    def prepare(self, input_shape: Sequence[int]) -> None:
+        """Find the evaluation network."""
+        if self.privacy == "evaluator":
+            self.judge(input_shape)
+
+    def prepare_texts(self, model: TextModel, public: Tensor | None) -> None:
+        """Find the evaluation network of the words of ``model``, or make it of ``public`` texts."""
+        if self.privacy == "evaluator":
+            table = model.words.weight.detach()
+            self.of_words.keep(table, find_word_evaluator(self.evaluator, table, public))
+
+    def on_gradient(self, tensors: Tensors, step: LocalStep) -> Tensors:
+        """The gradient of robust data, near ``tensors``."""
+        if self.match == "example":
+            _expect_own_gradients(step)
+        space = self._space(step)
+        target = {name: gradient for name, gradient in tensors.items() if name not in space.withheld}
+        robust = loss_gradients(
+            step.model,
+            step.sent,
+            Batch(space.inputs(self._robust_data(target, step, space)), step.batch.labels),
+            batch_norm=step.plan.batch_norm,
+            loss_scale=step.plan.loss_scale,
+            changes=step.changes,
+        ).gradients
+        return pull_within({name: robust[name].detach() for name in target}, target, self.epsilon)
+
+    def on_upload(self, tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
+        ImageMemory(state, "refiner").end_round(forget=not self.warm_start)
+        return tensors
+
+    def _space(self, step: LocalStep) -> RobustSpace:
+        if not isinstance(step.model, TextModel):
+            return Pixels(step.batch.inputs, self.judge)
+        table = step.sent.parameters[step.model.word_weight]
+        if self.privacy == "evaluator" and self.of_words.judging(table) is None:
+            self.prepare_texts(step.model, None)
+        judge = self.of_words.judging(table)
+        return words_of(step, None if judge is None else judge.to(step.batch.inputs.device))
+
+    def _robust_data(self, target: Tensors, step: LocalStep, space: RobustSpace) -> Tensor:
+        true, noise = space.true, space.noise(step.rng)
+        start = torch.lerp(true, noise, self.alpha)
+        if not self.warm_start and self.per == "step":
+            return self._refine(start, noise, target, step, space, steps=self.iterations)
+        memory, keys = ImageMemory(step.state, "refiner"), fingerprints(step.batch.inputs)
+        start, found, fresh = memory.recall(keys, start)
+        if self.per == "round" and fresh.all():
+            return start
+        steps = max(1, self.iterations // 2) if found.all() else self.iterations
+        data = self._refine(start, noise, target, step, space, steps=steps)
+        memory.remember(keys, data)
+        return data
+
+    def _refine(
+        self, start: Tensor, noise: Tensor, target: Tensors, step: LocalStep, space: RobustSpace, *, steps: int
+    ) -> Tensor:
+        values, few = step.sent.parameters, space.inputs(space.true)[:1]
+        depths = layer_depths(step.model, step.sent, few)
+        if self.match == "batch":
+            weights = importance(target, values, depths, by=self.weights, decay=self.decay)
+            gap = batch_gap(step, target, weights, space.inputs, start)
+            return self._solve(start, noise, space, gap, steps=steps)
+        chunk = max(1, _CHUNK_ELEMENTS // sum(t.numel() for t in target.values()))
+        refined = []
+        for first in range(0, len(start), chunk):
+            some = slice(first, first + chunk)
+            part = replace(step, batch=Batch(step.batch.inputs[some], step.batch.labels[some]))
+            own_space = self._space(part)
+            clean = own_gradients(part, own_space.inputs(own_space.true))
+            own = {n: g.detach() for n, g in clean.items() if n in target}
+            weights = importance(own, values, depths, by=self.weights, decay=self.decay)
+            gap = example_gap(part, own, weights, own_space.inputs)
+            refined.append(self._solve(start[some], noise[some], own_space, gap, steps=steps))
+        return torch.cat(refined)
+
+    def _solve(self, start: Tensor, noise: Tensor, space: RobustSpace, gap: Gap, *, steps: int) -> Tensor:
+        unit = gap(noise).detach() if self.utility == "relative" else torch.ones((), device=noise.device)
+        unit = unit.clamp_min(torch.finfo(unit.dtype).tiny)
+        measure = space.privacy(self.privacy)
+        *_, data = descend(start, gap, measure, unit=unit, beta=self.beta, lr=self.lr, iterations=steps)
+        return data
+
+
+class _OfWords:
+    """The evaluation networks of models' words: federations with other words may share the defense."""
+
+    def __init__(self) -> None:
+        self._judges: dict[str, WordEvaluator] = {}
+
+    def keep(self, table: Tensor, judge: WordEvaluator) -> None:
+        """``judge`` is for the words that ``table`` (n, d) embeds."""
+        name = name_of_words(table)
+        self._judges.pop(name, None)
+        self._judges[name] = judge
+
+    def judging(self, table: Tensor) -> WordEvaluator | None:
+        """That for these words; where there is none, as for weights that were trained elsewhere, the last one kept."""
+        last = next(reversed(self._judges.values()), None)
+        return self._judges.get(name_of_words(table), last) if len(self._judges) > 1 else last
+
+
+def _expect_own_gradients(step: LocalStep) -> None:
+    if step.plan.batch_norm == "train" and any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in step.model.modules()
+    ):
+        raise UserError(
+            "defense.match=example expects each example to have its own gradient, but the model normalizes by the"
+            " batch; set federation.plan.batch_norm=eval, take a model with group norm, or match=batch."
+        )

@@ -1,0 +1,332 @@
+"""Soteria: withhold the features that tell most about the input.
+
+What enters the last linear layer of a model, and how much each feature changes with the input.
+
+The successor of Soteria that perturbs random slices of the whole gradient instead of one layer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp
+
+from fl_privacy import checks
+from fl_privacy.defenses._dp_noise import sample_noise
+from fl_privacy.defenses._pruning import keep_largest
+from fl_privacy.defenses.defense import Defense, LocalStep
+from fl_privacy.effects import MutedFeatures, Part, SlicedNoise
+from fl_privacy.errors import UserError
+from fl_privacy.gradients import batch_loss
+from fl_privacy.gradients.hooks import Call, entering, leaving
+from fl_privacy.gradients.memory import written_by
+from fl_privacy.progress import counted
+from fl_privacy.types import Batch, ModelState, Tensors
+
+
+def find_head(model: nn.Module, state: ModelState, inputs: Tensor) -> str:
+    """Name of the linear layer that makes the logits, found by watching one forward pass.
+
+    It is the layer whose output the model returns; where the model changes that output on its way out, the last
+    linear layer that was called.
+
+    Raises:
+        UserError: no linear layer is called.
+    """
+    with torch.no_grad(), leaving(linear_layers(model)) as calls:
+        logits = _forward(model, state, inputs)
+    if not calls:
+        raise UserError(
+            "Soteria expects a model that ends in a linear layer, but no torch.nn.Linear is called;"
+            " choose another model or defense."
+        )
+    return maker_of(logits, calls)
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """By name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+def maker_of(logits: Tensor, calls: Sequence[Call]) -> str:
+    """Name of the layer of ``calls``, at least one, that made ``logits``; the last where it is none of their own."""
+    return next((call.name for call in reversed(calls) if call.output is logits), calls[-1].name)
+
+
+def representation(model: nn.Module, state: ModelState, inputs: Tensor, head: str) -> Tensor:
+    """(B, D) what enters the layer ``head``, differentiable by ``inputs``.
+
+    The model is in evaluation mode, as in Soteria's code, so that an example's features are its own.
+    """
+    with entering({head: model.get_submodule(head)}) as calls:
+        _forward(model, state, inputs)
+    features = calls[-1].inputs
+    if features.dim() != 2:
+        raise UserError(
+            f"Soteria expects one vector an example in front of the layer {head}, but it gets the shape"
+            f" {tuple(features.shape)}; choose another model or defense."
+        )
+    return features
+
+
+def _forward(model: nn.Module, state: ModelState, inputs: Tensor) -> Tensor:
+    model.eval()
+    values = {name: t.detach() for name, t in {**state.parameters, **state.buffers}.items()}
+    logits: Tensor = functional_call(model, values, (inputs,))
+    return logits
+
+
+Features = Callable[[Tensor], Tensor]
+"""(B, ...) -> (B, D), each example by itself."""
+
+_CHUNK_ELEMENTS = 1 << 18
+"""Input elements of the products computed together: what bounds the memory."""
+
+_KEPT_BYTES = 1 << 25
+"""What the forward pass of backward products may write: of less, each product is over before it pays."""
+
+
+def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Norms ||d r_i / d x|| of every feature of every example, by backward products.
+
+    One forward pass of several copies of the examples serves all products: in each, a copy takes a feature.
+
+    Args:
+        features: r, differentiable.
+        inputs: x, (B, ...).
+
+    Returns:
+        (B, D) the norms and (B, D) the features.
+    """
+    size, one = len(inputs), inputs[:1].detach()
+    with torch.no_grad():
+        copies = _KEPT_BYTES // max(1, size * written_by(lambda: features(one)))
+        copies = max(1, min(copies, features(one).shape[1]))
+    x = _copied(inputs.detach(), copies).requires_grad_()
+    with torch.enable_grad():
+        r = features(x)
+    rows = torch.eye(r.shape[1], dtype=r.dtype, device=r.device)
+    norms = []
+    for chunk in counted("sensitivity of features", torch.split(rows, copies)):
+        cotangents = F.pad(chunk, (0, 0, 0, copies - len(chunk))).repeat_interleave(size, 0)
+        (products,) = torch.autograd.grad(r, x, cotangents, retain_graph=True)
+        norms.append(products.flatten(1).norm(dim=1).view(copies, size)[: len(chunk)])
+    return torch.cat(norms).T, r[:size].detach()
+
+
+def estimated_row_norms(
+    features: Features, inputs: Tensor, *, directions: int, rng: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """The same norms from random forward products: E[(J v)_i^2] = ||J_i||^2 for v of independent signs.
+
+    The cost does not depend on D. The relative error of one norm is about 1 / sqrt(2 directions).
+
+    Args:
+        features: r, differentiable in forward mode.
+        inputs: x, (B, ...).
+        directions: how many v, at least 1.
+        rng: of the signs.
+
+    Returns:
+        (B, D) the norms and (B, D) the features.
+    """
+    x = inputs.detach()
+    with torch.no_grad():
+        r = features(x)
+        squares = torch.zeros_like(r)
+        for start in counted("sensitivity of features", range(0, directions, _chunk(inputs))):
+            size = (min(_chunk(inputs), directions - start), *x.shape)
+            signs = torch.randint(0, 2, size, generator=rng, device=rng.device).to(x) * 2 - 1
+            tangents = jvp(features, (_copied(x, size[0]),), (signs.flatten(0, 1),))[1]
+            squares += tangents.view(size[0], *r.shape).square().sum(0)
+    return (squares / directions).sqrt(), r
+
+
+def _copied(inputs: Tensor, copies: int) -> Tensor:
+    """(copies B, ...)."""
+    return inputs.repeat(copies, *(1 for _ in inputs.shape[1:]))
+
+
+def _chunk(inputs: Tensor) -> int:
+    """How many copies."""
+    return max(1, _CHUNK_ELEMENTS // inputs.numel())
+
+
+Form = Literal["paper", "code"]
+"""Which features are withheld: those of the paper's definition, or those of the authors' scripts."""
+
+_EPSILONS: Mapping[Form, float] = {"paper": 1e-10, "code": 0.1}
+
+
+def soteria(
+    *,
+    rate: float = 0.8,
+    scores: Literal["exact", "estimated"] = "exact",
+    directions: int | None = None,
+    form: Form = "paper",
+    epsilon: float | None = None,
+) -> Defense:
+    """Zero the columns of the last linear layer's weight gradient that belong to the lowest scores (Sun et al. 2021).
+
+    The score of feature i is sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon), where r is what enters the
+    layer (Soteria, section 4). The bias gradient and all other layers stay.
+
+    The paper divides by the feature alone, which a small epsilon comes closest to. The authors' scripts add 0.1 where
+    they are attacked by the cosine: not little for features in (0, 1), as after a sigmoid, of which it then withholds
+    others. ``form="code"`` withholds what these scripts do. Besides epsilon they differ in the sign: a negative feature
+    has a negative score, and is kept where the score's magnitude is not below the threshold. That is the percentile
+    ``rate`` of the scores, interpolated, below which up to one feature more lies than floor(rate * D); features equal
+    to it are all kept.
+
+    Args:
+        rate: share of the features withheld, in [0, 1).
+        scores: ``exact`` costs a backward product a feature, ``estimated`` a forward product a direction.
+        directions: of the estimate; ``None`` takes 256 / B for a batch of B, at least 32, since the errors of the
+            examples average out. That treats 96 % of the features or more as the exact scores do.
+        form: ``paper`` or ``code``.
+        epsilon: above 0; ``None`` is 1e-10 for the paper's form and 0.1 for that of the code.
+    """
+    checks.number("defense.rate", rate, at_least=0, below=1, example=0.8)
+    checks.one_of("defense.scores", scores, ("exact", "estimated"))
+    if directions is not None:
+        checks.number("defense.directions", directions, at_least=1, example=256)
+    checks.one_of("defense.form", form, ("paper", "code"))
+    if epsilon is not None:
+        checks.number("defense.epsilon", epsilon, above=0, example=1e-10)
+    added = _EPSILONS[form] if epsilon is None else epsilon
+
+    def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
+        head = find_head(step.model, step.sent, step.batch.inputs[:1])
+        weight = f"{head}.weight"
+        if weight not in tensors:
+            raise UserError(f"Soteria expects the gradient of {weight}, but it was withheld; compose Soteria first.")
+        estimate = (directions or max(32, 256 // len(step.batch))) if scores == "estimated" else None
+        scored = feature_scores(step, head, directions=estimate, epsilon=added, form=form)
+        keep = feature_mask(scored, rate) if form == "paper" else published_mask(scored, rate)
+        return {**tensors, weight: tensors[weight].masked_fill(~keep, 0.0)}
+
+    settings = {"rate": rate, "layer": "last linear", "scores": scores, "form": form, "epsilon": added}
+    return Defense(
+        parts=(Part("soteria", settings, MutedFeatures(dropped=rate), strength="rate"),),
+        gradient=(on_gradient,),
+    )
+
+
+def feature_scores(
+    step: LocalStep, head: str, *, directions: int | None = None, epsilon: float = 1e-10, form: Form = "paper"
+) -> Tensor:
+    """(D,) sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon); with the form ``code``, of r_i with its sign.
+
+    Args:
+        step: model, values and batch.
+        head: name of the layer that r enters, of ``find_head``.
+        directions: of the estimate; ``None`` computes the norms exactly.
+        epsilon: above 0.
+        form: ``paper`` or ``code``.
+    """
+
+    def features(inputs: Tensor) -> Tensor:
+        return representation(step.model, step.sent, inputs, head)
+
+    if directions is None:
+        norms, r = exact_row_norms(features, step.batch.inputs)
+    else:
+        norms, r = estimated_row_norms(features, step.batch.inputs, directions=directions, rng=step.rng)
+    return (norms / ((r.abs() if form == "paper" else r) + epsilon)).sum(0)
+
+
+def feature_mask(scores: Tensor, rate: float) -> Tensor:
+    """(D,) booleans, false at the floor(rate * D) lowest ``scores``."""
+    return keep_largest({"features": scores}, drop=rate, scope="layer")["features"]
+
+
+def published_mask(scores: Tensor, rate: float) -> Tensor:
+    """(D,) booleans, false where the magnitude of ``scores`` is below their percentile ``rate``, in [0, 1)."""
+    mask: Tensor = scores.abs() >= scores.quantile(rate)
+    return mask
+
+
+def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 0.01, directions: int = 4) -> Defense:
+    """Add Gaussian noise to randomly chosen slices of the gradient (Wang et al., INFOCOM 2022; "Soteria" in Refiner).
+
+    The gradient, layer after layer as one vector, is cut into slices of equal sensitivity, so that layers whose
+    gradient tells more about the input are cut finer; slices run across layers. Each step draws anew which slices
+    are perturbed: no layer can be muted by an attacker who knows the defense.
+
+    Args:
+        rate: share of the slices that are perturbed, in [0, 1]; rounded to a number of slices.
+        slices: how many, at least 1.
+        noise_scale: standard deviation of the noise, in units of the gradient, at least 0.
+        directions: of the estimate of the sensitivities, at least 1.
+    """
+    checks.number("defense.rate", rate, at_least=0, at_most=1, example=0.5)
+    checks.number("defense.slices", slices, at_least=1, example=10)
+    checks.number("defense.noise_scale", noise_scale, at_least=0, example=0.01)
+    checks.number("defense.directions", directions, at_least=1, example=4)
+
+    def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
+        sensitivity = gradient_sensitivity(step, directions=directions, rng=step.rng)
+        chosen = torch.randperm(slices, generator=step.rng, device=step.rng.device)[: round(rate * slices)]
+        perturbed = torch.zeros(slices, dtype=torch.bool).index_fill_(0, chosen.cpu(), True)
+        members = slice_members(tensors, {name: sensitivity[name] for name in tensors}, slices)
+        return {
+            name: t + sample_noise(t, "gaussian", noise_scale, step.rng) * perturbed.to(t.device)[members[name]]
+            for name, t in tensors.items()
+        }
+
+    settings = {"rate": rate, "slices": slices, "noise": "gaussian", "noise_std": noise_scale}
+    return Defense(
+        parts=(Part("soteria_mixing", settings, SlicedNoise(std=noise_scale), strength="rate"),),
+        gradient=(on_gradient,),
+    )
+
+
+def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) -> dict[str, Tensor]:
+    """For each element the slice it belongs to, in [0, slices), not falling in the order of ``tensors``.
+
+    Args:
+        tensors: by name.
+        sensitivity: of each, spread evenly over its elements; all equal weights if it is zero everywhere.
+        slices: how many slices share the sum of the sensitivities equally.
+    """
+    total = sum(sensitivity.values())
+    weights = sensitivity if total > 0 else {name: float(t.numel()) for name, t in tensors.items()}
+    total = sum(weights.values())
+    members, before = {}, 0.0
+    for name, t in tensors.items():
+        middles = (torch.arange(t.numel(), dtype=torch.float64, device=t.device) + 0.5) / max(1, t.numel())
+        position = (before + weights[name] * middles) / total * slices
+        members[name] = position.floor().clamp(0, slices - 1).long().view(t.shape)
+        before += weights[name]
+    return members
+
+
+def gradient_sensitivity(step: LocalStep, *, directions: int, rng: torch.Generator) -> dict[str, float]:
+    """Frobenius norm of d (gradient of a parameter) / d (inputs), by parameter name.
+
+    Estimated by ``directions`` products of forward over reverse mode with independent random signs v:
+    E||J v||^2 = ||J||_F^2. Batch-norm layers are in evaluation mode.
+    """
+    parameters = {name: p.detach() for name, p in step.sent.parameters.items()}
+
+    def loss(values: Tensors, inputs: Tensor) -> Tensor:
+        state = ModelState(values, step.sent.buffers)
+        batch = Batch(inputs, step.batch.labels)
+        return batch_loss(
+            step.model, state, batch, batch_norm="eval", loss_scale=step.plan.loss_scale, changes=step.changes
+        )[0]
+
+    def gradient(inputs: Tensor) -> Tensors:
+        result: Tensors = grad(loss)(parameters, inputs)
+        return result
+
+    x = step.batch.inputs
+    squares = dict.fromkeys(parameters, 0.0)
+    for _ in counted("sensitivity of layers", range(directions)):
+        signs = torch.randint(0, 2, x.shape, generator=rng, device=rng.device).to(x) * 2 - 1
+        changes: Tensors = jvp(gradient, (x,), (signs,))[1]
+        for name, change in changes.items():
+            squares[name] += float(change.square().sum()) / directions
+    return {name: square**0.5 for name, square in squares.items()}

@@ -1,0 +1,178 @@
+"""SPN: gradients perturbed by a private loss."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_privacy import checks
+from fl_privacy.defenses._soteria import linear_layers, maker_of
+from fl_privacy.defenses.defense import ClientState, Defense
+from fl_privacy.effects import Part, PrivateLoss
+from fl_privacy.errors import UserError
+from fl_privacy.gradients.hooks import entering, leaving
+from fl_privacy.types import Batch, Tensors
+
+HEAD = "spn"
+"""Name of the private head within the linear layer whose input it shares."""
+
+
+def spn(
+    *,
+    alpha1: float = 1.0,
+    alpha2: float = 0.1,
+    bits: int = 64,
+    margin: float = 1.0,
+    layer: str | None = None,
+    bound: float | None = None,
+) -> Defense:
+    """Train backbone and public head with alpha1 CE + alpha2 LP (secret polarization network, Fan et al. 2020, Eq. 4).
+
+    LP draws the output of a private head on the backbone's features to random codes of the classes. Head and codes are
+    the client's own and stay with it; its gradient by the backbone is the secret perturbation of what is uploaded. The
+    public head's gradient is that of alpha1 CE alone. ``alpha2=0`` trains as without the defense, bit for bit.
+    The paper's body has alpha1 + alpha2 = 1, its experiments alpha1 = 1.
+
+    Head and codes come from the client's seed: a seed that others know, or one for all clients, gives them away.
+
+    Args:
+        alpha1: factor of the cross entropy, above 0. Where it is not 1, what the defense is measured to change holds
+            (alpha1 - 1) times the gradient of the cross entropy as well.
+        alpha2: factor of the polarization loss, at least 0.
+        bits: K, length of the codes (32, 64 or 128 in the paper).
+        margin: m, at least 1.
+        layer: the linear layer whose input are the features; ``None``: the last one, whose outputs are the classes.
+        bound: first weights of the private head are from U(-bound, bound), above 0; ``None`` gives them the spread of
+            that layer's, as in the paper, which draws both alike. The perturbation grows with it.
+    """
+    checks.number("defense.alpha1", alpha1, above=0, example=1.0)
+    checks.number("defense.alpha2", alpha2, at_least=0, example=0.1)
+    checks.whole("defense.bits", bits, at_least=1, example=64)
+    if bound is not None:
+        checks.number("defense.bound", bound, above=0, example=0.3)
+    checks.number("defense.margin", margin, at_least=1, example=1.0)
+
+    def on_model(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
+        return _with_private_head(model, rng, layer=layer, bits=bits, bound=bound)
+
+    @contextmanager
+    def on_loss(model: nn.Module, values: Tensors, batch: Batch) -> Iterator[Callable[[Tensor], Tensor]]:
+        path, head = next((name, m) for name, m in model.named_modules() if isinstance(m, PolarizationHead))
+        own = {name: values[f"{path}.{name}"] for name in ("weight", "bias", "codes")}
+        host = path.rpartition(".")[0]
+        entered, returned = entering({host: model.get_submodule(host)}), leaving({"": model})
+        with entered as seen, returned as made, leaving(linear_layers(model)) as called:
+
+            def polarize(loss: Tensor) -> Tensor:
+                if alpha2 == 0:
+                    return alpha1 * loss
+                logits = made[-1].output
+                output_layer = maker_of(logits, called) if called else host
+                _expect_fitting(host, layer, output_layer, logits, own["codes"])
+                outputs = functional_call(head, own, (_features(host, [call.inputs for call in seen]),))
+                return alpha1 * loss + alpha2 * polarization_loss(outputs, own["codes"], batch.labels, margin)
+
+            yield polarize
+
+    settings = {"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin, "layer": layer, "bound": bound}
+    effect = PrivateLoss(alpha1=alpha1, alpha2=alpha2, bits=bits, layer=layer, bound=bound)
+    return Defense(parts=(Part("spn", settings, effect, strength="alpha2"),), model=(on_model,), loss=(on_loss,))
+
+
+def _with_private_head(
+    model: nn.Module, rng: torch.Generator, *, layer: str | None, bits: int, bound: float | None
+) -> nn.Module:
+    private = copy.deepcopy(model)
+    last, host = _linear_layers(private, layer)
+    spread = bound or math.sqrt(3) * float(host.weight.detach().square().mean().sqrt())
+    head = PolarizationHead(features=host.in_features, bits=bits, classes=last.out_features, bound=spread, rng=rng)
+    host.add_module(HEAD, head.to(host.weight))
+    return private
+
+
+def _linear_layers(model: nn.Module, name: str | None) -> tuple[nn.Linear, nn.Linear]:
+    """The last linear layer, which makes the logits, and the one called ``name``."""
+    linear = {path: m for path, m in model.named_modules() if isinstance(m, nn.Linear)}
+    if not linear:
+        raise UserError("SPN expects a model that ends in a linear layer, but got one without; choose another model.")
+    last = list(linear)[-1]
+    if name is not None:
+        checks.one_of("defense.layer", name, linear)
+    return linear[last], linear[name or last]
+
+
+def _features(host: str, seen: list[Tensor]) -> Tensor:
+    if not seen or seen[-1].dim() != 2:
+        got = f"gets the shape {tuple(seen[-1].shape)}" if seen else "is not called"
+        raise UserError(
+            "SPN expects one vector of features an example to enter the linear layer of its private head, but"
+            f" {host} {got}; name another one by defense.layer."
+        )
+    if not seen[-1].requires_grad:
+        raise UserError(
+            f"SPN expects public layers before its private head, but none lies before {host}, whose input is the data;"
+            " name another layer by defense.layer, or choose a deeper model."
+        )
+    return seen[-1]
+
+
+def _expect_fitting(host: str, layer: str | None, output_layer: str, logits: Tensor, codes: Tensor) -> None:
+    """The head sits where it was meant to, and there is a code for each class."""
+    if layer is None and host != output_layer:
+        raise UserError(
+            f"SPN expects the last linear layer of the model, {host}, to make the logits, but {output_layer} makes"
+            f" them; set defense.layer={output_layer}."
+        )
+    if logits.shape[-1] > len(codes):
+        raise UserError(
+            f"SPN expects the last linear layer of the model to have an output for each of {logits.shape[-1]} classes,"
+            f" but it has {len(codes)}; define the output layer after the others."
+        )
+
+
+class PolarizationHead(nn.Module):
+    """A fully connected layer on the features, and the codes that its outputs are drawn to (SPN, section 3.1).
+
+    Attributes:
+        weight: (K, F).
+        bias: (K,).
+        codes: (C, K) of -1 and 1, one random code for each class.
+
+    Args:
+        features: F.
+        bits: K.
+        classes: C.
+        bound: weights and bias start from U(-bound, bound).
+        rng: the only source of its values.
+    """
+
+    codes: Tensor
+
+    def __init__(self, *, features: int, bits: int, classes: int, bound: float, rng: torch.Generator) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.uniform_(torch.empty(bits, features), -bound, bound, generator=rng))
+        self.bias = nn.Parameter(nn.init.uniform_(torch.empty(bits), -bound, bound, generator=rng))
+        self.register_buffer("codes", 2.0 * torch.randint(2, (classes, bits), generator=rng) - 1.0)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, F) -> v (B, K)."""
+        return nn.functional.linear(features, self.weight, self.bias)
+
+
+def polarization_loss(outputs: Tensor, codes: Tensor, labels: Tensor, margin: float) -> Tensor:
+    """Mean over the batch of sum_k max(m - v_k t_k, 0), t the code of the example's class (SPN, Eq. 5).
+
+    Args:
+        outputs: v, (B, K).
+        codes: (C, K) of -1 and 1.
+        labels: (B,) class indices, or (B, C) probabilities, which weight the classes' losses.
+        margin: m.
+    """
+    if labels.dim() == 1:
+        return (margin - outputs * codes[labels]).relu().sum(1).mean()
+    of_classes = (margin - outputs[:, None] * codes).relu().sum(2)
+    return (labels * of_classes).sum(1).mean()

@@ -1,0 +1,256 @@
+"""A client's images class by class, and the images that stand for them.
+
+Differentiable siamese augmentation: one random change, done alike to real and condensed images.
+
+The network that images are condensed with, and how such networks begin.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.defenses.defense import Defense, ExamplesHook, LocalData, OutcomeHook
+from fl_privacy.effects import Part
+from fl_privacy.metrics.matching import hard_labels
+from fl_privacy.models import build_model
+from fl_privacy.models.layers import require_pixels
+from fl_privacy.types import Batch
+
+MIDDLE, SPREAD = 0.5, 0.25
+"""Condensed images are optimized normalized: pixels minus 0.5, over 0.25."""
+
+
+Start = Literal["noise", "real"]
+"""What condensed images start as: normal noise around the middle of the range, or images of the client."""
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """The examples of one client, to be drawn by class.
+
+    Attributes:
+        images: (N, C, H, W) normalized.
+        present: (P,) the classes it holds.
+        first: (P,) place of each class's first example in ``order``.
+        counts: (P,) examples of each class.
+        order: (N,) examples sorted by class.
+    """
+
+    images: Tensor
+    present: Tensor
+    first: Tensor
+    counts: Tensor
+    order: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Classes":
+        """The classes in ``batch``, with inputs in [0, 1]."""
+        labels = hard_labels(batch.labels)
+        present, counts = torch.unique(labels, return_counts=True)
+        first = counts.cumsum(0) - counts
+        return cls((batch.inputs - MIDDLE) / SPREAD, present, first, counts, labels.argsort(stable=True))
+
+    def draw(self, number: int, rng: torch.Generator) -> Tensor:
+        """(P, number, C, H, W): of each class, with replacement."""
+        chance = torch.rand(len(self.present), number, generator=rng, device=rng.device).to(self.images.device)
+        place = self.first.unsqueeze(1) + (chance * self.counts.unsqueeze(1)).long()
+        return self.images[self.order[place]]
+
+    def start(self, number: int, how: Start, rng: torch.Generator) -> Tensor:
+        """(P, number, C, H, W): what the condensed images of each class start as."""
+        if how == "real":
+            return self.draw(number, rng)
+        shape = (len(self.present), number, *self.images.shape[1:])
+        return torch.randn(shape, generator=rng, device=rng.device).to(self.images)
+
+    def finished(self, images: Tensor) -> Batch:
+        """(P, I, C, H, W) normalized images as a batch of 256 levels in [0, 1]."""
+        pixels = (MIDDLE + SPREAD * images.detach()).clamp(0, 1)
+        return Batch((pixels.flatten(0, 1) * 255).round() / 255, self.present.repeat_interleave(images.shape[1]))
+
+
+Make = Callable[[Batch, LocalData], Batch]
+"""What stands for a client's examples, made of them."""
+
+
+def exchanging(part: Part, make: Make, *, outcome: OutcomeHook) -> Defense:
+    """A client trains on what ``make`` made once of its examples, as many as ``outcome`` says."""
+    return Defense(parts=(part,), examples=(made_once(part.name, make),), outcome=(outcome,))
+
+
+def made_once(name: str, make: Make) -> ExamplesHook:
+    """``make`` as an examples hook that keeps what it made, as bytes, in the client's state under ``name``."""
+    images, labels = f"{name}/images", f"{name}/labels"
+
+    def hook(batch: Batch, data: LocalData) -> Batch:
+        kept, device = data.state.tensors, batch.inputs.device
+        if images not in kept:
+            made = make(batch, data)
+            kept[images] = (made.inputs * 255).round().to(torch.uint8)
+            kept[labels] = made.labels
+        return Batch(kept[images].to(device).to(batch.inputs.dtype) / 255, kept[labels].to(device))
+
+    return hook
+
+
+def of_each_present(images_per_class: int) -> OutcomeHook:
+    """So many images of every class that the client holds."""
+
+    def outcome(labels: Tensor, num_classes: int) -> Tensor:
+        present: Tensor = torch.unique(labels)
+        return present.repeat_interleave(images_per_class)
+
+    return outcome
+
+
+def of_every_class(images_per_class: int) -> OutcomeHook:
+    """So many images of every class there is."""
+
+    def outcome(labels: Tensor, num_classes: int) -> Tensor:
+        return torch.arange(num_classes).repeat_interleave(images_per_class)
+
+    return outcome
+
+
+Augmentation = Callable[[Tensor], Tensor]
+"""(..., C, H, W) -> the same, differentiable."""
+
+
+def siamese(rng: torch.Generator) -> Augmentation:
+    """One of color, crop, cutout, flip, scale and rotation with its parameters drawn (Zhao and Bilen 2021)."""
+    kinds: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (_color, _crop, _cutout, _flip, _scale, _rotate)
+    chosen = int(torch.randint(len(kinds), (1,), generator=rng, device=rng.device))
+    draws = torch.rand(3, generator=rng, device=rng.device)
+    return lambda images: kinds[chosen](images, draws)
+
+
+def siamese_by_class(classes: int, rng: torch.Generator) -> Augmentation:
+    """``siamese`` with a draw for each of the ``classes`` in the first dimension, as in the authors' code."""
+    changes = [siamese(rng) for _ in range(classes)]
+    return lambda images: torch.stack([change(of_class) for change, of_class in zip(changes, images, strict=True)])
+
+
+def unaugmented(images: Tensor) -> Tensor:
+    """The images as they are: the augmentation of methods without one."""
+    return images
+
+
+def _color(images: Tensor, draws: Tensor) -> Tensor:
+    brightness, saturation, contrast = draws.tolist()
+    images = images + (brightness - 0.5)
+    grey = images.mean(-3, keepdim=True)
+    images = grey + (images - grey) * (2 * saturation)
+    middle = images.mean((-3, -2, -1), keepdim=True)
+    changed: Tensor = middle + (images - middle) * (contrast + 0.5)
+    return changed
+
+
+def _crop(images: Tensor, draws: Tensor) -> Tensor:
+    height, width = images.shape[-2:]
+    reach_y, reach_x = round(height / 8), round(width / 8)
+    top, left = int(draws[0] * (2 * reach_y + 1)), int(draws[1] * (2 * reach_x + 1))
+    padded = F.pad(images, (reach_x, reach_x, reach_y, reach_y))
+    return padded[..., top : top + height, left : left + width]
+
+
+def _cutout(images: Tensor, draws: Tensor) -> Tensor:
+    height, width = images.shape[-2:]
+    top, left = int(draws[0] * (height // 2 + 1)), int(draws[1] * (width // 2 + 1))
+    mask = torch.ones(height, width, device=images.device)
+    mask[top : top + height // 2, left : left + width // 2] = 0
+    return images * mask
+
+
+def _flip(images: Tensor, draws: Tensor) -> Tensor:
+    return images.flip(-1) if draws[0] < 0.5 else images
+
+
+def _scale(images: Tensor, draws: Tensor) -> Tensor:
+    factors = [1.2 ** (2 * draw - 1) for draw in draws[:2].tolist()]
+    return _affine(images, [[factors[0], 0.0, 0.0], [0.0, factors[1], 0.0]])
+
+
+def _rotate(images: Tensor, draws: Tensor) -> Tensor:
+    angle = math.radians(15 * (2 * float(draws[0]) - 1))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    return _affine(images, [[cosine, -sine, 0.0], [sine, cosine, 0.0]])
+
+
+def _affine(images: Tensor, matrix: list[list[float]]) -> Tensor:
+    flat = images.reshape(-1, *images.shape[-3:])
+    theta = flat.new_tensor(matrix).expand(len(flat), 2, 3)
+    grid = F.affine_grid(theta, list(flat.shape), align_corners=False)
+    return F.grid_sample(flat, grid, align_corners=False).reshape(images.shape)
+
+
+Network = TypeVar("Network", bound=nn.Module)
+
+_BLOCKS = 3
+
+
+class InstanceNorm(nn.Module):
+    """Normalizes each channel of each image; by plain operations, which can be differentiated twice under ``vmap``."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, C, H, W) -> the same."""
+        centered = inputs - inputs.mean((-2, -1), keepdim=True)
+        scale = (centered.square().mean((-2, -1), keepdim=True) + 1e-5).rsqrt()
+        return centered * scale * self.weight.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
+
+
+class CondensationNet(nn.Module):
+    """Three blocks of convolution, instance norm, ReLU and average pooling, and a linear layer (Zhao et al. 2021).
+
+    Inputs are normalized: pixels minus 0.5, over 0.25.
+    """
+
+    def __init__(self, *, in_channels: int, image_size: int, num_classes: int, width: int) -> None:
+        super().__init__()
+        require_pixels("Condensation", image_size, least=2**_BLOCKS)
+        side = image_size // 2**_BLOCKS
+        layers: list[nn.Module] = []
+        for block in range(_BLOCKS):
+            layers += [
+                nn.Conv2d(width if block else in_channels, width, 3, padding=1),
+                InstanceNorm(width),
+                nn.ReLU(),
+                nn.AvgPool2d(2),
+            ]
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(width * side * side, num_classes)
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, D)."""
+        embedding: Tensor = self.features(inputs).flatten(1)
+        return embedding
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, C, H, W) -> logits (B, K)."""
+        logits: Tensor = self.classifier(self.embed(inputs))
+        return logits
+
+
+def fresh_network(
+    kind: type[Network], images: Tensor, num_classes: int, rng: torch.Generator, **options: int
+) -> Network:
+    """A network of ``kind`` with initial values drawn from ``rng``, for ``images`` (..., C, H, W)."""
+    network = build_model(
+        kind,
+        seed=int(torch.randint(2**62, (1,), generator=rng, device=rng.device)),
+        in_channels=images.shape[-3],
+        image_size=images.shape[-2],
+        num_classes=num_classes,
+        **options,
+    )
+    assert isinstance(network, kind)
+    return network.to(images.device)

@@ -1,0 +1,233 @@
+"""Fewer bytes for updates with zeros or few levels, without loss."""
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_privacy.defenses._quantization import from_grid, largest_code, round_to_codes, to_grid
+from fl_privacy.errors import UserError
+from fl_privacy.types import Tensors
+
+_DENSE, _BITMAP, _INDICES = range(3)
+_HEADER = 6
+"""Bytes in front: one for how positions are given, one for the bits of a grid value (0: raw), four for their number."""
+
+_MAX_BITS = 28
+_PROBE = 256
+"""So many values tell in most cases that a tensor is not on a grid."""
+
+_GLANCE = 64
+"""So many values tell it in nearly all cases."""
+
+_CODES = np.array([[float(largest_code(bits))] for bits in range(1, _MAX_BITS + 1)])
+"""(bits, 1) the largest code of each grid."""
+
+
+def encode(tensors: Tensors) -> dict[str, Tensor]:
+    """The shortest of a few exact encodings of each tensor.
+
+    Zeros are left out where that saves bytes, and values on an even grid (as ``quantization`` leaves them, the grid
+    is recognized) are sent as codes of as many bits as the grid needs.
+
+    Args:
+        tensors: floating point, of any shape, up to 2^32 - 1 elements each.
+
+    Returns:
+        By name, (bytes,) uint8 on the CPU. Shape and dtype are not in it: the receiver knows the model.
+    """
+    return {name: torch.from_numpy(np.frombuffer(_encode(t), dtype=np.uint8).copy()) for name, t in tensors.items()}
+
+
+def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
+    """What ``encode`` was given, bit for bit.
+
+    Args:
+        encoded: of ``encode``.
+        like: tensors of the shapes and dtypes expected, by name; may hold more names than ``encoded``.
+
+    Raises:
+        UserError: a name is unknown or the bytes do not fit the shape.
+    """
+    if unknown := encoded.keys() - like.keys():
+        raise UserError(f"An encoded update is expected to name parameters of the model, but has {sorted(unknown)}.")
+    decoded = {}
+    for name, payload in encoded.items():
+        try:
+            decoded[name] = _decode(payload.cpu().numpy().tobytes(), like[name])
+        except (ValueError, IndexError, RuntimeError) as error:
+            raise UserError(
+                f"The encoded tensor {name} is expected to hold {tuple(like[name].shape)} {like[name].dtype} values,"
+                f" but its {payload.numel()} bytes do not ({error}); the client must encode what it was sent."
+            ) from error
+    return decoded
+
+
+def encoded_bytes(tensors: Tensors) -> int:
+    """Bytes of ``tensors`` on the wire, each encoded if that is shorter, names not counted."""
+    return sum(_shortest_bytes(tensor.detach().cpu()) for tensor in tensors.values())
+
+
+def _shortest_bytes(tensor: Tensor) -> int:
+    if tensor.dtype in (torch.float32, torch.float64) and plainly_shortest(tensor.numpy()):
+        return tensor.nbytes
+    return min(_HEADER + _Layout(tensor).bytes, tensor.nbytes)
+
+
+def plainly_shortest(array: NDArray[np.generic]) -> bool:
+    """Whether it shows at a glance that ``encode`` saves nothing, as for most updates; ``False`` says nothing.
+
+    A bitmap pays from one zero in so many values on as a value has bits; a grid holds all values, hence any few of
+    them.
+    """
+    if array.dtype not in (np.float32, np.float64) or not array.size:
+        return False
+    values = array.reshape(-1)
+    if 128 * (values.size - np.count_nonzero(values)) >= values.size:
+        return False
+    few = values[:: max(1, values.size // _GLANCE)]
+    few, scale = few[few != 0], np.float64(max(values.max(), -values.min()))
+    with np.errstate(invalid="ignore"):
+        held = (scale * (few / scale * _CODES).round() / _CODES).astype(few.dtype) == few
+    return bool(few.size) and not held.all(1).any()
+
+
+class _Layout:
+    """The shortest way to send a tensor, found without sending it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.flat = flat = tensor.detach().cpu().flatten()
+        self.present = _bits_of(flat) != 0  # a negative zero counts
+        n, k, raw_bits = len(flat), int(self.present.count_nonzero()), 8 * flat.element_size()
+        self.nonzero = flat if k == n else flat[self.present]
+        self.bits = bits = _grid_bits(self.nonzero, limit=raw_bits - 1)
+        self.dense_bits = max(bits, 2) if bits and k < n else bits  # a grid of one bit has no zero
+        sizes = {
+            _DENSE: _values_bytes(n, self.dense_bits, raw_bits),
+            _BITMAP: packed_bytes(n, 1) + _values_bytes(k, bits, raw_bits),
+            _INDICES: packed_bytes(k, _index_bits(n)) + _values_bytes(k, bits, raw_bits),
+        }
+        self.how = min(sizes, key=sizes.__getitem__)
+        self.bytes = sizes[self.how]
+
+
+def _encode(tensor: Tensor) -> bytes:
+    layout, positions = _Layout(tensor), b""
+    if layout.how == _BITMAP:
+        positions = np.packbits(layout.present.numpy()).tobytes()
+    elif layout.how == _INDICES:
+        positions = pack(layout.present.nonzero().squeeze(1).numpy(), _index_bits(len(layout.flat)))
+    dense = layout.how == _DENSE
+    values, bits = (layout.flat, layout.dense_bits) if dense else (layout.nonzero, layout.bits)
+    return bytes([layout.how, bits]) + len(values).to_bytes(4, "little") + positions + _encode_values(values, bits)
+
+
+def _decode(payload: bytes, like: Tensor) -> Tensor:
+    n = like.numel()
+    how, bits, k = payload[0], payload[1], int.from_bytes(payload[2:_HEADER], "little")
+    if k > n or (how == _DENSE and k != n) or how > _INDICES or bits > _MAX_BITS:
+        raise ValueError("inconsistent header")
+    positions_bytes = {_DENSE: 0, _BITMAP: packed_bytes(n, 1), _INDICES: packed_bytes(k, _index_bits(n))}[how]
+    positions, values = payload[_HEADER : _HEADER + positions_bytes], payload[_HEADER + positions_bytes :]
+    if len(values) != _values_bytes(k, bits, 8 * like.element_size()):
+        raise ValueError("wrong length")
+    decoded = _decode_values(values, k, bits, like.dtype)
+    if how == _DENSE:
+        return decoded.view(like.shape)
+    if how == _BITMAP:
+        indices = np.flatnonzero(np.unpackbits(np.frombuffer(positions, np.uint8), count=n))
+    else:
+        indices = unpack(positions, k, _index_bits(n))
+    return torch.zeros(n, dtype=like.dtype).index_copy_(0, torch.from_numpy(indices), decoded).view(like.shape)
+
+
+def _encode_values(values: Tensor, bits: int) -> bytes:
+    if bits == 0:
+        return values.contiguous().view(torch.uint8).numpy().tobytes()
+    scale = values.abs().max()
+    codes = round_to_codes(to_grid(values, scale, bits), bits).long() + largest_code(bits)
+    return scale.reshape(1).view(torch.uint8).numpy().tobytes() + pack((codes >> (bits == 1)).numpy(), bits)
+
+
+def _decode_values(payload: bytes, k: int, bits: int, dtype: torch.dtype) -> Tensor:
+    if k == 0:
+        return torch.empty(0, dtype=dtype)
+    if bits == 0:
+        return torch.frombuffer(bytearray(payload), dtype=dtype)
+    scale = torch.frombuffer(bytearray(payload[: dtype.itemsize]), dtype=dtype)
+    codes = torch.from_numpy(unpack(payload[dtype.itemsize :], k, bits)) << (bits == 1)
+    return from_grid(codes - largest_code(bits), scale, bits)
+
+
+def _grid_bits(values: Tensor, *, limit: int) -> int:
+    """The fewest bits of a grid that holds all of ``values``, none of them 0, exactly; 0 if there is none or some are
+    not finite."""
+    if len(values) == 0:
+        return 0
+    scale = values.abs().amax()
+    return next((bits for bits in _likely_bits(values[:_PROBE], scale, limit) if _on_grid(values, scale, bits)), 0)
+
+
+def _likely_bits(values: Tensor, scale: Tensor, limit: int) -> list[int]:
+    """The bits of all grids that hold the few ``values``, found together."""
+    codes, exact = torch.from_numpy(_CODES)[: min(_MAX_BITS, limit)], scale.double()
+    positions = (values.double() / exact * codes).round_()
+    held = positions.mul_(exact).div_(codes).to(values.dtype) == values
+    return [bits for bits, fits in enumerate(held.all(1).tolist(), 1) if fits]
+
+
+def _on_grid(values: Tensor, scale: Tensor, bits: int) -> bool:
+    nearest = from_grid(round_to_codes(to_grid(values, scale, bits), bits), scale, bits)
+    return torch.equal(_bits_of(nearest), _bits_of(values))
+
+
+def _bits_of(values: Tensor) -> Tensor:
+    """(n,) floats as whole numbers of the same bits."""
+    return values.contiguous().view(
+        {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+    )
+
+
+def _values_bytes(count: int, bits: int, raw_bits: int) -> int:
+    if bits == 0 or count == 0:
+        return packed_bytes(count, raw_bits)
+    return raw_bits // 8 + packed_bytes(count, bits)
+
+
+def _index_bits(n: int) -> int:
+    return max(1, math.ceil(math.log2(n))) if n > 1 else 1
+
+
+_CHUNK = 1 << 18
+"""Numbers at a time, a multiple of 8 so that chunks end on whole bytes; bounds the memory of the single bits."""
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Bytes of ``count`` numbers of ``bits`` bits."""
+    return (count * bits + 7) // 8
+
+
+def pack(numbers: NDArray[np.integer], bits: int) -> bytes:
+    """(n,) numbers in [0, 2^bits) with ``bits`` from 1 to 32, highest bit first; the last byte is filled with zeros."""
+    parts = []
+    for start in range(0, len(numbers), _CHUNK):
+        chunk = numbers[start : start + _CHUNK].astype(">u4")
+        single = np.unpackbits(chunk.view(np.uint8).reshape(-1, 4), axis=1)[:, 32 - bits :]
+        parts.append(np.packbits(single).tobytes())
+    return b"".join(parts)
+
+
+def unpack(packed: bytes, count: int, bits: int) -> NDArray[np.int64]:
+    """The ``count`` numbers that ``pack`` packed."""
+    data = np.frombuffer(packed, dtype=np.uint8)
+    numbers = np.empty(count, dtype=np.int64)
+    for start in range(0, count, _CHUNK):
+        size = min(_CHUNK, count - start)
+        first = start * bits // 8
+        single = np.unpackbits(data[first : first + packed_bytes(size, bits)], count=size * bits).reshape(size, bits)
+        padded = np.zeros((size, 32), dtype=np.uint8)
+        padded[:, 32 - bits :] = single
+        numbers[start : start + size] = np.packbits(padded, axis=1).view(">u4").squeeze(1)
+    return numbers

@@ -1,0 +1,386 @@
+"""The guarantee of a defense, where there is one: what a client releases, in the terms of the accountants.
+
+Epsilon of the subsampled Gaussian mechanism, by Opacus' accountants.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fl_privacy import checks
+from fl_privacy.defenses.defense import Defense
+from fl_privacy.effects import (
+    ClippedExamples,
+    Effect,
+    Gaussian,
+    Heuristic,
+    Noise,
+    Part,
+    PerExample,
+    PostProcessing,
+    PrivateRelease,
+)
+from fl_privacy.errors import UserError
+from fl_privacy.packages import lacks
+
+Accountant = Literal["rdp", "prv"]
+
+MILESTONES = 16
+"""A course of epsilon asks the PRV accountant, which takes tenths of a second each time, for so many values."""
+
+
+def epsilon(
+    *, noise_multiplier: float, sample_rate: float, steps: int, delta: float, accountant: Accountant = "rdp"
+) -> float:
+    """Epsilon at ``delta`` after ``steps`` releases of the subsampled Gaussian mechanism; infinite without noise.
+
+    Args:
+        noise_multiplier: standard deviation of the noise over the l2 sensitivity, at least 0.
+        sample_rate: probability that a step uses a given record (Poisson sampling), in (0, 1].
+        steps: number of releases, at least 0.
+        delta: in (0, 1), below one over the number of records.
+        accountant: ``rdp`` (Renyi, an upper bound) or ``prv`` (tight to 0.01, Gopi et al. 2021, upper estimate).
+
+    >>> round(epsilon(noise_multiplier=1.0, sample_rate=0.01, steps=1000, delta=1e-5), 2)
+    2.1
+    """
+    checks.number("noise_multiplier", noise_multiplier, at_least=0, example=1.0)
+    checks.number("sample_rate", sample_rate, above=0, at_most=1, example=0.1)
+    checks.number("steps", steps, at_least=0, example=100)
+    checks.number("delta", delta, above=0, below=1, example=1e-5)
+    checks.one_of("accountant", accountant, ("rdp", "prv"))
+    if steps == 0:
+        return 0.0
+    if noise_multiplier == 0:
+        return math.inf
+    with _opacus():
+        from opacus.accountants import create_accountant  # noqa: PLC0415
+
+        opacus_accountant: Any = create_accountant(mechanism=accountant)
+        opacus_accountant.history = [(noise_multiplier, sample_rate, steps)]
+        return float(opacus_accountant.get_epsilon(delta))
+
+
+def epsilons(
+    *, noise_multiplier: float, sample_rate: float, steps: Sequence[int], delta: float, accountant: Accountant = "rdp"
+) -> list[float]:
+    """``epsilon`` after each of the ascending numbers ``steps``, for much less than asking for each of them.
+
+    Renyi divergences add up, so that ``rdp`` computes them once. Of ``prv`` only some values are computed; in between
+    stands the next larger one, an upper bound.
+    """
+    settings: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate, "delta": delta}
+    if not steps:
+        return []
+    first, last = (epsilon(**settings, steps=number, accountant=accountant) for number in (steps[0], steps[-1]))
+    if len(steps) < 3 or math.isinf(last):
+        return [first, *(last for _ in steps[1:])]
+    if accountant == "prv":
+        asked = sorted({round(k) for k in np.geomspace(1, len(steps), MILESTONES)})
+        known = {k: epsilon(**settings, steps=steps[k - 1], accountant="prv") for k in asked[1:-1]}
+        known |= {1: first, len(steps): last}
+        return [known[next(k for k in asked if k > index)] for index in range(len(steps))]
+    with _opacus():
+        from opacus.accountants import RDPAccountant  # noqa: PLC0415
+        from opacus.accountants.analysis import rdp  # noqa: PLC0415
+
+        orders = RDPAccountant.DEFAULT_ALPHAS
+        one = rdp.compute_rdp(q=sample_rate, noise_multiplier=noise_multiplier, steps=1, orders=orders)
+        return [float(rdp.get_privacy_spent(orders=orders, rdp=one * n, delta=delta)[0]) if n else 0.0 for n in steps]
+
+
+def noise_multiplier_for(
+    *, epsilon: float, sample_rate: float, steps: int, delta: float, accountant: Accountant = "rdp"
+) -> float:
+    """The least noise multiplier, up to a thousandth of ``epsilon``, that spends at most ``epsilon`` in ``steps``.
+
+    Args:
+        epsilon: the budget, above 0.
+        sample_rate: as in ``fl_privacy.defenses.privacy.epsilon``.
+        steps: number of releases, at least 1.
+        delta: in (0, 1).
+        accountant: ``rdp`` or ``prv`` (to 0.02).
+
+    Raises:
+        UserError: no noise is enough.
+    """
+    checks.number("epsilon", epsilon, above=0, example=8.0)
+    checks.number("sample_rate", sample_rate, above=0, at_most=1, example=0.1)
+    checks.number("steps", steps, at_least=1, example=100)
+    checks.number("delta", delta, above=0, below=1, example=1e-5)
+    checks.one_of("accountant", accountant, ("rdp", "prv"))
+    with _opacus():
+        from opacus.accountants.utils import get_noise_multiplier  # noqa: PLC0415
+
+        try:
+            return float(
+                get_noise_multiplier(
+                    target_epsilon=epsilon,
+                    target_delta=delta,
+                    sample_rate=sample_rate,
+                    steps=steps,
+                    accountant=accountant,
+                    epsilon_tolerance=epsilon / 1000 if accountant == "rdp" else max(0.02, epsilon / 1000),
+                )
+            )
+        except ValueError as error:
+            raise UserError(
+                f"epsilon is expected to be within reach, but no noise brings {steps} releases down to {epsilon:g};"
+                " raise epsilon or take fewer rounds."
+            ) from error
+
+
+def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta: float) -> float:
+    """Epsilon at ``delta`` after ``steps`` Gaussian releases, each of which depends on a given record at random.
+
+    What the other releases look like does not matter, other than in ``epsilon``. With probability ``share`` a release
+    of sensitivity 1 depends on the record; as exp((a - 1) D_a) is jointly convex, its Renyi divergence of order a is at
+    most log(1 - q + q exp((a - 1) a / (2 s^2))) / (a - 1).
+
+    Args:
+        noise_multiplier: s, above 0.
+        share: q, in (0, 1].
+        steps: at least 1.
+        delta: in (0, 1).
+    """
+    checks.number("noise_multiplier", noise_multiplier, above=0, example=1.0)
+    checks.number("share", share, above=0, at_most=1, example=0.1)
+    checks.number("steps", steps, at_least=1, example=100)
+    checks.number("delta", delta, above=0, below=1, example=1e-5)
+    with _opacus():
+        from opacus.accountants import RDPAccountant  # noqa: PLC0415
+        from opacus.accountants.analysis import rdp  # noqa: PLC0415
+
+        orders = np.array([a for a in RDPAccountant.DEFAULT_ALPHAS if a > 1])
+        exponents = (orders - 1) * orders / (2 * noise_multiplier**2)
+        divergences = np.logaddexp(np.log1p(-share) if share < 1 else -np.inf, np.log(share) + exponents) / (orders - 1)
+        return float(rdp.get_privacy_spent(orders=orders, rdp=steps * divergences, delta=delta)[0])
+
+
+def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta: float) -> float:
+    """The least noise multiplier, up to a thousandth, by which ``mixture_epsilon`` is at most ``epsilon``.
+
+    Raises:
+        UserError: no noise is enough.
+    """
+    checks.number("epsilon", epsilon, above=0, example=8.0)
+    low, high = 1e-2, 1e6
+    settings: dict[str, Any] = {"share": share, "steps": steps, "delta": delta}
+    if mixture_epsilon(noise_multiplier=high, **settings) > epsilon:
+        raise UserError(
+            f"epsilon is expected to be within reach, but no noise brings {steps} releases down to {epsilon:g};"
+            " raise epsilon or take fewer iterations."
+        )
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        enough = mixture_epsilon(noise_multiplier=middle, **settings) <= epsilon
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+@contextmanager
+def _opacus() -> Iterator[None]:
+    """Around its use: its absence is one line, and it warns of nothing that concerns an upper bound."""
+    try:
+        with np.errstate(divide="ignore"), warnings.catch_warnings():  # PRV takes log(1 - sample_rate)
+            warnings.filterwarnings("ignore", message="Optimal order is")
+            yield
+    except ImportError as error:
+        raise lacks("opacus", "Epsilon") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """What differential privacy a defense gives one client against the server that reads all its uploads.
+
+    Attributes:
+        unit: what is protected: ``example`` (one of the client's examples added or removed) or ``client`` (all of its
+            update there or not).
+        noise_multiplier: standard deviation of the noise over the sensitivity.
+        sample_rate: of the accountant. A client's own sampling of examples is hidden from the server; which clients
+            take part is not, hence 1 for the unit ``client``.
+        steps_per_round: noised releases in a round.
+        delta: at which epsilon is given.
+        accountant: ``rdp`` or ``prv``.
+        missing: why there is no guarantee; ``None`` if there is one.
+        once: epsilon that was spent before the first round and covers all; ``None`` where rounds spend it.
+    """
+
+    unit: Literal["example", "client"]
+    noise_multiplier: float
+    sample_rate: float
+    steps_per_round: int
+    delta: float
+    accountant: Accountant
+    missing: str | None = None
+    once: float | None = None
+
+    def epsilon(self, rounds: int) -> float:
+        """Epsilon of a client that has taken part in ``rounds`` rounds; infinite where there is no guarantee."""
+        if self.missing is not None:
+            return math.inf
+        if self.once is not None:
+            return self.once
+        return epsilon(
+            noise_multiplier=self.noise_multiplier,
+            sample_rate=self.sample_rate,
+            steps=rounds * self.steps_per_round,
+            delta=self.delta,
+            accountant=self.accountant,
+        )
+
+    def course(self, rounds: Sequence[int]) -> list[float]:
+        """``epsilon`` of each of the ascending numbers ``rounds``, or a bound above it (see ``epsilons``)."""
+        if self.missing is not None:
+            return [math.inf] * len(rounds)
+        if self.once is not None:
+            return [self.once] * len(rounds)
+        return epsilons(
+            noise_multiplier=self.noise_multiplier,
+            sample_rate=self.sample_rate,
+            steps=[number * self.steps_per_round for number in rounds],
+            delta=self.delta,
+            accountant=self.accountant,
+        )
+
+    def describe(self, rounds: int) -> str:
+        """One sentence for a report."""
+        if self.missing is not None:
+            return f"No differential privacy guarantee: {self.missing}."
+        if self.once is not None:
+            return (
+                f"({self.once:.4g}, {self.delta:.3g})-differential privacy of one {self.unit} against whoever sees what"
+                " the client trains on or uploads, however often: all of it is made of one noised release. The number"
+                " of the client's examples counts as public."
+            )
+        sampling = (
+            f", if each step samples its examples independently with probability {self.sample_rate:.4g}"
+            if self.unit == "example"
+            else ""
+        )
+        return (
+            f"({self.epsilon(rounds):.4g}, {self.delta:.3g})-differential privacy of one {self.unit} against the server"
+            f" after {rounds} rounds of taking part ({self.accountant.upper()} accountant{sampling}). It covers the"
+            " updates; the number of the client's examples counts as public."
+        )
+
+
+def guarantee(
+    defense: Defense,
+    *,
+    sample_rate: float,
+    delta: float,
+    steps_per_round: int = 1,
+    accountant: Accountant = "rdp",
+    num_tensors: int = 1,
+    buffers_shared: bool = False,
+) -> Guarantee:
+    """The guarantee of ``defense``, alone or composed with defenses that only process its noised update.
+
+    Args:
+        defense: clipped examples protect an example, clipped Gaussian noise the client's whole update.
+        sample_rate: local batch size over the client's number of examples, in (0, 1].
+        delta: in (0, 1).
+        steps_per_round: local steps S; noise on the upload is drawn once whatever S.
+        accountant: ``rdp`` or ``prv``.
+        num_tensors: of the model, by which per-layer clip norms add up: sensitivity C sqrt(num_tensors).
+        buffers_shared: whether batch-norm statistics are uploaded too, which no noise covers.
+    """
+    checks.number("sample_rate", sample_rate, above=0, at_most=1, example=0.1)
+    checks.number("delta", delta, above=0, below=1, example=1e-5)
+    checks.one_of("accountant", accountant, ("rdp", "prv"))
+    if isinstance(release := defense.parts[0].effect if defense.parts else None, PrivateRelease):
+        return Guarantee(
+            unit="example",
+            noise_multiplier=release.noise_multiplier,
+            sample_rate=1.0,
+            steps_per_round=0,
+            delta=release.delta,
+            accountant=accountant,
+            once=release.epsilon,
+        )
+    part = mechanism(defense)
+    effect = part.effect if part else None
+    missing = _why_missing(defense, buffers_shared)
+    of_example = isinstance(effect, ClippedExamples)
+    every_step = of_example or (isinstance(effect, Noise) and effect.at == "gradient")
+    return Guarantee(
+        unit="example" if of_example else "client",
+        noise_multiplier=_noise_multiplier(effect, num_tensors) if effect and missing is None else 0.0,
+        sample_rate=sample_rate if of_example else 1.0,
+        steps_per_round=steps_per_round if every_step else 1,
+        delta=delta,
+        accountant=accountant,
+        missing=missing,
+    )
+
+
+def promises_privacy(defense: Defense) -> bool:
+    """Whether a part of ``defense`` noises what it has clipped, so that somebody may count on a guarantee.
+
+    What leaves a client beside such an upload, as an exact loss, is covered by no guarantee and has to stay.
+    """
+    effects = [part.effect for part in defense.parts]
+    return any(
+        isinstance(effect, ClippedExamples | PrivateRelease) or (isinstance(effect, Noise) and effect.clip is not None)
+        for effect in effects
+    )
+
+
+def mechanism(defense: Defense) -> Part | None:
+    """The part of ``defense`` whose noise the accountants count, clipped or not; ``None`` where none or several do."""
+    found = _mechanisms(defense)
+    return found[0] if len(found) == 1 else None
+
+
+def _mechanisms(defense: Defense) -> list[Part]:
+    return [part for part in defense.parts if isinstance(part.effect, Noise | ClippedExamples)]
+
+
+def _why_missing(defense: Defense, buffers_shared: bool) -> str | None:
+    declared = (PostProcessing, PerExample, Heuristic, PrivateRelease, Noise, ClippedExamples)
+    foreign = [part.name for part in defense.parts if not isinstance(part.effect, declared)]
+    uncovered = [part for part in defense.parts if isinstance(part.effect, Heuristic | PrivateRelease)]
+    part = mechanism(defense)
+    effect = part.effect if part else None
+    reasons = {
+        "clients do not defend themselves": not defense.parts,
+        f"none is known of {', '.join(foreign)}, whose noise, if it adds any, the accountants cannot see": bool(
+            foreign
+        ),
+        f"{defense.name} adds no calibrated noise": not _mechanisms(defense),
+        f"the accountants do not cover {defense.name}": effect is None or bool(uncovered),
+        "batch-norm statistics are uploaded without noise": buffers_shared,
+        "nothing is clipped, so that no noise scale bounds what one record changes": _norm(effect) is None,
+        "the accountants cover Gaussian noise only": not isinstance(effect, Gaussian | ClippedExamples),
+        "there is no noise": not noise_of(effect),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _norm(effect: Effect | None) -> float | None:
+    """To which something was clipped; ``None`` where nothing was, or nobody says to what."""
+    if isinstance(effect, ClippedExamples):
+        return effect.norm
+    return effect.clip.norm if isinstance(effect, Noise) and effect.clip else None
+
+
+def noise_of(effect: Effect | None) -> float | None:
+    """Standard deviation of the noise, or its noise multiplier; ``None`` where there is none, or it is not told."""
+    if isinstance(effect, ClippedExamples):
+        return effect.noise_multiplier
+    return effect.std if isinstance(effect, Noise) else None
+
+
+def _noise_multiplier(effect: Effect, num_tensors: int) -> float:
+    norm, amount = _norm(effect), noise_of(effect)
+    assert norm is not None and amount is not None, "otherwise there is no guarantee"
+    if isinstance(effect, ClippedExamples):
+        return float(amount)
+    layered = isinstance(effect, Noise) and effect.clip is not None and effect.clip.scope == "layer"
+    return float(amount / (norm * math.sqrt(num_tensors if layered else 1)))

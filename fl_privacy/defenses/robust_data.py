@@ -1,0 +1,276 @@
+"""Robust data: noise to the eye, the clients' data to the model (Refiner, Eq. 2 to 4).
+
+Where robust data live: the pixels of images, or the embeddings of words.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_privacy.defenses.defense import LocalStep
+from fl_privacy.gradients import example_gradients, gradient_by_inputs
+from fl_privacy.gradients.hooks import entering, owners
+from fl_privacy.models import TextModel
+from fl_privacy.pretrained.evaluator import uniform_noise
+from fl_privacy.pretrained.evaluator_files import CachedEvaluator
+from fl_privacy.pretrained.word_evaluator import WordBox, WordEvaluator
+from fl_privacy.progress import counted
+from fl_privacy.types import Batch, ModelState, Tensors
+
+Importance = Literal["product", "gradient", "value", "none"]
+"""What makes an element important: |gradient x value|, |gradient|, |value|, nothing."""
+
+Gap = Callable[[Tensor], Tensor]
+"""Robust data (B, ...) -> utility gap (G,), differentiable: of the batch (G = 1) or of each example (G = B)."""
+
+Privacy = Callable[[Tensor], Tensor]
+"""Robust data (B, ...) -> (B,), differentiable; higher shows less."""
+
+
+def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Importance, decay: float) -> Tensors:
+    """Weight of each element in the utility metric (Eq. 3): |g theta| tau^i in layer i.
+
+    Args:
+        target: gradients to match, (*shape) or (B, *shape) by name.
+        values: of the parameters.
+        depths: i by name.
+        by: what makes an element important.
+        decay: tau.
+    """
+    elements: Callable[[Tensor, Tensor], Tensor] = {
+        "product": torch.mul,
+        "gradient": lambda g, value: g,
+        "value": lambda g, value: value.expand_as(g),
+        "none": lambda g, value: torch.ones_like(g),
+    }[by]
+    return {name: elements(g, values[name].detach()).abs() * decay ** depths[name] for name, g in target.items()}
+
+
+AsInputs = Callable[[Tensor], Tensor]
+"""Robust data (B, ...) in [0, 1] -> what the model takes, differentiable."""
+
+
+def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs, start: Tensor) -> Gap:
+    """UM (Eq. 4) of the gradient of a batch's mean loss: the sum of (weight (gradient - target))^2.
+
+    Args:
+        step: of the client.
+        target: gradients to match.
+        weights: of their elements.
+        as_inputs: what the model takes.
+        start: (B, ...) robust data such as will be asked about.
+    """
+    like = Batch(as_inputs(start), step.batch.labels)
+    gradient = gradient_by_inputs(step.model, step.sent, like, list(target), plan=step.plan, changes=step.changes)
+
+    def gap(images: Tensor) -> Tensor:
+        found = gradient(as_inputs(images))
+        terms = [(weights[name] * (found[name] - t)).square().sum() for name, t in target.items()]
+        return torch.stack(terms).sum().unsqueeze(0)
+
+    return gap
+
+
+def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
+    """UM (Eq. 4) of each example's own gradient; ``target`` and ``weights`` are (B, *shape)."""
+
+    def gap(images: Tensor) -> Tensor:
+        found = own_gradients(step, as_inputs(images))
+        terms = [(weights[name] * (found[name] - t)).reshape(len(t), -1).square().sum(1) for name, t in target.items()]
+        return torch.stack(terms).sum(0)
+
+    return gap
+
+
+def own_gradients(step: LocalStep, inputs: Tensor) -> Tensors:
+    """(B, *shape) the gradient of each example's loss, differentiable by ``inputs``."""
+    batch = Batch(inputs, step.batch.labels)
+    return example_gradients(step.model, _frozen(step), batch, plan=step.plan, changes=step.changes)
+
+
+def descend(
+    start: Tensor, gap: Gap, privacy: Privacy, *, unit: Tensor, beta: float, lr: float, iterations: int
+) -> Iterator[Tensor]:
+    """Minimize UM / unit - beta PM (Eq. 2) by gradient descent; yields each iterate, clamped to [0, 1].
+
+    UM and PM are means over the batch, and the slope is that of their sum over it, so that an example moves as far in a
+    large batch as it does alone. Down UM the step is at most Polyak's, UM / ||slope||^2, which no sum of squares is
+    too steep for.
+
+    Args:
+        start: (B, C, H, W) in [0, 1], or (B, L, d) of words.
+        gap: UM.
+        privacy: PM of each example.
+        unit: (G,) by which the gaps are divided.
+        beta: weight of PM.
+        lr: step size.
+        iterations: of the descent, at least 1.
+    """
+    images = start
+    for _ in counted("refining images", range(iterations)):
+        images = images.detach().requires_grad_()
+        with torch.enable_grad():
+            distance = gap(images) / unit
+            (down,) = torch.autograd.grad(distance.sum(), images)
+            (up,) = torch.autograd.grad(privacy(images).sum(), images)
+        distance, steepness = distance.detach(), down.flatten(1).square().sum(1)
+        if len(distance) == 1:
+            steepness = steepness.sum(0, keepdim=True)
+        polyak = distance / steepness.clamp_min(torch.finfo(steepness.dtype).tiny)
+        step = polyak.clamp_max(lr * len(images) / len(distance)).view(-1, *[1] * (images.dim() - 1))
+        images = (images.detach() - step * down + lr * beta * up).clamp(0, 1)
+        yield images
+
+
+def pull_within(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
+    """The point nearest to ``gradient`` within the l2 distance ``radius`` of ``center`` (appendix J).
+
+    Also after rounding: the distance in float64 is at most ``radius``.
+    """
+    apart = {name: (gradient[name] - c).double() for name, c in center.items()}
+    length = torch.stack([a.square().sum() for a in apart.values()]).sum().sqrt()
+    if float(length) <= radius:
+        return {name: gradient[name] for name in center}
+    return {name: c + (radius / length * apart[name]).to(c) for name, c in center.items()}
+
+
+def _frozen(step: LocalStep) -> ModelState:
+    return ModelState({n: p.detach() for n, p in step.sent.parameters.items()}, step.sent.buffers)
+
+
+def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[str, int]:
+    """Parameter name -> number of its layer, from 1 in the order of the forward pass.
+
+    A layer is a module that owns parameters, so that weight and bias share a number; found by watching one pass. Layers
+    that are not called come last.
+
+    Args:
+        model: architecture.
+        state: its values.
+        inputs: (B, ...) a few examples.
+    """
+    layers = owners(model)
+    model.eval()
+    values = {name: t.detach() for name, t in {**state.parameters, **state.buffers}.items()}
+    with torch.no_grad(), entering(layers) as calls:
+        functional_call(model, values, (inputs,))
+    order = dict.fromkeys(call.name for call in calls)
+    depths = {name: depth for depth, name in enumerate(order, start=1)}
+    return {name: depths.get(name.rpartition(".")[0], len(layers)) for name in state.parameters}
+
+
+Judge = Literal["evaluator", "mse"]
+"""What says how private robust data are: the evaluation network, or their mean squared distance to the true ones."""
+
+
+class RobustSpace(Protocol):
+    """Coordinates in [0, 1] of the inputs of a batch, (B, ...)."""
+
+    @property
+    def withheld(self) -> frozenset[str]:
+        """Names of parameters whose gradient robust data do not have."""
+        ...
+
+    @property
+    def true(self) -> Tensor:
+        """Those of the true inputs."""
+        ...
+
+    def noise(self, rng: torch.Generator) -> Tensor:
+        """Those of inputs without any meaning."""
+        ...
+
+    def inputs(self, coordinates: Tensor) -> Tensor:
+        """What the model takes, differentiable."""
+        ...
+
+    def privacy(self, kind: Judge) -> Privacy:
+        """PM."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """Of images, whose noise is uniform.
+
+    Attributes:
+        true: (B, C, H, W) in [0, 1].
+        judge: of noise.
+    """
+
+    true: Tensor
+    judge: CachedEvaluator
+
+    @property
+    def withheld(self) -> frozenset[str]:
+        return frozenset()
+
+    def noise(self, rng: torch.Generator) -> Tensor:
+        return uniform_noise(self.true, rng)
+
+    def inputs(self, coordinates: Tensor) -> Tensor:
+        return coordinates
+
+    def privacy(self, kind: Judge) -> Privacy:
+        if kind == "evaluator":
+            return self.judge(self.true.shape[1:], self.true.device)
+        return lambda images: (images - self.true).flatten(1).square().mean(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """Of texts: coordinates (B, L, d) of the embeddings of their words, whose noise are random words (appendix F).
+
+    What the embeddings are learned by, the first layer, is neither trained nor uploaded.
+
+    Attributes:
+        tokens: (B, L), -1 where there is none.
+        box: around the embeddings of all tokens.
+        word_weight: name of the parameter that holds these.
+        judge: of random words; ``None`` where nothing asks for it.
+    """
+
+    tokens: Tensor
+    box: WordBox
+    word_weight: str
+    judge: WordEvaluator | None
+
+    @property
+    def withheld(self) -> frozenset[str]:
+        return frozenset({self.word_weight})
+
+    @cached_property
+    def true(self) -> Tensor:
+        return self.box.words(self.tokens)
+
+    @cached_property
+    def _there(self) -> Tensor:
+        return self.tokens >= 0
+
+    def noise(self, rng: torch.Generator) -> Tensor:
+        return self.box.random_words(self.tokens.shape, rng)
+
+    def inputs(self, coordinates: Tensor) -> Tensor:
+        there = self._there.unsqueeze(-1).to(coordinates.dtype)
+        return torch.cat([self.box.embeddings(coordinates) * there, there], -1)
+
+    def privacy(self, kind: Judge) -> Privacy:
+        if kind == "evaluator":
+            assert self.judge is not None
+            judge, there = self.judge, self._there
+            return lambda words: judge(words, there)
+        share = self._there.to(self.true.dtype) / self._there.sum(1, keepdim=True).clamp_min(1)
+        return lambda words: ((words - self.true).square().mean(2) * share).sum(1)
+
+
+def words_of(step: LocalStep, judge: WordEvaluator | None) -> Words:
+    """The robust space of the texts of ``step``."""
+    model = step.model
+    assert isinstance(model, TextModel)
+    table = step.sent.parameters[model.word_weight].detach()
+    return Words(step.batch.inputs, WordBox(table), model.word_weight, judge)

@@ -1,0 +1,267 @@
+"""Rounds in which the server adds up encrypted updates.
+
+Additive homomorphic encryption of packed updates with CKKS (Cheon et al. 2017), by TenSEAL.
+
+Updates as whole numbers, several to a slot of a ciphertext, such that sums can be taken apart again.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_privacy.checks import whole
+from fl_privacy.defenses import ClientState
+from fl_privacy.errors import UserError
+from fl_privacy.federation.client import Client
+from fl_privacy.federation.replies import Failure, attempt, fault, unrounded
+from fl_privacy.federation.rounds import RoundReport, personalize, with_personalized
+from fl_privacy.federation.server import Server
+from fl_privacy.federation.training import LocalResult
+from fl_privacy.packages import lacks
+from fl_privacy.progress import counted
+from fl_privacy.types import Tensors, Upload
+
+DEGREE, MODULUS_BITS, SCALE_BITS = 8192, (60, 40, 60), 40
+"""Ring dimension and coefficient modulus of 128-bit security; half the dimension are the slots of a ciphertext."""
+
+
+def _tenseal() -> Any:
+    try:
+        import tenseal  # noqa: PLC0415
+    except ImportError as error:
+        raise lacks("tenseal", "secure_aggregation=ckks") from error
+    return tenseal
+
+
+class Adder:
+    """What the server can do: add ciphertexts without a secret key.
+
+    Attributes:
+        received: bytes of ciphertexts so far.
+    """
+
+    def __init__(self, context: bytes) -> None:
+        self._tenseal = _tenseal()
+        self.context = self._tenseal.context_from(context)
+        self.received = 0
+
+    def add(self, uploads: Iterable[Sequence[bytes]]) -> list[bytes]:
+        """The sums, ciphertext by ciphertext; of ``uploads`` one at a time is held."""
+        totals: list[Any] = []
+        for upload in uploads:
+            self.received += sum(map(len, upload))
+            vectors = [self._tenseal.ckks_vector_from(self.context, c) for c in upload]
+            totals = [t + v for t, v in zip(totals, vectors, strict=True)] if totals else vectors
+        return [bytes(total.serialize()) for total in totals]
+
+
+class KeyHolder:
+    """What the clients share and the server lacks: the secret key."""
+
+    def __init__(self) -> None:
+        self._tenseal = _tenseal()
+        self._context = self._tenseal.context(
+            self._tenseal.SCHEME_TYPE.CKKS, DEGREE, coeff_mod_bit_sizes=list(MODULUS_BITS)
+        )
+        self._context.global_scale = 2**SCALE_BITS
+
+    def public_context(self) -> bytes:
+        """For an ``Adder``."""
+        return bytes(self._context.serialize(save_secret_key=False, save_galois_keys=False, save_relin_keys=False))
+
+    def encrypt(self, slots: Tensor) -> list[bytes]:
+        """(N,) -> ciphertexts of up to ``DEGREE / 2`` slots."""
+        pieces = slots.split(DEGREE // 2)
+        return [bytes(self._tenseal.ckks_vector(self._context, p.tolist()).serialize()) for p in pieces]
+
+    def decrypt(self, ciphertexts: Sequence[bytes]) -> Tensor:
+        """(N,) float64."""
+        vectors = (self._tenseal.ckks_vector_from(self._context, c) for c in ciphertexts)
+        return torch.cat([torch.tensor(v.decrypt(), dtype=torch.float64) for v in vectors])
+
+
+SLOT_BITS = 40
+"""Whole numbers up to 2^40 survive CKKS at the precision of ``fl_privacy.federation.ckks``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """Quantized batching in the way of BatchCrypt (Zhang et al. 2020).
+
+    Values in [-1, 1] are rounded to ``2^bits - 1`` levels, of which one is zero; as many as fit lie side by side in a
+    slot, each with room above for the carries of ``summands`` additions.
+
+    Attributes:
+        bits: of a value.
+        summands: how many packed updates are added at most.
+    """
+
+    bits: int = 16
+    summands: int = 10
+
+    def __post_init__(self) -> None:
+        whole(
+            "secure_aggregation.bits",
+            self.bits,
+            at_least=2,
+            at_most=SLOT_BITS - self._room,
+            example=f"more do not fit for {self.summands} clients, try 16",
+        )
+
+    @property
+    def _room(self) -> int:
+        return math.ceil(math.log2(max(1, self.summands)))
+
+    @property
+    def width(self) -> int:
+        """Bits that a value takes up in a slot."""
+        return self.bits + self._room
+
+    @property
+    def per_slot(self) -> int:
+        """Values in a slot."""
+        return SLOT_BITS // self.width
+
+    @property
+    def step(self) -> float:
+        """Distance of two levels; a value is off by half of it at most."""
+        return 1 / self._most
+
+    @property
+    def _most(self) -> int:
+        """The level of 1; that of -1 is its negative."""
+        return 2 ** (self.bits - 1) - 1
+
+    def pack(self, values: Tensor) -> Tensor:
+        """(N,) in [-1, 1] -> (ceil(N / per_slot),) whole numbers as float64."""
+        levels = (values.double().clamp(-1, 1) * self._most).round().long() + self._most
+        padding = -len(levels) % self.per_slot
+        fields = torch.cat([levels, levels.new_zeros(padding)]).view(-1, self.per_slot)
+        return (fields << self._shifts()).sum(1).double()
+
+    def unpack(self, slots: Tensor, count: int, *, summands: int) -> Tensor:
+        """The sum (count,) of the values of ``summands`` packed updates from the sum of their slots."""
+        whole = slots.round().long()
+        fields = (whole[:, None] >> self._shifts()) & (2**self.width - 1)
+        return (fields.flatten()[:count] - summands * self._most).double() * self.step
+
+    def _shifts(self) -> Tensor:
+        return torch.arange(self.per_slot) * self.width
+
+
+def run_encrypted(
+    server: Server,
+    clients: Mapping[int, Client],
+    *,
+    rounds: int,
+    on_round: Callable[[RoundReport], None],
+    bits: int = 16,
+) -> dict[int, ClientState]:
+    """Train ``server.state`` for ``rounds`` rounds under CKKS; returns what each client kept for itself.
+
+    Each client scales its update by its share of the round's examples and by the largest value that any client has in
+    the tensor, which all tell, packs and encrypts it; the server adds the ciphertexts; the clients, who share the
+    secret key, decrypt the sum. ``server.state`` is what they make of it, which
+    the server itself does not learn. Seconds of encryption, addition and decryption are those of the defense.
+
+    Args:
+        server: holds the model and the rules; adding is all that its machine does.
+        clients: the clients.
+        rounds: how many.
+        on_round: told of each round.
+        bits: of a quantized value.
+
+    Raises:
+        UserError: TenSEAL is missing, a setting is out of range, or all clients of a round failed.
+    """
+    keys = KeyHolder()
+    adder = Adder(keys.public_context())
+    states = {client: ClientState() for client in clients}
+    for round in range(1, rounds + 1):
+        started = time.perf_counter()
+        asked = server.select(round)
+        results: dict[int, LocalResult | Failure] = {}
+        for client in counted("client", asked):
+            state = ClientState(dict(states[client].tensors))
+            work = partial(clients[client].update, server.sent_to(client, round), state, round=round)
+            results[client] = result = attempt(work)
+            if isinstance(result, LocalResult):
+                states[client] = state
+        sound, excluded = _usable(server, results)
+        packing = Packing(bits=bits, summands=len(sound))
+        began, before = time.perf_counter(), adder.received
+        uploads = [r.upload for r in sound.values()]
+        total = sum(u.num_examples for u in uploads)
+        largest = _largest(uploads, total)
+        shares = (u.num_examples / total * _flat(u) / largest for u in uploads)
+        summed = keys.decrypt(adder.add(keys.encrypt(packing.pack(share)) for share in shares))
+        mean = largest * packing.unpack(summed, len(largest), summands=len(sound))
+        crypto = time.perf_counter() - began
+        server.receive({min(sound): _shaped(mean, uploads[0], total)})
+        report = RoundReport(
+            round=round,
+            clients=tuple(sound),
+            excluded=excluded,
+            train_loss=sum(r.train_loss for r in sound.values()) / len(sound),
+            seconds=time.perf_counter() - started,
+            defense_seconds=crypto + sum(r.defense_seconds for r in sound.values()),
+            upload_bytes=adder.received - before,
+        )
+        on_round(with_personalized(report, personalize(server, clients, states, round)) if server.personal else report)
+    return states
+
+
+def _usable(
+    server: Server, results: Mapping[int, LocalResult | Failure]
+) -> tuple[dict[int, LocalResult], dict[int, str]]:
+    """The replies that count, by client, and why others don't: each client checks its own before it encrypts it."""
+    uploads = {c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}
+    faults = {c: u.reason if isinstance(u, Failure) else fault(u, server.state) for c, u in uploads.items()}
+    excluded = {c: reason for c, reason in faults.items() if reason}
+    layouts = {c: _layout(u) for c, u in uploads.items() if c not in excluded and isinstance(u, Upload)}
+    if not layouts:
+        raise UserError("At least one usable update is expected in a round, but all clients failed; fix them.")
+    ((usual, _),) = Counter(layouts.values()).most_common(1)
+    excluded |= {c: "its update has other tensors than most" for c, own in layouts.items() if own != usual}
+    return {c: r for c, r in results.items() if isinstance(r, LocalResult) and c not in excluded}, excluded
+
+
+def _layout(upload: Upload) -> tuple[tuple[str, ...], ...]:
+    return tuple(upload.tensors), tuple(upload.buffers)
+
+
+def _flat(upload: Upload) -> Tensor:
+    return torch.cat([t.flatten().double() for t in _all(upload)])
+
+
+def _largest(uploads: Sequence[Upload], total: int) -> Tensor:
+    """(N,) the largest absolute share that any client has in the tensor of each element; 1 where all are zero."""
+    sizes = torch.tensor([t.numel() for t in _all(uploads[0])])
+    peaks = torch.stack([_peaks(u) * (u.num_examples / total) for u in uploads]).amax(0)
+    return torch.where(peaks > 0, peaks, 1.0).repeat_interleave(sizes)
+
+
+def _peaks(upload: Upload) -> Tensor:
+    """(number of tensors,) the largest absolute value in each."""
+    return torch.stack([t.double().abs().amax() if t.numel() else torch.tensor(0.0).double() for t in _all(upload)])
+
+
+def _all(upload: Upload) -> Sequence[Tensor]:
+    return [*upload.tensors.values(), *upload.buffers.values()]
+
+
+def _shaped(values: Tensor, like: Upload, num_examples: int) -> Upload:
+    pieces = iter(values.split([t.numel() for t in _all(like)]))
+
+    def shaped(tensors: Tensors) -> dict[str, Tensor]:
+        found = {name: next(pieces).view_as(t) for name, t in tensors.items()}
+        return {n: (v if tensors[n].is_floating_point() else v.round()).to(tensors[n].dtype) for n, v in found.items()}
+
+    return Upload(tensors=shaped(like.tensors), buffers=unrounded(shaped(like.buffers)), num_examples=num_examples)

@@ -1,0 +1,386 @@
+"""A simulated client: its examples, its model, its defense.
+
+What a client trains on: which examples, in which order, changed how.
+"""
+
+import itertools
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.data.examples import LabelledExamples
+from fl_privacy.defenses import ClientState, Defense, LocalData
+from fl_privacy.errors import UserError
+from fl_privacy.federation.evaluation import Evaluation, evaluate_model
+from fl_privacy.federation.training import (
+    LocalResult,
+    join_private,
+    local_update,
+    private_names,
+    private_values,
+    train_private,
+)
+from fl_privacy.guard import ModelGuard
+from fl_privacy.models import has_batch_norm
+from fl_privacy.rng import Secret, cpu_threads, derive_generator, seeded_globally
+from fl_privacy.types import Batch, LocalPlan, ModelState
+
+
+@dataclass(frozen=True)
+class OwnExamples:
+    """``batch`` takes indices below ``number``; ``seconds`` is what the defense took to make them."""
+
+    number: int
+    batch: Callable[[Tensor], Batch]
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, examples: LabelledExamples, indices: Tensor, device: torch.device | str) -> "OwnExamples":
+        """Those of ``examples`` at ``indices``, as they are."""
+        return cls(len(indices), lambda chosen: examples.batch(indices[chosen], device))
+
+    @classmethod
+    def exchanged(cls, batch: Batch, defense: Defense, data: LocalData) -> "OwnExamples":
+        """What ``defense`` makes of ``batch``, all that the client has."""
+        started = time.perf_counter()
+        for hook in defense.examples:
+            batch = hook(batch, data)
+        return cls(len(batch), lambda i: Batch(batch.inputs[i], batch.labels[i]), time.perf_counter() - started)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalWork:
+    """The local steps behind an upload.
+
+    Attributes:
+        order: which examples each step takes.
+        batches: these, augmented, as they are before a defense of the data.
+        plan: of the round.
+        purpose: names the random streams.
+        num_examples: that the upload says it is of; ``None`` are all that ``order`` visits.
+        seconds: that the defense took to make the examples.
+    """
+
+    order: Sequence[Tensor]
+    batches: Sequence[Batch]
+    plan: LocalPlan
+    purpose: str
+    num_examples: int | None = None
+    seconds: float = 0.0
+
+
+def local_batches(num_examples: int, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
+    """Index tensors of the local steps of one round, drawn without replacement within each pass.
+
+    A plan without steps and epochs makes one step. A pass of fewer examples than ``batch_size`` is one batch;
+    the last batch of an epoch may be short, those of a plan that counts steps are all equally long.
+    """
+    size = min(plan.batch_size or num_examples, num_examples)
+    if plan.epochs is not None:
+        return [batch for _ in range(plan.epochs) for batch in torch.randperm(num_examples, generator=rng).split(size)]
+    steps = plan.steps or 1
+    per_pass = num_examples // size
+    passes = math.ceil(steps / per_pass)
+    order = [torch.randperm(num_examples, generator=rng)[: per_pass * size].split(size) for _ in range(passes)]
+    return [batch for one_pass in order for batch in one_pass][:steps]
+
+
+def augment(batch: Batch, plan: LocalPlan, rng: torch.Generator) -> Batch:
+    """``batch`` as ``plan`` changes training images; each image has its own draws."""
+    images = batch.inputs
+    if not images.is_floating_point():
+        raise UserError(
+            "plan.crop_padding and plan.flip are expected with images, but the data are text; leave them out."
+        )
+    if plan.crop_padding:
+        offsets = torch.randint(2 * plan.crop_padding + 1, (2, len(images)), generator=rng, device=rng.device)
+        images = cropped(images, plan.crop_padding, offsets.to(images.device))
+    if plan.flip:
+        flips = torch.rand(len(images), generator=rng, device=rng.device) < 0.5
+        images = torch.where(flips.to(images.device).view(-1, 1, 1, 1), images.flip(-1), images)
+    return Batch(images, batch.labels)
+
+
+def cropped(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
+    """Windows of the images' size in the padded images.
+
+    Args:
+        images: (B, C, H, W).
+        padding: black pixels on every side.
+        offsets: (2, B) first row and column of each window, from 0 to twice ``padding``.
+    """
+    height, width = images.shape[-2:]
+    padded = F.pad(images, (padding,) * 4).movedim(1, -1)
+    top, left = offsets.unsqueeze(-1)
+    rows = top + torch.arange(height, device=images.device)
+    columns = left + torch.arange(width, device=images.device)
+    each = torch.arange(len(images), device=images.device)
+    return padded[each[:, None, None], rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Personalized:
+    """How a client ended a round.
+
+    Attributes:
+        seconds: that training its private part took.
+        evaluation: of its own model on the test examples, where it was asked for.
+    """
+
+    seconds: float
+    evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Client:
+    """One client of a federation.
+
+    Attributes:
+        id: partition number, from 0.
+        examples: of all clients.
+        indices: (n,) which of them are this client's.
+        model: architecture; its values are not used.
+        plan: how it trains.
+        defense: what it does to its update.
+        seed: what this client's random streams derive from, with ``id``. A number makes it a simulation: who knows the
+            number repeats every draw, and removes the noise. By default a secret is drawn, as a deployed client needs;
+            one that is kept (``flower.node_secret``) outlives the process, and the client where a Flower app makes
+            one for each message: private layers need that. Streams that one upload uses up are then
+            new for each upload, also where a server asks for the same round twice.
+        audit_seed: of a deployed client that is audited: the public number which decides what batches are probed.
+        device: where it computes.
+        threads: CPU threads it computes with; part of the result's last bits, hence the same for every backend.
+        test: examples that a client with a private part tests its own model on; ``None`` are its own.
+        guard: looks at each model before it is trained on; ``None`` takes any.
+    """
+
+    id: int
+    examples: LabelledExamples
+    indices: Tensor
+    model: nn.Module
+    plan: LocalPlan
+    defense: Defense = field(default_factory=Defense)
+    seed: int | Secret | None = field(default_factory=Secret.draw)
+    audit_seed: int | None = None
+    device: torch.device | str = "cpu"
+    threads: int = 1
+    test: LabelledExamples | None = None
+    guard: ModelGuard | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed is None:  # the operating system's, as wherever a seed may be left out
+            object.__setattr__(self, "seed", Secret.draw())
+
+    def update(self, sent: ModelState, state: ClientState, *, round: int) -> LocalResult:
+        """Train in ``round`` on the client's own examples and upload.
+
+        Raises:
+            RefusedModelError: the guard found the model crafted.
+        """
+        looked = self._look(sent, state)
+        result = self.do(self.training_work(state, round=round), sent, state)
+        if self.guard:
+            state.tensors.update(self.guard.remembered(sent))
+        return replace(result, seconds=result.seconds + looked, defense_seconds=result.defense_seconds + looked)
+
+    def personalize(self, sent: ModelState, state: ClientState, *, round: int, test: bool) -> Personalized:
+        """End ``round``: train the private part on the new model ``sent``, then test both together if asked."""
+        started = time.perf_counter()
+        if passes := self.defense.private_passes:
+            own = self._own(state)
+            plan = replace(self.plan.in_round(round), shares="delta", steps=None, epochs=passes)
+            order = local_batches(own.number, plan, self._once("private-order", round))
+            batches = self._augmented([own.batch(i) for i in order], f"round-{round}/private")
+            with self._streams(self._once(f"round-{round}/private", "torch")):
+                train_private(
+                    self._own_model(state),
+                    sent.to(self.device),
+                    batches,
+                    plan=plan,
+                    defense=self.defense,
+                    state=state,
+                    rng=self._once(f"round-{round}/private", "defense"),
+                )
+        seconds = time.perf_counter() - started
+        mine = self.examples.subset(self.indices) if self.test is None else self.test
+        return Personalized(seconds=seconds, evaluation=self.evaluate(sent, state, mine) if test else None)
+
+    def probe(self, sent: ModelState, state: ClientState, *, round: int, probe: int, batch_size: int) -> LocalResult:
+        """The upload this client would make if ``victim_batch`` were all it had.
+
+        ``state`` is left as it was, but for what the defense makes of the client's examples once.
+
+        Raises:
+            UserError: batch norm in training mode has but one value to normalize, or the guard refused the model.
+        """
+        self._look(sent, state)
+        work = self.probe_work(state, round=round, probe=probe, batch_size=batch_size)
+        try:
+            return self.do(work, sent, ClientState(dict(state.tensors)))
+        except ValueError as error:
+            if work.plan.batch_norm == "train" and has_batch_norm(self.model):
+                raise UserError(
+                    f"Batch norm in training mode can't normalize a victim of {batch_size} examples"
+                    f" ({str(error).rstrip('.')}); set federation.plan.probe_batch_norm=eval or a larger batch_size."
+                ) from error
+            raise
+
+    def victim_batch(self, probe: int, batch_size: int, state: ClientState | None = None) -> Batch:
+        """(B, ...) the ``probe``-th of the disjoint batches that are probed, from 0; the same in every round."""
+        own = self._own(ClientState() if state is None else state)
+        return own.batch(self._probed(probe, batch_size, own.number))
+
+    def probed_examples(self, probe: int, batch_size: int) -> Tensor:
+        """(B,) which of ``examples`` are in the ``probe``-th batch; only of a client that trains on its own."""
+        return self.indices[self._probed(probe, batch_size, len(self.indices))]
+
+    def _probed(self, probe: int, batch_size: int, number: int) -> Tensor:
+        if (probe + 1) * batch_size > number:
+            raise UserError(
+                f"Client {self.id} is expected to hold {(probe + 1) * batch_size} examples to be probed"
+                f" {probe + 1} times, but has {number}; ask for fewer victims or a smaller batch_size."
+            )
+        order = torch.randperm(number, generator=self._audited("victims"))
+        return order[probe * batch_size : (probe + 1) * batch_size]
+
+    @property
+    def number_of_examples(self) -> int:
+        """How many it trains on: its own, or those that its defense will exchange them for."""
+        labels = self.examples.labels[self.indices]
+        for hook in self.defense.outcome:
+            labels = hook(labels, self.examples.num_classes)
+        return len(labels)
+
+    def training_work(self, state: ClientState, *, round: int) -> LocalWork:
+        """What the client trains on in ``round``; what its defense makes of its examples once is kept in ``state``."""
+        own, purpose = self._own(state), f"round-{round}"
+        order = local_batches(own.number, self.plan, self._once("order", round))
+        batches = self._augmented([own.batch(i) for i in order], purpose)
+        plan = self.plan.in_round(round)
+        return LocalWork(order=order, batches=batches, plan=plan, purpose=purpose, seconds=own.seconds)
+
+    def probe_work(self, state: ClientState, *, round: int, probe: int, batch_size: int) -> LocalWork:
+        """What the client trains on for its ``probe``-th probe in ``round``."""
+        batch, purpose = self.victim_batch(probe, batch_size, state), f"round-{round}/victim-{probe}"
+        order = local_batches(batch_size, self.plan, self._audited("probe", round, probe))
+        batches = [Batch(batch.inputs[i], batch.labels[i]) for i in order]
+        batches = self._augmented(batches, purpose) if self.plan.augment_probes else batches
+        plan = self.plan.in_round(round, probe=True)
+        return LocalWork(order=order, batches=batches, plan=plan, purpose=purpose, num_examples=batch_size)
+
+    def do(self, work: LocalWork, sent: ModelState, state: ClientState) -> LocalResult:
+        """The upload that comes of ``work`` on the model ``sent``."""
+        with self._streams(self._once(work.purpose, "torch")):
+            result = local_update(
+                _placed(self.model, self.device),
+                sent.to(self.device),
+                work.batches,
+                num_examples=work.num_examples or _visited(work.order),
+                plan=work.plan,
+                defense=self.defense,
+                state=state,
+                rng=self._once(work.purpose, "defense"),
+                private_rng=self._rng("private"),
+            )
+        return replace(
+            result,
+            upload=result.upload.to("cpu"),
+            seconds=result.seconds + work.seconds,
+            defense_seconds=result.defense_seconds + work.seconds,
+        )
+
+    def examples_of(self, indices: Tensor, state: ClientState) -> Batch:
+        """Those that the client trains on, its own or what its defense made of them, at ``indices``."""
+        return self._own(state).batch(indices)
+
+    def evaluate(self, sent: ModelState, state: ClientState, examples: LabelledExamples) -> Evaluation:
+        """Accuracy of the model sent, joined with this client's private part, on ``examples``."""
+        model = self._own_model(state)
+        values = join_private(model, sent.to(self.device), state).to(self.device)
+        with cpu_threads(self.threads):
+            return evaluate_model(model, values, examples, device=self.device)
+
+    def private_part(self, sent: ModelState, state: ClientState) -> tuple[nn.Module, ModelState]:
+        """This client's architecture and the values in it that it was not sent; a secret, for the simulation only."""
+        model = self._own_model(state)
+        return model, private_values(model, sent.to(self.device), state).to("cpu")
+
+    def architecture(self) -> nn.Module:
+        """What this client makes of the model it is sent; its values are not used."""
+        return self._own_model(ClientState())
+
+    def keeps_private(self) -> bool:
+        """Whether some of the model's values are neither sent nor uploaded."""
+        return bool(private_names(self.model, self.defense))
+
+    def _look(self, sent: ModelState, state: ClientState) -> float:
+        """Seconds that the guard took to find nothing; what it finds is a ``RefusedModelError``."""
+        if self.guard is None:
+            return 0.0
+        started = time.perf_counter()
+        shown = self.examples.batch(self.indices[: self.guard.examples], self.device)
+        with cpu_threads(self.threads):
+            self.guard.expect_honest(self.model.to(self.device), sent.to(self.device), shown, state.tensors)
+        return time.perf_counter() - started
+
+    def _own_model(self, state: ClientState) -> nn.Module:
+        model, rng = _placed(self.model, self.device), self._rng("private")
+        for hook in self.defense.model:
+            model = hook(model, state.of_images(self.examples.input_shape), rng)
+        return model
+
+    @contextmanager
+    def _streams(self, rng: torch.Generator) -> Iterator[None]:
+        """This client's threads, and PyTorch's global streams as they start from ``rng``."""
+        with cpu_threads(self.threads), seeded_globally(rng, self.device):
+            yield
+
+    def _augmented(self, batches: list[Batch], purpose: str) -> list[Batch]:
+        if not self.plan.augments:
+            return batches
+        rng = self._once(purpose, "augmentation")
+        return [augment(batch, self.plan, rng) for batch in batches]
+
+    def _own(self, state: ClientState) -> OwnExamples:
+        """What the client trains on: its examples, or what its defense makes of them."""
+        if not self.defense.examples:
+            return OwnExamples.of(self.examples, self.indices, self.device)
+        data = LocalData(num_classes=self.examples.num_classes, state=state, rng=self._rng("examples"))
+        with self._streams(self._rng("examples", "torch")):
+            return OwnExamples.exchanged(self.examples.batch(self.indices, self.device), self.defense, data)
+
+    def _rng(self, *names: str | int) -> torch.Generator:
+        """The stream ``names``, the same at every call."""
+        assert self.seed is not None, "drawn when it was left out"
+        return derive_generator(self.seed, "client", self.id, *names)
+
+    def _once(self, *names: str | int) -> torch.Generator:
+        """The stream ``names`` of one upload; a deployed client's never comes again."""
+        return self._rng(*names, secrets.token_hex(16)) if isinstance(self.seed, Secret) else self._rng(*names)
+
+    def _audited(self, *names: str | int) -> torch.Generator:
+        """The stream ``names`` of a choice that the auditor knows."""
+        return self._rng(*names) if self.audit_seed is None else replace(self, seed=self.audit_seed)._rng(*names)
+
+
+def _placed(model: nn.Module, device: torch.device | str) -> nn.Module:
+    """``model`` on ``device``: to move one that is there costs as much as a small layer."""
+    values, wanted = itertools.chain(model.parameters(), model.buffers()), torch.device(device)
+    return model if all(value.device == wanted for value in values) else model.to(device)
+
+
+def _visited(order: Sequence[Tensor]) -> int:
+    """How many different examples the local steps take; none comes twice in a batch."""
+    return len(order[0]) if len(order) == 1 else len(torch.cat(list(order)).unique())
+
+
+ClientSource = Callable[[], Mapping[int, Client]]
+"""Makes the clients, by id, where they are to run; for other processes it must be picklable, best a partial over a few
+strings."""

@@ -1,0 +1,408 @@
+"""One client's work in a round: defended local training from model to upload, then of its private part.
+
+The undefended pass of a local step, which a defense that computes the gradient anew spares the client.
+
+What of a model stays with the clients: told apart from what is sent, joined with it, kept between rounds.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim.sgd import sgd
+
+from fl_privacy.defenses import ClientState, Defense, LocalStep
+from fl_privacy.defenses.privacy import promises_privacy
+from fl_privacy.errors import UserError
+from fl_privacy.gradients import GradientResult, loss_gradients
+from fl_privacy.progress import counted
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
+
+
+class PlainPass(Mapping[str, Tensor]):
+    """The gradient of the mean loss by name, of a step; computed at once, or when it is first looked at.
+
+    Args:
+        step: whose gradient it is.
+        defense: of the client; where its first hook computes the gradient itself, nobody may look.
+    """
+
+    def __init__(self, step: LocalStep, defense: Defense) -> None:
+        self._step, self._hidden = step, defense.computes_gradient
+        if not defense.computes_gradient:
+            _ = self._result
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self._hidden:
+            raise UserError(
+                f"A defense that computes the gradient itself is expected to give that of {name}, too, but it does not:"
+                " a gradient hook behind it takes it away."
+            )
+        return self._result.gradients[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._step.sent.parameters)
+
+    def __len__(self) -> int:
+        return len(self._step.sent.parameters)
+
+    @property
+    def loss(self) -> Tensor:
+        """The mean loss, the defense's own where it has computed it."""
+        return self._step.losses[-1] if self._step.losses else self._result.loss
+
+    @property
+    def buffers(self) -> Tensors:
+        """After the pass; those before it where there was none."""
+        return self._result.buffers if "_result" in vars(self) else self._step.sent.buffers
+
+    def only(self, names: frozenset[str]) -> "Tensors":
+        """Of ``names``, looked at as late."""
+        return _Chosen(self, names)
+
+    @cached_property
+    def _result(self) -> GradientResult:
+        step = self._step
+        return loss_gradients(
+            step.model,
+            step.sent,
+            step.batch,
+            batch_norm=step.plan.batch_norm,
+            loss_scale=step.plan.loss_scale,
+            changes=step.changes,
+        )
+
+
+class _Chosen(Mapping[str, Tensor]):
+    def __init__(self, whole: PlainPass, names: frozenset[str]) -> None:
+        self._whole, self._names = whole, [name for name in whole if name in names]
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._whole[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+PRIVATE = "private/"
+"""Prefix of a private parameter's name in ``ClientState.tensors``."""
+
+
+def private_names(model: nn.Module, defense: Defense) -> frozenset[str]:
+    """Names of the parameters and buffers of ``model`` that ``defense`` keeps with the clients."""
+    return frozenset(name for hook in defense.private for name in hook(model))
+
+
+def public_state(model: nn.Module, defense: Defense) -> ModelState:
+    """The values of ``model`` without those that ``defense`` keeps with the clients."""
+    kept, values = private_names(model, defense), ModelState.of(model)
+    return ModelState(
+        {name: p for name, p in values.parameters.items() if name not in kept},
+        {name: b for name, b in values.buffers.items() if name not in kept},
+    )
+
+
+def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
+    """The values sent plus this client's private ones: kept from an earlier round, else as ``model`` has them."""
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    if missing := sent.parameters.keys() - parameters.keys():
+        raise UserError(
+            f"The client's model is expected to keep the parameter names it was sent, but lacks {sorted(missing)};"
+            " a defense may add private parameters, not rename public ones."
+        )
+
+    def value(name: str, initial: Tensor, public: Tensors) -> Tensor:
+        if name in public:
+            return public[name]
+        kept = state.tensors.get(PRIVATE + name)
+        return initial.detach().clone() if kept is None else kept
+
+    return ModelState(
+        {name: value(name, p, sent.parameters) for name, p in parameters.items()},
+        {name: value(name, b, sent.buffers) for name, b in buffers.items()},
+    )
+
+
+def store_private(values: ModelState, sent: ModelState, state: ClientState) -> None:
+    """Keep in ``state`` what of ``values`` was not sent."""
+    for own, public in ((values.parameters, sent.parameters), (values.buffers, sent.buffers)):
+        state.tensors.update({PRIVATE + name: value for name, value in own.items() if name not in public})
+
+
+def private_values(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
+    """The private part alone of ``join_private``."""
+    joined = join_private(model, sent, state)
+    return ModelState(
+        {name: p for name, p in joined.parameters.items() if name not in sent.parameters},
+        {name: b for name, b in joined.buffers.items() if name not in sent.buffers},
+    )
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalResult:
+    """An upload and what the client may say of it.
+
+    Attributes:
+        upload: all that leaves the client.
+        train_loss: mean over the local steps; NaN behind a defense that promises differential privacy: an exact loss
+            tells what the noise hides, so that it stays with the client.
+        seconds: of the whole update.
+        defense_seconds: of the defense's hooks within it; changes of the loss are a part of the pass, not of these.
+        bytes_up: of the upload, where they were counted as it came; ``None`` has them counted anew.
+    """
+
+    upload: Upload
+    train_loss: float
+    seconds: float
+    defense_seconds: float
+    bytes_up: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Steps:
+    """What local steps come to.
+
+    Attributes:
+        values: parameters and buffers after the last step.
+        gradients: of the last step, defended.
+        losses: of each step.
+    """
+
+    values: ModelState
+    gradients: Tensors
+    losses: Sequence[Tensor]
+
+
+class Stopwatch:
+    """Adds up the seconds of the calls made through it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, function: Callable[..., T], *args: object) -> T:
+        """What ``function`` returns."""
+        started = time.perf_counter()
+        result = function(*args)
+        self.seconds += time.perf_counter() - started
+        return result
+
+
+def local_update(
+    model: nn.Module,
+    sent: ModelState,
+    batches: Sequence[Batch],
+    *,
+    num_examples: int,
+    plan: LocalPlan,
+    defense: Defense,
+    state: ClientState,
+    rng: torch.Generator,
+    private_rng: torch.Generator,
+) -> LocalResult:
+    """Train on ``batches``, one step each, defended, and make the upload.
+
+    Args:
+        model: architecture of the model sent.
+        sent: its values; left as they are.
+        batches: one for each local step.
+        num_examples: how many different examples ``batches`` hold.
+        plan: how to train and what to share.
+        defense: whose hooks run on the model, each batch, each gradient and the upload.
+        state: of this client; private parameters and what the defense keeps are written back into it.
+        rng: drawn from by the defense only.
+        private_rng: likewise, for the first values of private parts; the same stream in every round.
+    """
+    started, timed = time.perf_counter(), Stopwatch()
+    for model_hook in defense.model:
+        model = timed(model_hook, model, state.of_images(tuple(batches[0].inputs.shape[1:])), private_rng)
+    values = join_private(model, sent, state)
+    shares_gradient, held = plan.shares == "gradient", plan.held(sent.parameters)
+    still = sent.parameters if shares_gradient else held
+    steps = take_steps(
+        model,
+        values,
+        batches,
+        public=sent.parameters,
+        still=still,
+        plan=plan,
+        defense=defense,
+        state=state,
+        rng=rng,
+        timed=timed,
+    )
+    buffers = steps.values.buffers
+    update = _update(steps, sent, shares_gradient, held)
+    for upload_hook in defense.upload:
+        update = timed(upload_hook, update, state, rng)
+    if plan.shares == "weights":
+        update = {name: sent.parameters[name] + delta for name, delta in update.items()}
+    store_private(steps.values, sent, state)
+    shared_buffers = {n: buffers[n] for n in sent.buffers} if plan.buffers == "shared" else {}
+    return LocalResult(
+        upload=Upload(tensors=update, buffers=shared_buffers, num_examples=num_examples),
+        train_loss=math.nan if promises_privacy(defense) else float(torch.stack(list(steps.losses)).mean()),
+        seconds=time.perf_counter() - started,
+        defense_seconds=timed.seconds,
+    )
+
+
+def _update(steps: Steps, sent: ModelState, shares_gradient: bool, held: Collection[str]) -> Tensors:
+    """The gradient of the last step, or the change of the parameters sent; without those ``held`` or whose gradient the
+    defense withheld."""
+    after = steps.values.parameters
+    if shares_gradient:
+        return {
+            name: g for name in sent.parameters if name not in held and (g := steps.gradients.get(name)) is not None
+        }
+    return {
+        name: after[name] - p for name, p in sent.parameters.items() if name not in held and name in steps.gradients
+    }
+
+
+def take_steps(
+    model: nn.Module,
+    values: ModelState,
+    batches: Sequence[Batch],
+    *,
+    public: Collection[str],
+    still: Collection[str],
+    plan: LocalPlan,
+    defense: Defense,
+    state: ClientState,
+    rng: torch.Generator,
+    timed: Stopwatch,
+) -> Steps:
+    """One defended step on each of ``batches`` from ``values``, which are left as they are.
+
+    Args:
+        public: names of the parameters that were sent, on whose gradients the defense acts.
+        still: names of the parameters that are not moved.
+        timed: adds up the seconds of the defense.
+    """
+    parameters = {name: p.clone().requires_grad_() for name, p in values.parameters.items()}
+    buffers: Tensors = values.buffers
+    trained = [p for name, p in parameters.items() if name not in still]
+    optimizer = _optimizer(trained, plan) if trained else None
+    held = plan.held(public)
+    losses, gradients = [], dict[str, Tensor]()
+    for batch in counted("training step", batches):
+        for data_hook in defense.data:
+            batch = timed(data_hook, batch, state, rng)  # noqa: PLW2901
+        current = ModelState(parameters, buffers)
+        step = LocalStep(
+            model=model, sent=current, batch=batch, plan=plan, state=state, rng=rng, changes=defense.loss, held=held
+        )
+        plain = PlainPass(step, defense)
+        shared = plain.only(frozenset(public) - held)
+        for gradient_hook in defense.gradient:
+            shared = timed(gradient_hook, shared, step)
+        private = {name: plain[name] for name in plain if name not in public and name not in shared}
+        gradients = {**private, **shared}
+        for name, parameter in parameters.items():
+            parameter.grad = gradients.get(name)
+        if optimizer is not None:
+            optimizer.step()
+        buffers = plain.buffers
+        losses.append(plain.loss)
+    moved = {name: p.detach() for name, p in parameters.items()}
+    return Steps(values=ModelState(moved, buffers), gradients=gradients, losses=losses)
+
+
+def train_private(
+    model: nn.Module,
+    sent: ModelState,
+    batches: Sequence[Batch],
+    *,
+    plan: LocalPlan,
+    defense: Defense,
+    state: ClientState,
+    rng: torch.Generator,
+) -> None:
+    """Train on ``batches`` what of ``model`` was not sent, and keep it in ``state``.
+
+    Args:
+        model: architecture of the client, with its private part.
+        sent: the new public values; left as they are.
+        batches: one for each local step.
+        plan: how to train.
+        defense: whose hooks run on each batch, the loss and each gradient.
+        state: of this client.
+        rng: drawn from by the defense only.
+    """
+    moved = private_values(model, sent, state)
+    if not moved.parameters:
+        return
+    values = join_private(model, sent, state)
+    if not defense.gradient and not defense.loss:  # nobody looks at the other gradients, which need not be computed
+        model, values = _holding(model, values), ModelState(moved.parameters, values.buffers)
+    steps = take_steps(
+        model,
+        values,
+        batches,
+        public=sent.parameters,
+        still=sent.parameters,
+        plan=plan,
+        defense=defense,
+        state=state,
+        rng=rng,
+        timed=Stopwatch(),
+    )
+    store_private(steps.values, sent, state)
+
+
+def _holding(model: nn.Module, values: ModelState) -> nn.Module:
+    """A copy of ``model`` with ``values`` that does not train."""
+    copied = copy.deepcopy(model).requires_grad_(False)
+    with torch.no_grad():
+        for name, parameter in copied.named_parameters():
+            parameter.copy_(values.parameters[name])
+    return copied
+
+
+class _Descent:
+    """``torch.optim.SGD``, whose constructor takes seconds of a process, as it imports PyTorch's compiler."""
+
+    def __init__(self, parameters: Sequence[Tensor], plan: LocalPlan) -> None:
+        self._parameters, self._plan = parameters, plan
+        self._momenta: list[Tensor | None] = [None] * len(parameters)
+
+    def step(self) -> None:
+        """Move the parameters that have a gradient."""
+        gradients = {place: p.grad for place, p in enumerate(self._parameters) if p.grad is not None}
+        places = list(gradients)
+        momenta = [self._momenta[place] for place in places]
+        with torch.no_grad():
+            sgd(
+                [self._parameters[place] for place in places],
+                list(gradients.values()),
+                momenta,
+                lr=self._plan.lr,
+                momentum=self._plan.momentum,
+                nesterov=self._plan.nesterov,
+                weight_decay=self._plan.weight_decay,
+                dampening=0.0,
+                maximize=False,
+            )
+        for place, momentum in zip(places, momenta, strict=True):
+            self._momenta[place] = momentum
+
+
+def _optimizer(parameters: Sequence[Tensor], plan: LocalPlan) -> torch.optim.Optimizer | _Descent:
+    if plan.optimizer != "sgd":
+        kind = torch.optim.Adam if plan.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, lr=plan.lr, weight_decay=plan.weight_decay)
+    return _Descent(parameters, plan)

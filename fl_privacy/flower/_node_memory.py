@@ -1,0 +1,405 @@
+"""The secret of a node, from which its clients draw what a server must not know; it stays on the node.
+
+Files of a node for its owner alone, encrypted if there is a key.
+
+What a client keeps between rounds, and where: in Flower's context, or in a file of its node.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import platformdirs
+import safetensors.torch
+import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from flwr.app import ConfigRecord, Context, RecordDict
+from safetensors import SafetensorError
+
+from fl_privacy.defenses import ClientState
+from fl_privacy.errors import UserError
+from fl_privacy.files import PRIVATE_FOLDER, write_private
+from fl_privacy.flower.records import PARTITION, load_state, save_state
+from fl_privacy.rng import SECRET_BYTES, Secret
+
+KEY_BYTES = 32
+_MAGIC, _NONCE = b"fl-privacy sealed 1\n", 12
+
+
+def write_own(path: Path, content: bytes, key: bytes | None) -> None:
+    """Replace the file for its owner alone; with a key by AES-256-GCM, bound to the file's name."""
+    write_private(path, content if key is None else seal(content, key, path.name))
+
+
+def seal(content: bytes, key: bytes, name: str) -> bytes:
+    """``content`` encrypted for the file ``name``."""
+    nonce = secrets.token_bytes(_NONCE)
+    return _MAGIC + nonce + AESGCM(key).encrypt(nonce, content, name.encode())
+
+
+def read_own(path: Path, key: bytes | None) -> bytes:
+    """The content of a file of ``write_own``.
+
+    Raises:
+        UserError: others own or read it, or it was written with another key, or with none.
+    """
+    content = read_unshared(path)
+    if key is None:
+        if content.startswith(_MAGIC):
+            raise UserError(f"{path} is encrypted and expected with its key, but there is none; name it, or delete it.")
+        return content
+    if not content.startswith(_MAGIC):
+        raise UserError(f"{path} is expected to be encrypted, but is not; delete it, or go without the key.")
+    nonce, sealed = content[len(_MAGIC) : len(_MAGIC) + _NONCE], content[len(_MAGIC) + _NONCE :]
+    try:
+        return AESGCM(key).decrypt(nonce, sealed, path.name.encode())
+    except InvalidTag as error:
+        raise UserError(
+            f"{path} is expected to be what was written with this key, but is not; name the right key, or delete it."
+        ) from error
+
+
+def read_unshared(path: Path) -> bytes:
+    """The content of a file that nobody else owns or reads.
+
+    Raises:
+        UserError: others do.
+    """
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if os.name == "posix" and (status.st_mode & 0o077 or status.st_uid != os.geteuid()):
+            raise UserError(
+                f"{path} is expected to be its user's alone, but others own or read it; delete it and let a new one be"
+                " made."
+            )
+        return file.read()
+
+
+def read_key(path: Path) -> bytes:
+    """The 32 bytes of a key file.
+
+    Raises:
+        UserError: it can't be read, others can, or it holds something else.
+    """
+    try:
+        key = read_unshared(path)
+    except OSError as error:
+        raise UserError(
+            f"A key of {KEY_BYTES} bytes is expected in {path}, but {error.strerror or error}; make one: head -c 32"
+            f" /dev/urandom > {path} && chmod 600 {path}."
+        ) from error
+    if len(key) != KEY_BYTES:
+        raise UserError(f"A key of {KEY_BYTES} bytes is expected in {path}, but it holds {len(key)}.")
+    return key
+
+
+STATE = "fl-privacy-state"
+"""Key of the node config: the folder of the node's secret."""
+
+STATE_VARIABLE = "FL_PRIVACY_STATE"
+"""Environment variable: the same, where the node config names none; else the user's state folder."""
+
+SIMULATION_VARIABLE = "FL_PRIVACY_SIMULATION"
+"""Environment variable: 1 says that nodes here are simulated, so that their clients draw from the run's seed. It is the
+operator's to set; nothing in a message can."""
+
+KEY = "fl-privacy-key"
+"""Key of the node config: a file of 32 bytes with which what the node keeps is encrypted."""
+
+KEY_VARIABLE = "FL_PRIVACY_KEY"
+"""Environment variable: the same, where the node config names none."""
+
+FILE = "node-secret"
+
+
+class SimulatedContext(Context):
+    """The context of a node that this process itself plays, as no node that was started elsewhere has."""
+
+
+def node_secret(context: Context) -> Secret:
+    """What the client of ``context`` draws from: the node's own secret, told apart by run and client.
+
+    The secret is drawn once by ``secrets``, in a file that only its owner can read, in ``state_folder(context)``; it is
+    encrypted if the node has a key.
+
+    Raises:
+        UserError: the file can't be made, others can read it, or it holds no secret.
+    """
+    kept = kept_secret(state_folder(context) / FILE, state_key(context))
+    return kept.derive("run", context.run_id, *whose(context))
+
+
+def whose(context: Context) -> tuple[str, int]:
+    """What tells apart the clients of one state folder: a node's partition, which a restart leaves, else its id."""
+    if isinstance(partition := context.node_config.get(PARTITION), int):
+        return "partition", partition
+    return "node", context.node_id
+
+
+def state_folder(context: Context) -> Path:
+    """Where a node keeps what never leaves it.
+
+    The folder that the node config's ``fl-privacy-state`` names, else the variable FL_PRIVACY_STATE, else the user's
+    state folder.
+    """
+    named = context.node_config.get(STATE) or os.environ.get(STATE_VARIABLE)
+    return Path(str(named)).expanduser() if named else Path(platformdirs.user_state_dir("fl_privacy"))
+
+
+def state_key(context: Context) -> bytes | None:
+    """The key that the node config's ``fl-privacy-key`` or the variable FL_PRIVACY_KEY names; ``None`` without one.
+
+    Raises:
+        UserError: it can't be read, or others can.
+    """
+    named = context.node_config.get(KEY) or os.environ.get(KEY_VARIABLE)
+    return read_key(Path(str(named)).expanduser()) if named else None
+
+
+def kept_secret(path: Path, key: bytes | None = None) -> Secret:
+    """The secret in ``path``; drawn and written for its owner alone where there is none yet.
+
+    Raises:
+        UserError: it can't be written, others can read it, or it is no secret.
+    """
+    try:
+        if not path.exists():
+            _make(path, key)
+        return _read(path, key)
+    except OSError as error:
+        raise UserError(
+            f"A client's secret is expected to be kept in {path}, but {error.strerror or error}; set {STATE_VARIABLE}"
+            " to a folder that its user can write."
+        ) from error
+
+
+def is_simulation() -> bool:
+    """Whether this process's environment says that clients are simulated.
+
+    Raises:
+        UserError: the variable is neither 0 nor 1.
+    """
+    value = os.environ.get(SIMULATION_VARIABLE, "0")
+    if value not in ("", "0", "1"):
+        raise UserError(f"{SIMULATION_VARIABLE} is expected to be 0 or 1, but is {value!r}.")
+    return value == "1"
+
+
+def _make(path: Path, key: bytes | None) -> None:
+    """Write a new secret, unless another process was faster."""
+    path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    drawn = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    content = secrets.token_bytes(SECRET_BYTES)
+    try:
+        write_private(drawn, content if key is None else seal(content, key, path.name))
+        with contextlib.suppress(FileExistsError):
+            os.link(drawn, path)
+    finally:
+        drawn.unlink(missing_ok=True)
+
+
+def _read(path: Path, key: bytes | None) -> Secret:
+    content = read_own(path, key)
+    if len(content) != SECRET_BYTES:
+        raise UserError(
+            f"{path} is expected to hold a secret of {SECRET_BYTES} bytes, but does not; delete it, and a new one is"
+            " drawn."
+        )
+    return Secret(content)
+
+
+SERVED = "served"
+"""Key of the file's metadata: by kind of message, the last round that was answered, as JSON."""
+
+
+class Memory(Protocol):
+    """Where a client's private layers and the like survive between rounds."""
+
+    def load(self, device: torch.device | str = "cpu") -> ClientState:
+        """What was saved last, on ``device``; empty before the first round."""
+        ...
+
+    def save(self, state: ClientState, *, after: tuple[str, int] | None = None) -> None:
+        """Keep ``state``; ``after`` are the kind and the round of the message whose answer it belongs to."""
+        ...
+
+    def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
+        """Refuse what was answered before, where that is remembered.
+
+        Args:
+            kind: of message.
+            round: its number.
+            bounded: whether the caller knows how many rounds the run has, and has looked; else a round that is far
+                ahead is refused too.
+        """
+        ...
+
+
+MOST_AHEAD = 1000
+"""By so much a round may be after the last one that was answered where nobody says how many a run has: a client that
+answers a round refuses all before, and one absurd number would shut it out of the rest of the run."""
+
+ANSWERED = "fl-privacy.answered"
+"""Record of ``context.state``: by kind of message, the last round that was answered."""
+
+
+def expect_unanswered(records: RecordDict, kind: str, round: int) -> None:
+    """Refuse a round that ``remember_answer`` noted down, or an earlier one.
+
+    Raises:
+        UserError: it was answered before.
+    """
+    if round <= (last := last_answered(records, kind)):
+        raise UserError(answered_before(last, round))
+
+
+def last_answered(records: RecordDict, kind: str) -> int:
+    """The last round that ``remember_answer`` noted down; -1 before the first."""
+    last = records.config_records[ANSWERED].get(kind) if ANSWERED in records.config_records else None
+    return last if isinstance(last, int) else -1
+
+
+def last_of_all(records: RecordDict) -> int:
+    """The last round that ``remember_answer`` noted down for any kind of message; -1 before the first."""
+    kept: Mapping[str, object] = records.config_records.get(ANSWERED, {})
+    return max((last_answered(records, kind) for kind in kept), default=-1)
+
+
+def expect_near(last: int, round: int) -> None:
+    """Refuse a round that is negative, or more than ``MOST_AHEAD`` after the ``last`` one that was answered.
+
+    Raises:
+        UserError: it is.
+    """
+    most = max(last, 0) + MOST_AHEAD
+    if not 0 <= round <= most:
+        raise UserError(
+            f"A round of 0 to {most} is expected, {MOST_AHEAD} after the last one that was answered, but got {round};"
+            " the question is refused. Say how many rounds the run has (rounds=, last_round or num-server-rounds in its"
+            " config) where it has more."
+        )
+
+
+def remember_answer(records: RecordDict, kind: str, round: int) -> None:
+    """Note down in ``records`` that the message ``kind`` of ``round`` is answered."""
+    kept = dict(records.config_records[ANSWERED]) if ANSWERED in records.config_records else {}
+    kept[kind] = round
+    records[ANSWERED] = ConfigRecord(kept)
+
+
+def answered_before(last: int, round: int) -> str:
+    """Say that a round was answered, or a later one."""
+    return (
+        f"A message of a round after {last} is expected, but got one of round {round}: it was answered before,"
+        " and a second answer would tell more than one; start a new run."
+    )
+
+
+class ContextMemory:
+    """``context.state`` of a node: gone when the node restarts.
+
+    Args:
+        records: of the node's context.
+        once: whether a round is answered once, as a deployed client needs: each further answer would be another draw
+            of the same noise, and their mean has none. A simulation, whose draws repeat, may ask twice.
+    """
+
+    def __init__(self, records: RecordDict, *, once: bool = False) -> None:
+        self.records, self.once = records, once
+
+    def load(self, device: torch.device | str = "cpu") -> ClientState:
+        """See ``Memory``."""
+        return load_state(self.records, device)
+
+    def save(self, state: ClientState, *, after: tuple[str, int] | None = None) -> None:
+        """See ``Memory``."""
+        save_state(self.records, state)
+        if self.once and after is not None:
+            remember_answer(self.records, *after)
+
+    def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
+        """Refuse a round that was answered before or is far ahead, where rounds are answered once.
+
+        Raises:
+            UserError: it was, or a later one, or it is.
+        """
+        if self.once:
+            expect_unanswered(self.records, kind, round)
+            if not bounded:
+                expect_near(last_of_all(self.records), round)
+
+
+class NodeMemory:
+    """A file of the node: it outlives the node's process, and what it holds is in no message, not even on loopback.
+
+    It changes as a whole, after the work and before the reply: a node that is killed goes on from the last round that
+    it finished.
+
+    Args:
+        path: of the file, for its owner alone; its folder is made with the first save.
+        key: 32 bytes with which the file is encrypted; ``None`` leaves it in the clear.
+    """
+
+    def __init__(self, path: Path, key: bytes | None = None) -> None:
+        self.path = path
+        self._key = key
+
+    def load(self, device: torch.device | str = "cpu") -> ClientState:
+        """What was saved last, on ``device``.
+
+        Raises:
+            UserError: others can read the file, it was sealed with another key, or holds something else.
+        """
+        return ClientState({name: t.to(device) for name, t in self._read()[0].items()})
+
+    def save(self, state: ClientState, *, after: tuple[str, int] | None = None) -> None:
+        """Replace the file at once."""
+        served = dict(self._read()[1])
+        if after is not None:
+            served[after[0]] = after[1]
+        tensors = {name: t.detach().cpu().contiguous() for name, t in state.tensors.items()}
+        content = safetensors.torch.save(tensors, {SERVED: json.dumps(served)})
+        self.path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        write_own(self.path, content, self._key)
+
+    def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
+        """Refuse a round that was answered before or is far ahead.
+
+        Raises:
+            UserError: it was, or a later one, or it is.
+        """
+        served = self._read()[1]
+        if round <= (last := served.get(kind, -1)):
+            raise UserError(answered_before(last, round))
+        if not bounded:
+            expect_near(max(served.values(), default=-1), round)
+
+    def _read(self) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+        if not self.path.exists():
+            return {}, {}
+        content = read_own(self.path, self._key)
+        try:
+            tensors = safetensors.torch.load(content)
+            size = int.from_bytes(content[:8], "little")
+            served = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][SERVED])
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise UserError(
+                f"{self.path} is expected to hold what a client keeps between rounds, but does not; delete it, and the"
+                " client starts afresh."
+            ) from error
+        return tensors, {str(kind): int(round) for kind, round in served.items()}
+
+
+def node_memory(context: Context) -> NodeMemory:
+    """The file of the client of ``context``, one for each run and partition, beside the node's secret.
+
+    Raises:
+        UserError: the node's key can't be read.
+    """
+    run, client = f"run-{context.run_id}", "-".join(map(str, whose(context)))
+    return NodeMemory(state_folder(context) / run / f"{client}.state", state_key(context))

@@ -1,0 +1,164 @@
+"""What clients behind a mod of this package and an auditing server tell each other, beside the app's own records."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from fl_privacy.effects import Description, from_plain, to_plain
+from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.flower.records import CLIENT, PARTITION
+from fl_privacy.flower.strategy import PROBE
+from fl_privacy.plan import Normalization
+
+ANSWERS = "fl-privacy.answers"
+"""Record of a reply whose client answers probes."""
+
+PROBED = "fl-privacy.probed"
+"""Record of an answer to a probe: of which images, and how they are normalized."""
+
+DEFENDED = "fl-privacy.defended"
+"""Record of a reply that a defense went over: its public description."""
+
+_ASKED_NUMBER, _ASKED_SIZE = "fl-privacy.victim", "fl-privacy.batch-size"
+"""Keys of a config record that ask for a probe."""
+
+OWN_RECORDS = (CLIENT, ANSWERS, PROBED, DEFENDED)
+"""Of a reply, what this package says in it."""
+
+_FINGERPRINTS, _MEAN, _STD, _PARTS = "fingerprints", "mean", "std", "parts"
+_MOST = 1 << 16
+_MOST_LETTERS, _MOST_CHANNELS, _LARGEST = 1 << 18, 64, 1e4
+"""Of what a client tells: letters of a text, channels of an image, and the size of their mean and std."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedImages:
+    """What an answer to a probe says of the images behind it.
+
+    Attributes:
+        fingerprints: of each, see ``data.own_examples.fingerprint``.
+        normalization: of what entered the model; ``None`` for images in [0, 1].
+    """
+
+    fingerprints: Sequence[str]
+    normalization: Normalization | None
+
+
+def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
+    """The content of a message that asks for the ``probe``-th chosen batch with the model that ``message`` sends.
+
+    The question is in the first config record that the strategy sends, since mods such as Flower's
+    ``fixedclipping_mod`` refuse a message with two; where it sends none, in one of its own.
+    """
+    records = message.content.config_records
+    name = next(iter(records), PROBE)
+    asked = {**records.get(name, {}), _ASKED_NUMBER: probe, _ASKED_SIZE: batch_size}
+    return RecordDict({**message.content, name: ConfigRecord(asked)})
+
+
+def asked_probe(content: RecordDict) -> tuple[int, int] | None:
+    """Number and size of the probe that a message asks for; ``None`` of an ordinary one."""
+    record = next((each for each in content.config_records.values() if _ASKED_NUMBER in each), None)
+    if record is None:
+        return None
+    probe, size = record.get(_ASKED_NUMBER), record.get(_ASKED_SIZE)
+    if not isinstance(probe, int) or not isinstance(size, int) or probe < 0 or not 1 <= size <= _MOST:
+        raise UserError(f"A probe is expected to have a number and a size, but got {probe!r} and {size!r}.")
+    return probe, size
+
+
+def introduce(reply: RecordDict, context: Context) -> None:
+    """Let ``reply`` say which partition its client holds, where its node knows."""
+    partition = context.node_config.get(PARTITION)
+    if isinstance(partition, int) and not isinstance(partition, bool):
+        reply[CLIENT] = ConfigRecord({PARTITION: partition})
+
+
+def tell_images(reply: RecordDict, images: ProbedImages) -> None:
+    """Let ``reply`` say which images it is of."""
+    told: dict[str, str | list[float]] = {_FINGERPRINTS: json.dumps(list(images.fingerprints))}
+    if images.normalization is not None:
+        told |= {_MEAN: list(images.normalization.mean), _STD: list(images.normalization.std)}
+    reply[PROBED] = ConfigRecord(told)  # type: ignore[arg-type]
+
+
+def told_images(reply: RecordDict) -> ProbedImages | None:
+    """Inverse of ``tell_images``; ``None`` where nothing, or nonsense, is told."""
+    record = reply.config_records.get(PROBED)
+    if record is None:
+        return None
+    fingerprints = _told_json(record, _FINGERPRINTS)
+    if not isinstance(fingerprints, list) or not all(isinstance(f, str) and len(f) <= 128 for f in fingerprints):
+        return None
+    if record.get(_MEAN) is None and record.get(_STD) is None:
+        return ProbedImages(fingerprints=fingerprints, normalization=None)
+    told = attempt(lambda: _told_normalization(record))
+    return None if isinstance(told, Failure) else ProbedImages(fingerprints=fingerprints, normalization=told)
+
+
+def _told_normalization(record: ConfigRecord) -> Normalization:
+    """The one that ``record`` tells.
+
+    Raises:
+        UserError: it is none by which images in [0, 1] are normalized.
+    """
+    mean, std = (record.get(key) for key in (_MEAN, _STD))
+    for key, values in ((_MEAN, mean), (_STD, std)):
+        if not isinstance(values, list) or not 1 <= len(values) <= _MOST_CHANNELS:
+            raise UserError(f"{key} is expected to be a list with a number for each channel, but got {values!r:.100}.")
+    told = Normalization(mean, std)  # type: ignore[arg-type]
+    if max(map(abs, told.mean)) > _LARGEST or not all(1 / _LARGEST <= s <= _LARGEST for s in told.std):
+        raise UserError(f"mean and std are expected within {_LARGEST:g}, but got {told.in_words()}.")
+    return told
+
+
+def _told_json(record: ConfigRecord, key: str) -> object:
+    """What the text ``key`` of ``record`` says; ``None`` where it says nothing, or nonsense."""
+    text = record.get(key, "[]")
+    if not isinstance(text, str) or len(text) > _MOST_LETTERS:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def tell_defense(reply: RecordDict, parts: Description) -> None:
+    """Let ``reply`` say by what it was defended, after what it says already."""
+    before = told_defense(reply)
+    reply[DEFENDED] = ConfigRecord({_PARTS: json.dumps(to_plain((*before, *parts)))})
+
+
+def told_defense(reply: RecordDict) -> Description:
+    """Inverse of ``tell_defense``; empty where nothing, or nonsense, is told."""
+    record = reply.config_records.get(DEFENDED)
+    if record is None:
+        return ()
+    found = attempt(lambda: from_plain(_told_json(record, _PARTS)))
+    return () if isinstance(found, Failure) else found
+
+
+def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
+    """The run config and all that the message's config records say, these on top."""
+    merged: dict[str, object] = dict(context.run_config)
+    for record in content.config_records.values():
+        merged.update(record)
+    return {key: value for key, value in merged.items() if key not in (_ASKED_NUMBER, _ASKED_SIZE)}
+
+
+def is_training(message: Message) -> bool:
+    """Whether ``message`` asks a client to train."""
+    return str(message.metadata.message_type).partition(".")[0] == "train"
+
+
+def is_evaluation(message: Message) -> bool:
+    """Whether ``message`` asks a client to evaluate."""
+    return str(message.metadata.message_type).partition(".")[0] == "evaluate"
+
+
+def numbers_of(config: Mapping[str, object]) -> dict[str, float]:
+    """The entries of ``config`` that are numbers."""
+    return {k: v for k, v in config.items() if isinstance(v, int | float) and not isinstance(v, bool)}

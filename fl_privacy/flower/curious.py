@@ -1,0 +1,196 @@
+"""An honest-but-curious server: any Flower strategy, and what it can read on the way."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Audit, Failure, Probe
+from fl_privacy.federation.replies import MOST_EXAMPLES, attempt
+from fl_privacy.flower.audit_protocol import asked_probe
+from fl_privacy.flower.grids import pair
+from fl_privacy.flower.records import BATCH_SIZE, CLIENT, NUM_EXAMPLES, PARTITION, VICTIM, read_state, read_upload
+from fl_privacy.flower.strategy import PROBE
+from fl_privacy.flower.wrappers import StrategyAround
+from fl_privacy.interception import Interceptor
+from fl_privacy.interception.interceptor import States, no_states
+from fl_privacy.types import ModelState, VictimId
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class HonestButCurious(StrategyAround):
+    """Follows the protocol of ``strategy`` to the letter and captures uploads beside exactly what was sent for them.
+
+    Works around every strategy, with clients of this package or others (then the interceptor's plan should say
+    ``shares="weights"``). It changes no message and no result; what goes wrong in it is logged, and the round goes on.
+
+    Attributes:
+        strategy: does the training.
+        interceptor: makes observations of what is captured.
+        states: what a simulated client keeps for itself, for an interceptor with side information.
+        audit: the rounds, and of training updates the clients. A client is known by the partition that it reports,
+            else by the rank of its node's id among all nodes. A partition is the first node's to report it until that
+            node leaves; what another one claims as its own is not captured.
+        problems: why updates could not be captured, and how often.
+    """
+
+    interceptor: Interceptor
+    audit: Audit
+    states: States = no_states
+    problems: Counter[str] = field(default_factory=Counter, init=False)
+    _sent: list[Message] = field(default_factory=list, init=False, repr=False)
+    _node_ids: list[int] = field(default_factory=list, init=False, repr=False)
+    _holder: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    _before: States = field(default=no_states, init=False, repr=False)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of ``strategy``; the probes that it sends meanwhile are captured."""
+        self._node_ids = sorted(grid.get_node_ids())
+        self._before = self._held(server_round)
+        tapped = _TappedGrid(grid, self, server_round)
+        self._sent = list(self.strategy.configure_train(server_round, arrays, config, tapped))
+        return self._sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Capture the replies and pass them on."""
+        received = list(replies)
+        self.read(server_round, self._sent, received)
+        self._sent = []
+        return self.strategy.aggregate_train(server_round, received)
+
+    def read(self, round: int, sent: Sequence[Message], replies: Iterable[Message]) -> None:
+        """Capture what of an exchange of messages the audit asks for."""
+        if round not in self.audit.rounds:
+            return
+        states: dict[tuple[int, ...], ModelState] = {}
+        for message, reply in pair(sent, replies):
+            if isinstance(reply, Failure):
+                continue
+            result = attempt(lambda: self._capture(round, message, reply, states))  # noqa: B023
+            if isinstance(result, Failure):
+                logger.warning("An update of round %d could not be intercepted: %s", round, result.reason)
+                self.problems[result.reason.partition(": ")[2][:200] or result.reason[:200]] += 1
+
+    def _capture(self, round: int, message: Message, reply: Message, states: dict[tuple[int, ...], ModelState]) -> None:
+        client = self.client_of(message, reply)
+        victim = VictimId(round, client)
+        asked = _asked(message)
+        if asked is not None:
+            probe = Probe(client, asked[0])
+            victim = probe.in_round(round)
+            if not self.audit.expects(probe):
+                raise UserError(f"an answer to one of the probes sent is expected, but got {victim}")
+        elif not self.audit.intercepts(round, client):
+            return
+        model = self.interceptor.model
+        shared = tuple(id(record) for record in message.content.array_records.values())
+        if shared not in states:
+            states[shared] = read_state(message.content, model)
+        upload = read_upload(reply.content, model, _weighted_by(self.strategy))
+        _expect_claim(upload.num_examples, None if asked is None else asked[1])
+        self.interceptor.capture(victim, sent=states[shared], upload=upload, states=self._before)
+
+    def _held(self, round: int) -> States:
+        """``states`` as they are now, before the clients train."""
+        helpers = self.interceptor.side_information
+        if helpers is None or self.states is no_states or round not in self.audit.rounds:
+            return self.states
+        held = {client: self.states(client) for client in helpers.clients}
+        return held.__getitem__
+
+    def client_of(self, message: Message, reply: Message) -> int:
+        """Who answered ``message``, as the attribute ``audit`` says.
+
+        Raises:
+            UserError: another node holds the partition that the reply claims.
+        """
+        node, identity = message.metadata.dst_node_id, reply.content.config_records.get(CLIENT)
+        reported = identity.get(PARTITION) if identity is not None else None
+        client = reported if isinstance(reported, int) else self._node_ids.index(node)
+        holder = self._holder.setdefault(client, node)
+        if holder != node and holder in self._node_ids:
+            raise UserError(f"node {node} claims to be client {client}, which is node {holder}")
+        self._holder[client] = node
+        return client
+
+
+class _TappedGrid(Grid):
+    """``grid`` itself, except that messages exchanged while a strategy configures its round are read too."""
+
+    def __init__(self, grid: Grid, listener: HonestButCurious, round: int) -> None:
+        self._grid, self._listener, self._round = grid, listener, round
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        sent = list(messages)
+        replies = list(self._grid.send_and_receive(sent, timeout=timeout))
+        probes = [message for message in sent if message.metadata.message_type == PROBE]
+        self._listener.read(self._round, probes, replies)
+        return replies
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self._grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def get_nodes(self) -> Any:
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+
+def _weighted_by(strategy: Any) -> str:
+    """The metric by which ``strategy``, or what it is around, weighs replies."""
+    while (key := getattr(strategy, "weighted_by_key", None)) is None and hasattr(strategy, "strategy"):
+        strategy = strategy.strategy
+    return key if isinstance(key, str) else NUM_EXAMPLES
+
+
+def _asked(message: Message) -> tuple[int, int] | None:
+    """Number and size of the chosen batch that ``message`` asks a client of this package for, or one behind its mod.
+
+    ``None`` where it asks a client to train.
+    """
+    if message.metadata.message_type != PROBE:
+        return asked_probe(message.content)
+    (config,) = (record for record in message.content.config_records.values() if VICTIM in record)
+    return int(config[VICTIM]), int(config[BATCH_SIZE])  # type: ignore[arg-type]
+
+
+def _expect_claim(number: int, asked: int | None) -> None:
+    """Refuse a reply that says to be of ``number`` examples where that can't be.
+
+    Args:
+        number: that the reply claims.
+        asked: how many examples the probe asked for; ``None`` of a training update.
+
+    Raises:
+        UserError: it is of none, of more than are counted exactly, or of more than the probe asked for.
+    """
+    most = MOST_EXAMPLES if asked is None else asked
+    if not 1 <= number <= most:
+        what = "A reply" if asked is None else "An answer to a probe"
+        got = f"{number:.3g}" if abs(number) > MOST_EXAMPLES else str(number)
+        raise UserError(f"{what} is expected to be of 1 to {most} examples, but says that it is of {got}")

@@ -1,0 +1,247 @@
+"""Messages to nodes and their replies.
+
+What a server receives under SecAgg+, counted and kept.
+"""
+
+import copy
+import itertools
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Error, Message, RecordDict
+from flwr.app import UserConfig as NodeConfig
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.flower._node_memory import SimulatedContext
+from fl_privacy.flower.inside.identity import Run, empty_run, identify_process
+from fl_privacy.flower.inside.legacy import RECORD_KEY_CONFIGS, SecAggKey, bytes_to_ndarray
+from fl_privacy.flower.masked_replies import MaskedReplies
+from fl_privacy.flower.records import PARTITION, PARTITIONS
+from fl_privacy.progress import counted
+
+CLIENT_CRASHED = 8
+"""Flower's code of an error of a client's process."""
+
+FIRST_NODE = 1000
+"""Node of partition 0."""
+
+
+class LocalGrid(Grid):
+    """Nodes ``FIRST_NODE``, ... with a context each; a message is answered where it is sent.
+
+    Args:
+        clients: partitions, one node each.
+        client_app: answers the messages; ``None`` where a subclass overrides ``deliver``.
+    """
+
+    def __init__(self, clients: Sequence[int], client_app: ClientApp | None = None) -> None:
+        self.client_app = client_app
+        self.contexts = {
+            FIRST_NODE + client: SimulatedContext(
+                run_id=1,
+                node_id=FIRST_NODE + client,
+                node_config=NodeConfig({PARTITION: client, PARTITIONS: len(clients)}),
+                state=RecordDict(),
+                run_config=NodeConfig(),
+            )
+            for client in clients
+        }
+        self._numbers = itertools.count(1)
+        self._replies: dict[str, Message] = {}
+        identify_process()
+
+    def deliver(self, messages: Sequence[Message]) -> list[Message]:
+        """The reply to each of ``messages``; what a client's app raises becomes an error reply."""
+        return [self._answer(message) for message in counted("message to a client", messages)]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Deliver ``messages`` and wait for every reply."""
+        return list(self.pull_messages(self.push_messages(messages)))
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Number the messages and deliver them."""
+        sent = list(messages)
+        for message in sent:
+            message.metadata.__dict__["_message_id"] = str(next(self._numbers))
+        self._replies.update({reply.metadata.reply_to_message_id: reply for reply in self.deliver(sent)})
+        return [message.metadata.message_id for message in sent]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """The replies to ``message_ids``, once."""
+        return [self._replies.pop(number) for number in message_ids if number in self._replies]
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.contexts)
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """A message, as its constructor makes it."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def set_run(self, run: Run) -> None:
+        """There is only one run."""
+
+    @property
+    def run(self) -> Run:
+        """An empty run."""
+        return empty_run()
+
+    def _answer(self, message: Message) -> Message:
+        assert self.client_app is not None
+        app, context = self.client_app, self.contexts[message.metadata.dst_node_id]
+        reply = attempt(lambda: app(message, context))
+        return error_reply(message, reply) if isinstance(reply, Failure) else reply
+
+
+class RelayGrid(Grid):
+    """Another grid, for subclasses that change something on the way."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """As the other grid does."""
+        return self.grid.send_and_receive(messages, timeout=timeout)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As the other grid does."""
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """As the other grid does."""
+        return self.grid.pull_messages(message_ids)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.grid.get_node_ids()
+
+    def get_nodes(self) -> Any:
+        return self.grid.get_nodes()
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """As the other grid does."""
+        return self.grid.create_message(*args, **kwargs)
+
+    def set_run(self, run: Run) -> None:
+        """As the other grid does."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The other grid's."""
+        return self.grid.run
+
+
+class PromptGrid(RelayGrid):
+    """A grid that looks for replies soon, then ever more rarely; Flower's own looks every 3 seconds."""
+
+    SOONEST, RAREST, PACE = 0.1, 3.0, 0.05
+    """Seconds between two looks: the first, the last, and the share of the time waited so far."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Send ``messages`` and wait for every reply, for ``timeout`` seconds at most."""
+        waiting, replies = set(self.push_messages(messages)), list[Message]()
+        started = time.monotonic()
+        while waiting:
+            waited = time.monotonic() - started
+            found = list(self.pull_messages(waiting))  # may take minutes where a node died while it sent its reply
+            replies += found
+            waiting.difference_update(reply.metadata.reply_to_message_id for reply in found)
+            if timeout is not None and waited >= timeout:
+                break
+            if waiting:
+                time.sleep(min(max(self.SOONEST, self.PACE * waited), self.RAREST))
+        return replies
+
+
+def error_reply(message: Message, failure: Failure) -> Message:
+    """The error reply to ``message`` when its client did not survive it."""
+    return Message(Error(CLIENT_CRASHED, failure.reason), reply_to=message)
+
+
+SILENCE = Failure("no reply in time")
+
+
+def pair(sent: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message | Failure]]:
+    """Each message of ``sent``, in order, with what came back.
+
+    Matched by message id: replies arrive in any order, and an error on behalf of a node that died names no node.
+    """
+    by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
+    return [(message, _content_or_failure(by_id.get(message.metadata.message_id))) for message in sent]
+
+
+def _content_or_failure(reply: Message | None) -> Message | Failure:
+    if reply is None:
+        return SILENCE
+    if reply.has_content():
+        return reply
+    lines = (reply.error.reason or "").strip().splitlines()
+    return Failure(lines[0] if lines else f"Flower's error {reply.error.code}")
+
+
+NOT_COUNTED = "its reply does not count"
+
+
+class Traffic(RelayGrid):
+    """A grid that keeps account of what the server receives.
+
+    Attributes:
+        nodes: the node of each client.
+        received: bytes so far.
+        masked: the arrays by which each client last replied, as the server sees them.
+        failed: why a client did not reply, or its reply does not count.
+        expected: what replies have to look like; ``None`` takes any.
+        breaking: why the reply of a client did not count in this round.
+    """
+
+    def __init__(self, grid: Grid, nodes: Mapping[int, int]) -> None:
+        super().__init__(grid)
+        self.nodes = nodes
+        self.received = 0
+        self.masked: dict[int, list[np.ndarray]] = {}
+        self.failed: dict[int, str] = {}
+        self.expected: MaskedReplies | None = None
+        self.breaking: dict[int, str] = {}
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Nodes get copies of what the workflow sends: those in this process would take keys out of it."""
+        sent = list(messages)
+        asked: list[Mapping[str, Any]] = []
+        for message in sent:
+            asked.append(dict(message.content.config_records.get(RECORD_KEY_CONFIGS, {})))
+            message.content = copy.deepcopy(message.content)
+        received = list(self.grid.send_and_receive(sent, timeout=timeout))
+        client_of = {node: client for client, node in self.nodes.items()}
+        pairs = zip(asked, pair(sent, received), strict=True)
+        answered = [(message, self._checked(record, reply)) for record, (message, reply) in pairs]
+        for message, reply in answered:
+            client = client_of[message.metadata.dst_node_id]
+            if isinstance(reply, Failure):
+                self.failed.setdefault(client, reply.reason)
+                if reply.reason.startswith(NOT_COUNTED):
+                    self.breaking[client] = reply.reason
+                continue
+            self.received += sum(map(len, _payload(reply.content)))
+            record = reply.content.config_records.get(RECORD_KEY_CONFIGS)
+            if vectors := record and record.get(SecAggKey.MASKED_PARAMETERS):
+                self.masked[client] = [bytes_to_ndarray(piece) for piece in vectors]  # type: ignore[union-attr,arg-type]
+        return [error_reply(m, r) if isinstance(r, Failure) else r for m, r in answered if r is not SILENCE]
+
+    def _checked(self, asked: Mapping[str, Any], reply: Message | Failure) -> Message | Failure:
+        """``reply`` to the protocol's record ``asked``, or why it does not count."""
+        if isinstance(reply, Failure) or self.expected is None:
+            return reply
+        reason = self.expected.fault(asked, reply.content, self.nodes.values())
+        return reply if reason is None else Failure(f"{NOT_COUNTED}: {reason}")
+
+
+def _payload(content: RecordDict) -> list[bytes]:
+    values = [value for record in content.config_records.values() for value in record.values()]
+    lists = [value if isinstance(value, list) else [value] for value in values]
+    arrays = [array.data for record in content.array_records.values() for array in record.values()]
+    return [piece for some in lists for piece in some if isinstance(piece, bytes)] + arrays

@@ -1,0 +1,77 @@
+"""A malicious server: any Flower strategy, and what it sends in place of the model."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from torch import nn
+
+from fl_privacy.flower.records import all_arrays, named, read_state, to_array
+from fl_privacy.flower.wrappers import StrategyAround
+from fl_privacy.malicious import ServerAttack
+
+
+@dataclass(eq=False)
+class Malicious(StrategyAround):
+    """Sends each client what ``attack`` crafts of the model that ``strategy`` has for it.
+
+    What came back is read by ``HonestButCurious`` around it, with the attack's ``read`` on each observation::
+
+        HonestButCurious(Malicious(FedAvg(), attack, model), interceptor, audit)
+
+    An attack that puts a layer in front of the model needs it in the clients' model too: they and ``strategy`` start
+    from ``attack.architecture(...)``. In attacked rounds whose replies train nothing, the model stays as it is.
+
+    Attributes:
+        strategy: does the training.
+        attack: crafts; informed by public images where it needs them.
+        model: the architecture that clients train.
+        rounds: in which it crafts; ``None`` are all.
+    """
+
+    attack: ServerAttack
+    model: nn.Module
+    rounds: Collection[int] | None = None
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of ``strategy`` with other values; a client is known by the rank of its node's id among all.
+
+        Raises:
+            UserError: the model has no layer that the attack can use.
+        """
+        sent = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        if not self._attacks(server_round):
+            return sent
+        nodes = sorted(grid.get_node_ids())
+        return [self._crafted(message, nodes.index(message.metadata.dst_node_id)) for message in sent]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What ``strategy`` makes of the replies, where a model can learn from them."""
+        arrays, metrics = self.strategy.aggregate_train(server_round, replies)
+        return (arrays if self.attack.trains or not self._attacks(server_round) else None), metrics
+
+    def _attacks(self, round: int) -> bool:
+        return self.rounds is None or round in self.rounds
+
+    def _crafted(self, message: Message, client: int) -> Message:
+        content, metadata = message.content, message.metadata
+        made = self.attack.craft(self.model, read_state(content, self.model), client)
+        values = {**made.parameters, **made.buffers}
+        names = list(named(all_arrays(content), list(self.model.state_dict())))
+        keys = dict(zip(all_arrays(content), names, strict=True))
+        records = {
+            place: ArrayRecord({key: Array.from_numpy_ndarray(to_array(values[keys[key]])) for key in record})
+            for place, record in content.array_records.items()
+        }
+        return Message(
+            RecordDict({**content, **records}),
+            metadata.dst_node_id,
+            metadata.message_type,
+            ttl=metadata.ttl,
+            group_id=metadata.group_id,
+        )

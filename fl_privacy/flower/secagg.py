@@ -1,0 +1,466 @@
+"""Rounds under Flower's own SecAgg+, in which the server sees the sum of the updates and no single one.
+
+Flower has SecAgg+ for its legacy interface only, which this module keeps to itself.
+
+SecAgg+ with clients on nodes of their own, which may leave and come back.
+
+Mods of a ClientApp: Flower's own local differential privacy as a defense, and SecAgg+ that can be repeated.
+"""
+
+import itertools
+import json
+import logging
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.serverapp import Grid
+
+from fl_privacy.checks import number
+from fl_privacy.defenses import ClientState, Defense, local_dp
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Client, Failure, RoundReport, Server
+from fl_privacy.federation.replies import MOST_EXAMPLES, attempt, unrounded
+from fl_privacy.federation.server import weighted_mean
+from fl_privacy.flower._guard_mod import secagg_guard_mod
+from fl_privacy.flower.backends import quiet_flower
+from fl_privacy.flower.clients import ATTEMPT, COUNTS, MOST_COUNTED, NAMES, MaskableClient
+from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, PromptGrid, Traffic, pair
+from fl_privacy.flower.inside.legacy import (
+    MAIN_CONFIGS_RECORD,
+    MAIN_PARAMS_RECORD,
+    ClientManager,
+    ClientProxy,
+    FitIns,
+    FitRes,
+    GridClientProxy,
+    LegacyClient,
+    LegacyContext,
+    LegacyStrategy,
+    Parameters,
+    Scalar,
+    SecAggPlusWorkflow,
+    WorkflowKey,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+    secaggplus_mod,
+)
+from fl_privacy.flower.masked_replies import MaskedReplies
+from fl_privacy.flower.nodes import Nodes
+from fl_privacy.flower.records import (
+    CLIENT,
+    DEFENSE_SECONDS,
+    NUM_EXAMPLES,
+    PARTITION,
+    ROUND,
+    TRAIN_LOSS,
+    to_array,
+    to_tensor,
+)
+from fl_privacy.rng import SecretGenerator, derive_seed
+from fl_privacy.types import Tensors, Upload
+
+_ARRAYS = "arrays"
+
+
+def local_dp_mod(
+    *, round_epsilon: float = 1.0, delta: float = 1e-5, clip_norm: float = 1.0, sensitivity: float | None = None
+) -> Defense:
+    """``fl_privacy.defenses.local_dp``, equal in distribution, computed by ``flwr.clientapp.mod.LocalDpMod``.
+
+    The mod acts on a message with the update, as if zeros had been sent. It draws from NumPy's global stream, which is
+    seeded for each update by the client's own and put back afterwards.
+
+    Args:
+        round_epsilon: the budget of one round, above 0.
+        delta: in (0, 1).
+        clip_norm: l2 norm the update is scaled down to, above 0.
+        sensitivity: l2 distance that the calibration hides; ``None`` takes ``clip_norm``.
+    """
+    ours = local_dp(round_epsilon=round_epsilon, delta=delta, clip_norm=clip_norm, sensitivity=sensitivity)
+    mod = LocalDpMod(clip_norm, clip_norm if sensitivity is None else sensitivity, round_epsilon, delta)
+
+    def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
+        sent, reply = (_Letter(_content(values)) for values in (_zeros_like(tensors), tensors))
+        call: Any = mod
+        with _numpy_stream(_numpy_seed(rng)):
+            answer = call(sent, None, lambda message, context: reply)
+        noised = answer.content.array_records[_ARRAYS].to_torch_state_dict()
+        return {name: noised[name].to(t) for name, t in tensors.items()}
+
+    (part,) = ours.parts
+    flowers = replace(part, settings={**part.settings, "implementation": "flower"})
+    return replace(ours, parts=(flowers,), upload=(on_upload,))
+
+
+@dataclass
+class _Letter:
+    """What the mod reads of a ``flwr.app.Message``, which can't be made outside of a running Flower app."""
+
+    content: RecordDict
+
+    def has_error(self) -> bool:
+        return False
+
+
+def _zeros_like(tensors: Tensors) -> Tensors:
+    return {name: torch.zeros_like(t) for name, t in tensors.items()}
+
+
+def _content(tensors: Tensors) -> RecordDict:
+    values = OrderedDict((name, t.detach().cpu()) for name, t in tensors.items())
+    return RecordDict({_ARRAYS: ArrayRecord(values)})
+
+
+def reproducible_mod(seed: int) -> Mod:
+    """Makes a client's random rounding, for which Flower uses NumPy's global stream, that of ``seed`` and the round."""
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        client = int(context.node_config[PARTITION])
+        named = derive_seed(seed, "client", client, f"round-{message.metadata.group_id}", "secagg")
+        with _numpy_stream(named % 2**32):
+            return call_next(message, context)
+
+    return mod
+
+
+def _numpy_seed(rng: torch.Generator) -> int | np.ndarray:
+    if isinstance(rng, SecretGenerator):
+        return np.frombuffer(rng.next_bytes(4 * 624), dtype="<u4")
+    return int(torch.randint(2**32, (), generator=rng, device=rng.device))
+
+
+@contextmanager
+def _numpy_stream(seed: int | np.ndarray) -> Iterator[None]:
+    """NumPy's global stream as it starts from ``seed``; put back afterwards."""
+    before = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
+
+
+Fits = list[tuple[ClientProxy, FitRes]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masking:
+    """How updates become whole numbers that masks can hide.
+
+    Attributes:
+        clip: largest absolute value that an update may hold.
+        levels: of a quantized value.
+        threshold: share of the clients whose key shares unmask the sum, in (0, 1]; of half or less, two groups of
+            clients can each be asked for another kind of shares.
+        shares: share of the clients that each shares its keys with and is masked against, in (0, 1].
+    """
+
+    clip: float = 8.0
+    levels: int = 2**22
+    threshold: float = 0.67
+    shares: float = 1.0
+
+    def __post_init__(self) -> None:
+        number("secure_aggregation.clip", self.clip, above=0, example=1.0)
+        number("secure_aggregation.threshold", self.threshold, above=0, at_most=1, example=0.67)
+        number("secure_aggregation.shares", self.shares, above=0, at_most=1, example=1.0)
+
+    def workflow(self, max_weight: int, timeout: float | None) -> SecAggPlusWorkflow:
+        """Flower's protocol for clients of at most ``max_weight`` examples."""
+        return SecAggPlusWorkflow(
+            num_shares=float(self.shares),
+            reconstruction_threshold=self.threshold,
+            max_weight=float(max_weight),
+            clipping_range=float(self.clip),
+            quantization_range=self.levels,
+            timeout=timeout,
+        )
+
+
+def run_secure_aggregation(
+    server: Server,
+    clients: Mapping[int, Client],
+    *,
+    rounds: int,
+    on_round: Callable[[RoundReport], None],
+    clip: float = 8.0,
+    levels: int = 2**22,
+    threshold: float = 0.67,
+    shares: float = 1.0,
+) -> Traffic:
+    """Train ``server.state`` for ``rounds`` rounds under SecAgg+ (Bell et al. 2020); returns what the server received.
+
+    Masks hide each update; their keys are shared among the clients, so that the sum can be unmasked as long as
+    ``threshold`` of them answer. Numbers of examples, metrics and whole-number buffers, such as the count of batches of
+    a batch norm, travel in the clear. A client with a value beyond ``clip`` does not take part in the round. A server
+    that breaks the protocol and asks for both kinds of shares unmasks every update, unless clients have a guard.
+
+    Args:
+        server: selects clients and moves the model by the mean.
+        clients: the clients.
+        rounds: how many.
+        on_round: told of each round.
+        clip: largest absolute value that an update may hold.
+        levels: of a quantized value.
+        threshold: share of the clients whose key shares unmask the sum, in (0, 1]; of half or less, two groups of
+            clients can each be asked for another kind of shares.
+        shares: share of the clients that each shares its keys with and is masked against, in (0, 1].
+
+    Raises:
+        UserError: a setting is out of range, clients keep private layers, or too few clients were left in a round.
+    """
+    masking = Masking(clip=clip, levels=levels, threshold=threshold, shares=shares)
+    expect_all_shared(server)
+
+    def make_client(context: Context) -> MaskableClient:
+        return MaskableClient(clients[int(context.node_config[PARTITION])], context.state, clip=clip)
+
+    guards = [secagg_guard_mod] if any(client.guard for client in clients.values()) else []
+    app = masking_client_app(make_client, mods=[*guards, reproducible_mod(server.seed)])
+    traffic = Traffic(LocalGrid(server.clients, app), {client: FIRST_NODE + client for client in server.clients})
+    workflow = masking.workflow(max(client.number_of_examples for client in clients.values()), timeout=None)
+    for round in range(1, rounds + 1):
+        on_round(train_secure_round(server, traffic, workflow, round=round, threshold=threshold))
+    return traffic
+
+
+def masking_client_app(make_client: Callable[[Context], MaskableClient], mods: Sequence[Mod] = ()) -> ClientApp:
+    """A ClientApp whose answers to training messages are those of SecAgg+.
+
+    Args:
+        make_client: for the context of each message.
+        mods: around the protocol.
+    """
+
+    def client_fn(context: Context) -> LegacyClient:
+        return make_client(context).to_client()
+
+    return ClientApp(client_fn=client_fn, mods=[*mods, secaggplus_mod])
+
+
+def expect_all_shared(server: Server) -> None:
+    """Raise ``UserError`` if clients keep a part of the model to themselves."""
+    if server.personal:
+        raise UserError("SecAgg+ is expected with the whole model shared, but layers are private; use defense=none.")
+
+
+def train_secure_round(
+    server: Server,
+    traffic: Traffic,
+    workflow: SecAggPlusWorkflow,
+    *,
+    round: int,
+    threshold: float,
+    attempt: int | None = None,
+) -> RoundReport:
+    """One round of the protocol.
+
+    Args:
+        server: selects clients and moves the model by the mean.
+        traffic: leads to them.
+        workflow: of ``Masking``.
+        round: of the training.
+        threshold: for the message.
+        attempt: the number of the protocol's run, where a round may take several; ``None`` takes the round's.
+
+    Raises:
+        UserError: too few clients were left.
+    """
+    traffic.failed.clear()
+    traffic.expected = MaskedReplies.to(server.state, int(workflow.max_weight))
+    started, before = time.perf_counter(), traffic.received
+    step = 2 * workflow.clipping_range / workflow.quantization_range
+    strategy = _Summing(server, traffic, round if attempt is None else attempt, step, int(workflow.max_weight))
+    context = LegacyContext(_server_context(), strategy=strategy)
+    context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({WorkflowKey.CURRENT_ROUND: round})
+    context.state.array_records[MAIN_PARAMS_RECORD] = ArrayRecord()
+    with quiet_flower():
+        workflow(traffic, context)
+    if strategy.report is None:
+        reasons = "; ".join(f"client {c}: {reason}" for c, reason in sorted(traffic.failed.items())[:3])
+        raise UserError(
+            f"At least {threshold:.0%} of the clients are expected to answer in round {round}, but fewer did"
+            f" ({reasons}); fix the clients or lower secure_aggregation.threshold."
+        )
+    return strategy.report(time.perf_counter() - started, traffic.received - before)
+
+
+@dataclass
+class _Summing(LegacyStrategy):
+    """What the workflow wants of a strategy: whom to ask, and what to make of the mean."""
+
+    server: Server
+    traffic: Traffic
+    attempt: int
+    step: float
+    most: int
+    report: Callable[[float, int], RoundReport] | None = field(default=None, init=False)
+
+    def configure_fit(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, FitIns]]:
+        proxies = {}
+        for client in self.server.select(server_round):
+            if client in self.traffic.breaking:  # without it, since Flower needs the shares of all that were asked
+                self.traffic.failed[client] = self.traffic.breaking[client]
+            elif client in self.traffic.nodes:
+                proxies[client] = GridClientProxy(self.traffic.nodes[client], self.traffic, 1)
+            else:
+                self.traffic.failed[client] = "its node is not connected"
+        return [(proxy, self._instructions(client, server_round)) for client, proxy in proxies.items()]
+
+    def _instructions(self, client: int, round: int) -> FitIns:
+        state = self.server.sent_to(client, round)
+        values = {**state.parameters, **state.buffers}
+        config: dict[str, Scalar] = {ROUND: round, ATTEMPT: self.attempt, MOST_COUNTED: self.most}
+        config[NAMES] = json.dumps(list(values))
+        return FitIns(ndarrays_to_parameters([to_array(t) for t in values.values()]), config)
+
+    def aggregate_fit(
+        self, server_round: int, results: Fits, failures: list[Any]
+    ) -> tuple[Parameters | None, dict[str, Scalar]]:
+        client_of = {node: client for client, node in self.traffic.nodes.items()}
+        replies = {client_of[proxy.node_id]: reply for proxy, reply in results}
+        if len({reply.metrics[NAMES] for reply in replies.values()}) > 1:
+            raise UserError("SecAgg+ is expected to add up the same tensors of every client, but their names differ.")
+        some = next(iter(replies.values()))
+        arrays = zip(json.loads(str(some.metrics[NAMES])), parameters_to_ndarrays(some.parameters), strict=True)
+        values = {**self.server.state.parameters, **self.server.state.buffers}
+        tensors = {name: to_tensor(array).view_as(values[name]).to(values[name].dtype) for name, array in arrays}
+        parameters = self.server.state.parameters
+        weights = [reply.num_examples for reply in replies.values()]
+        mean = Upload(
+            tensors={n: t for n, t in tensors.items() if n in parameters},
+            buffers=unrounded({n: t for n, t in tensors.items() if n not in parameters})
+            | self._counts(replies.values()),
+            num_examples=sum(reply.num_examples for reply in replies.values()),
+            rounding=self.step / 2 * math.hypot(*weights) / sum(weights),
+        )
+        numbers = {client: reply.num_examples for client, reply in replies.items()}
+        self.server.receive({min(replies): mean}, server_round, behind=numbers)
+
+        def total(metric: str) -> float:
+            return sum(float(reply.metrics.get(metric, math.nan)) for reply in replies.values())
+
+        self.report = lambda seconds, received: RoundReport(
+            round=server_round,
+            clients=tuple(sorted(replies)),
+            excluded={c: r for c, r in self.traffic.failed.items() if c not in replies},
+            train_loss=total(TRAIN_LOSS) / len(replies),
+            seconds=seconds,
+            defense_seconds=total(DEFENSE_SECONDS),
+            upload_bytes=received,
+        )
+        return None, {}
+
+    def _counts(self, replies: Collection[FitRes]) -> dict[str, torch.Tensor]:
+        """The mean of the buffers that came in the clear."""
+        buffers = self.server.state.buffers
+        each = [json.loads(str(reply.metrics[COUNTS])) for reply in replies]
+        tensors = [{n: torch.tensor(v, dtype=buffers[n].dtype) for n, v in counts.items()} for counts in each]
+        return weighted_mean(tensors, [reply.num_examples for reply in replies])
+
+    def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
+        return None
+
+    def configure_evaluate(self, server_round: int, parameters: Parameters, client_manager: ClientManager) -> list[Any]:
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, results: list[Any], failures: list[Any]
+    ) -> tuple[float | None, dict[str, Scalar]]:
+        return None, {}
+
+    def evaluate(self, server_round: int, parameters: Parameters) -> None:
+        return None
+
+
+def _server_context() -> Context:
+    return Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={})
+
+
+logger = logging.getLogger(__name__)
+
+EXAMPLES = "query.examples"
+"""Type of the message that asks for the number of examples, which is told in the clear under SecAgg+."""
+
+TRIES = 4
+"""How often a round is tried."""
+
+
+def run_secure_on_grid(
+    grid: Grid,
+    server: Server,
+    *,
+    rounds: int,
+    on_round: Callable[[RoundReport], None],
+    nodes: Nodes,
+    masking: Masking,
+    timeout: float = 600.0,
+) -> Traffic:
+    """``run_secure_aggregation`` with clients on nodes of their own, whose apps are ``masking_client_app``.
+
+    A node that joins or comes back takes part from the next round on. A round that too few nodes finish, as when one
+    dies between two stages, is tried again, without those whose replies broke the protocol.
+
+    Args:
+        grid: leads to the nodes.
+        server: as for ``run_secure_aggregation``, like ``rounds`` and ``on_round``.
+        rounds: how many.
+        on_round: told of each round.
+        nodes: which node holds which partition.
+        masking: clip, levels and threshold; nodes take theirs from the run's configuration.
+        timeout: seconds to wait for the replies of each of the protocol's four stages.
+
+    Raises:
+        UserError: besides what ``run_secure_aggregation`` raises, the nodes do not fit the server's clients.
+    """
+    expect_all_shared(server)
+    prompt, workflow = PromptGrid(grid), None
+    traffic = Traffic(prompt, {})
+    attempts = itertools.count(1)
+    for round in range(1, rounds + 1):
+        traffic.breaking.clear()
+        for left in reversed(range(TRIES)):
+            nodes.refresh(prompt)
+            traffic.nodes = {client: nodes[client] for client in server.clients if client in nodes}
+            if workflow is None:
+                workflow = masking.workflow(_most_examples(traffic, timeout, server.plan.norm_factor), timeout)
+            try:
+                report = train_secure_round(
+                    server, traffic, workflow, round=round, threshold=masking.threshold, attempt=next(attempts)
+                )
+            except UserError as error:
+                if not left:
+                    raise
+                logger.warning("Round %d is tried again: %s", round, error)
+            else:
+                on_round(report)
+                break
+    return traffic
+
+
+def _most_examples(traffic: Traffic, timeout: float, factor: float) -> int:
+    """The largest number of examples that a node says it has, which scales the weights of all.
+
+    At most ``factor`` times the lower median: one node's claim of 2^62 would leave nothing of the others' updates.
+    """
+    questions = [Message(RecordDict(), node, EXAMPLES) for node in traffic.nodes.values()]
+    replies = [r for _, r in pair(questions, traffic.send_and_receive(questions, timeout=timeout))]
+    told = [attempt(lambda: r.content.config_records[CLIENT][NUM_EXAMPLES]) for r in replies if isinstance(r, Message)]  # noqa: B023
+    numbers = sorted(n for n in told if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MOST_EXAMPLES)
+    if not numbers:
+        reason = next((r.reason for r in replies if isinstance(r, Failure)), "none is positive")
+        raise UserError(f"Nodes are expected to say how many examples they have, but failed: {reason}")
+    return int(min(numbers[-1], factor * numbers[(len(numbers) - 1) // 2]))

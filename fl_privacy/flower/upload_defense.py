@@ -1,0 +1,229 @@
+"""The upload hooks of a defense on the weights that a foreign client replies: on which arrays they act."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fl_privacy import checks
+from fl_privacy.defenses import ClientState, Defense
+from fl_privacy.effects import ClippedExamples, Noise, PrivateRelease
+from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import norm
+from fl_privacy.flower.records import STATISTICS
+from fl_privacy.rng import streams_put_back
+from fl_privacy.tied_weights import all_parameter_names, first_names
+from fl_privacy.types import Tensors
+
+BufferPolicy = Literal["kept", "withheld", "defended"]
+
+Shares = Literal["weights", "change"]
+"""What a client replies: the weights after its training, or by how much they have changed."""
+
+LOOKS_LIKE_CHANGE = 0.5
+"""Of weights, the reply's norm is hardly ever below so many times the norm of its difference to what was sent."""
+
+_WITHIN = {
+    "model": "changes the model",
+    "private": "keeps layers of the model private",
+    "examples": "exchanges the client's examples",
+    "data": "changes each batch",
+    "loss": "changes the loss",
+    "gradient": "changes the gradient of each step",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GuardedUpload:
+    """A defense on replied weights: its hooks see their change by name, reply minus sent.
+
+    What they make of it is added to what was sent. What they withhold, and all that the defense does not act on, comes
+    back as it was sent, but for buffers of the model that are ``kept``: no array leaves undefended because a server
+    named it so or sent it as another kind of number.
+
+    Attributes:
+        defense: with upload hooks only.
+        parameters: names that it acts on; ``None`` takes every array of floating-point numbers.
+        buffers: of the model's other arrays, such as running statistics: ``kept`` as the client replies them,
+            ``withheld`` (they come back as they were sent), or ``defended`` like parameters where they are
+            floating-point numbers.
+        of_model: whether ``parameters`` are those of a model, which are floating-point numbers: others are refused. Of
+            names that somebody lists, whole numbers come back as they were sent.
+        tied: second name of a tied weight -> its first, whose defended value it gets: noise is drawn once.
+        frozen: parameters that the client does not train: they come back as they were sent, without noise.
+        shares: whether clients reply ``weights``, or the ``change``, which is then defended as it is.
+    """
+
+    defense: Defense
+    parameters: frozenset[str] | None = None
+    buffers: BufferPolicy = "kept"
+    tied: Mapping[str, str] = field(default_factory=dict)
+    of_model: bool = False
+    frozen: frozenset[str] = frozenset()
+    shares: Shares = "weights"
+
+    def __post_init__(self) -> None:
+        checks.one_of("shares", self.shares, ("weights", "change"))
+        checks.one_of("buffers", self.buffers, ("kept", "withheld", "defended"))
+        inside = [why for hook, why in _WITHIN.items() if getattr(self.defense, hook)]
+        if inside:
+            raise UserError(
+                f"A defense around a foreign client is expected to act on the upload only, but {self.defense.name} acts"
+                f" within the training: it {' and '.join(inside)}. Call it there (fl_privacy.flower.train_step),"
+                " or make the client a PrivacyClient."
+            )
+        if self.parameters is None and is_differentially_private(self.defense):
+            raise UserError(
+                f"{self.defense.name} adds noise for differential privacy and is expected to be told which arrays are"
+                " parameters: noise makes batch norm's statistics useless, and clips along with them; give model=Net or"
+                " names=[...]."
+            )
+
+    @classmethod
+    def around(
+        cls,
+        defense: Defense,
+        model: nn.Module | Callable[[], nn.Module] | None,
+        names: Sequence[str] | None,
+        buffers: BufferPolicy,
+        shares: Shares = "weights",
+    ) -> "GuardedUpload":
+        """Put ``defense`` on the parameters of ``model``, or on those among ``names``, else on all arrays."""
+        return cls(
+            defense=defense,
+            parameters=parameter_names(model, names),
+            buffers=buffers,
+            tied=tied_names(model),
+            of_model=model is not None,
+            frozen=frozen_names(model),
+            shares=shares,
+        )
+
+    def expect_known(self, names: Sequence[str]) -> None:
+        """Raise ``UserError`` if a parameter that is to be defended is not among ``names``, the arrays of a message."""
+        if self.parameters is not None and (missing := sorted(self.parameters - set(names))):
+            raise UserError(
+                f"The defense is expected to find the parameter {missing[0]} among the arrays of the message, but they"
+                f" are {', '.join(names[:4])}...; give the model or names of this app."
+            )
+
+    def __call__(
+        self, before: Tensors, after: Tensors, state: ClientState, rng: torch.Generator
+    ) -> dict[str, torch.Tensor]:
+        """Return what is uploaded instead of ``after`` by a client that was sent ``before``, under the same names.
+
+        Raises:
+            UserError: a parameter is missing, or is no array of floating-point numbers, sent or replied.
+        """
+        if not self.of_model:
+            self.expect_known(list(before))
+        acted = [name for name in before if self._acts_on(name, before[name], after[name])]
+        if not acted:
+            raise UserError(
+                "A defense is expected to find floating-point arrays in the message, but there are none; the reply is"
+                " refused, since nothing of it would be defended."
+            )
+        own = [name for name in acted if name not in self.tied]
+        start = before if self.shares == "weights" else {name: torch.zeros_like(t) for name, t in before.items()}
+        change: Tensors = {name: after[name] - start[name] for name in own}
+        if self.shares == "weights":
+            _expect_weights(after, change)
+        for hook in self.defense.upload:
+            change = hook(change, state, rng)
+        defended = {name: start[name] + change[name] if name in change else start[name] for name in own}
+        defended |= {name: defended[self.tied[name]] for name in acted if name in self.tied}
+        return {n: defended[n] if n in defended else self._beside(n, start, before, after) for n in before}
+
+    def _acts_on(self, name: str, sent: torch.Tensor, replied: torch.Tensor) -> bool:
+        """Whether the defense acts on an array.
+
+        Raises:
+            UserError: it is a parameter of the model, but no array of floating-point numbers.
+        """
+        floating = sent.is_floating_point() and replied.is_floating_point()
+        named = self.parameters is None or self.buffers == "defended" or name in self.parameters
+        if not floating and self.of_model and name in (self.parameters or ()):
+            raise UserError(
+                f"{name} is expected as floating-point numbers, but was sent as {sent.dtype} and replied as"
+                f" {replied.dtype}; the defense does not act on those, and the reply is refused."
+            )
+        return named and floating and name not in self.frozen
+
+    def _beside(self, name: str, start: Tensors, before: Tensors, after: Tensors) -> torch.Tensor:
+        """An array that the defense does not act on: a buffer of the model, or one that nobody has declared."""
+        if self.parameters is not None and name not in self.parameters:
+            return after[name] if self.buffers == "kept" else before[name]
+        return start[name]
+
+
+def _expect_weights(after: Tensors, change: Tensors) -> None:
+    """Refuse a reply that is near zero and far from what was sent: it is the change of the weights itself."""
+    replied, moved = (norm({name: held[name] for name in change}) for held in (after, change))
+    if replied < LOOKS_LIKE_CHANGE * moved:
+        raise UserError(
+            "A defended client is expected to reply its weights, but replies their change: most of what would leave"
+            " were the weights that were sent; say shares='change'."
+        )
+
+
+def is_statistic(name: str) -> bool:
+    """Whether an array of this name is a running statistic of batch norm."""
+    return name.rpartition(".")[2] in STATISTICS
+
+
+def is_differentially_private(defense: Defense) -> bool:
+    """Whether a part of ``defense`` adds noise that accountants count."""
+    return any(isinstance(part.effect, Noise | ClippedExamples | PrivateRelease) for part in defense.parts)
+
+
+def parameter_names(
+    model: nn.Module | Callable[[], nn.Module] | None, names: Sequence[str] | None
+) -> frozenset[str] | None:
+    """The names of the parameters of ``model``, or those of ``names`` that are no statistics.
+
+    Raises:
+        UserError: the model is none, or both are given.
+    """
+    if model is None:
+        return None if names is None else frozenset(name for name in names if not is_statistic(name))
+    if names is not None:
+        raise UserError("model and names are expected one at a time, but got both; leave names out.")
+    return all_parameter_names(made_of(model))
+
+
+def tied_names(model: nn.Module | Callable[[], nn.Module] | None) -> dict[str, str]:
+    """Map the second names of tied weights of ``model`` to their first; empty without a model."""
+    return {} if model is None else {name: own for name, own in first_names(made_of(model)).items() if name != own}
+
+
+def frozen_names(model: nn.Module | Callable[[], nn.Module] | None) -> frozenset[str]:
+    """Names of the parameters of ``model`` that need no gradient; none without a model."""
+    if model is None:
+        return frozenset()
+    pairs = made_of(model).named_parameters(remove_duplicate=False)
+    return frozenset(name for name, parameter in pairs if not parameter.requires_grad)
+
+
+def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Module:
+    """``model`` itself, or what the class or function ``model`` makes.
+
+    Raises:
+        UserError: it is neither, or needs arguments.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    name = getattr(model, "__name__", type(model).__name__)
+    if not callable(model):
+        raise UserError(f"model is expected to be a torch.nn.Module or its class, but got {type(model).__name__}.")
+    try:
+        with streams_put_back():
+            made = model(**(options or {}))
+    except TypeError as error:
+        raise UserError(
+            f"model={name} is expected to be made without arguments, but: {error}; give an instance, model={name}(...)."
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise UserError(f"model={name} is expected to make a torch.nn.Module, but makes {type(made).__name__}.")
+    return made

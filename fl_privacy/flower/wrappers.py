@@ -1,0 +1,194 @@
+"""Any Flower strategy, spared the replies that would end or poison its run.
+
+What every strategy around another one does alike.
+"""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fl_privacy.checks import number
+from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import FACTOR, Failure, attempt, printable, sort_out
+from fl_privacy.flower.grids import pair
+from fl_privacy.flower.records import NUM_EXAMPLES, to_tensors
+from fl_privacy.types import ModelState, Upload
+
+
+@dataclass(eq=False)
+class StrategyAround(Strategy):
+    """Leaves the evaluation to the strategy within; training is its subclasses' matter.
+
+    What else the strategy within has, such as methods of an app's own class, is reached through this one.
+
+    Attributes:
+        strategy: any of ``flwr.serverapp.strategy``.
+    """
+
+    strategy: Strategy
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "strategy" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.__dict__["strategy"], name)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        self.strategy.summary()
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Sane(StrategyAround):
+    """Hands ``strategy`` the replies that it can use, by the rules of ``federation.replies``; logs why others are not.
+
+    For strategies that send all clients the same weights and average those that come back, such as Flower's ``FedAvg``.
+    A reply is left out whose arrays are not those that were sent (names, dtype, shape), not finite or negative
+    variances, or whose change has a norm of over ``factor`` times the median of three or more,
+    of this round or the largest before; whose metrics are other
+    ones than most clients' or not finite. A client counts as at most ``factor`` times the median number of examples.
+    Around it goes ``HonestButCurious(Sane(FedAvg()), ...)``, which then still sees every reply.
+
+    Attributes:
+        strategy: does the training.
+        factor: above 1; ``math.inf`` leaves out no large update.
+        weighted_by: the metric that is the number of examples.
+        excluded: by round, one reason for each node whose reply to a training message was left out.
+    """
+
+    factor: float = FACTOR
+    weighted_by: str = NUM_EXAMPLES
+    excluded: dict[int, dict[int, str]] = field(default_factory=dict, init=False)
+    _sent: list[Message] = field(default_factory=list, init=False, repr=False)
+    _usual: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)
+    _first: dict[str, torch.dtype] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        number("factor", self.factor, above=1, infinite=True, example="inf leaves out no large update")
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        self._sent = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        return self._sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What ``strategy`` makes of the usable replies."""
+        usable = self._usable(server_round, list(replies))
+        self._sent = []
+        return self.strategy.aggregate_train(server_round, usable)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """What ``strategy`` makes of the replies whose metrics are usable."""
+        answered = [reply for reply in replies if reply.has_content()]
+        faults = _metric_faults([reply.content for reply in answered], self.weighted_by)
+        for index, reason in faults.items():
+            self._tell(server_round, answered[index].metadata.src_node_id, reason)
+        return self.strategy.aggregate_evaluate(
+            server_round, [reply for index, reply in enumerate(answered) if index not in faults]
+        )
+
+    def _usable(self, round: int, replies: Sequence[Message]) -> list[Message]:
+        paired = [(sent, reply) for sent, reply in pair(self._sent, replies)]
+        answered = [(sent, reply) for sent, reply in paired if isinstance(reply, Message)]
+        reasons = {sent.metadata.dst_node_id: r.reason for sent, r in paired if isinstance(r, Failure)}
+        faults = _metric_faults([reply.content for _, reply in answered], self.weighted_by)
+        found: dict[int, Upload | Failure] = {}
+        state = ModelState(_by_place(self._sent[0].content) if self._sent else {}, {})
+        self._first = self._first or {name: t.dtype for name, t in state.parameters.items()}
+        for index, (sent, reply) in enumerate(answered):
+            if index not in faults:
+                found[index] = attempt(lambda: self._upload(state, sent.content, reply.content))  # noqa: B023
+        sorted_out = sort_out(found, state, "weights", factor=self.factor, usual=self._usual)
+        self._usual = sorted_out.usual
+        for index, reason in {**faults, **sorted_out.excluded}.items():
+            reasons[answered[index][0].metadata.dst_node_id] = reason
+        for node, reason in reasons.items():
+            self._tell(round, node, reason)
+        self.excluded[round] = reasons
+        for index, weight in zip(sorted_out.usable, sorted_out.weights, strict=True):
+            for record in answered[index][1].content.metric_records.values():
+                if weight < int(record[self.weighted_by]):  # type: ignore[arg-type]
+                    record[self.weighted_by] = weight
+        return [answered[index][1] for index in sorted_out.usable]
+
+    def _upload(self, state: ModelState, sent: RecordDict, reply: RecordDict) -> Upload:
+        """The weights in ``reply``, whose records and names are to be those of ``sent``.
+
+        Strategies turn the whole numbers of a first round into fractions later on; clients may send either back.
+        """
+        layout = {key: list(record) for key, record in sent.array_records.items()}
+        if {key: list(record) for key, record in reply.array_records.items()} != layout:
+            raise UserError("its arrays have other names than those that were sent")
+        (metrics,) = reply.metric_records.values()
+        tensors = _by_place(reply)
+        for name, tensor in tensors.items():
+            if tensor.dtype == self._first[name]:
+                tensors[name] = tensor.to(state.parameters[name].dtype)
+        return Upload(tensors=tensors, num_examples=int(metrics[self.weighted_by]))  # type: ignore[arg-type]
+
+    def _tell(self, round: int, node: int, reason: str) -> None:
+        logger.warning("The reply of node %d in round %d is left out: %s", node, round, reason)
+
+
+def _by_place(content: RecordDict) -> dict[str, torch.Tensor]:
+    """The arrays of a message by name; where strategies send several records, such as control variates, by both."""
+    records = content.array_records
+    if len(records) == 1:
+        return to_tensors(next(iter(records.values())))
+    return to_tensors({f"{place}.{name}": array for place, record in records.items() for name, array in record.items()})
+
+
+def _metric_faults(replies: Sequence[RecordDict], weighted_by: str) -> dict[int, str]:
+    """Why metrics can't be averaged with the others', by index of the reply."""
+    layouts = [_layout(reply) for reply in replies]
+    usual = Counter(layouts).most_common(1)[0][0] if layouts else ()
+    faults = {}
+    for index, (reply, layout) in enumerate(zip(replies, layouts, strict=True)):
+        if layout != usual:
+            faults[index] = "its metrics have other names or kinds than most"
+        elif reason := _number_fault(reply, weighted_by):
+            faults[index] = printable(reason)
+    return faults
+
+
+def _layout(reply: RecordDict) -> tuple[object, ...]:
+    def kind(value: object) -> int:
+        return len(value) if isinstance(value, list) else -1
+
+    return tuple(
+        (key, *sorted((name, kind(v)) for name, v in record.items())) for key, record in reply.metric_records.items()
+    )
+
+
+def _number_fault(reply: RecordDict, weighted_by: str) -> str | None:
+    records: Mapping[str, MetricRecord] = reply.metric_records
+    if len(records) != 1:
+        return f"expected one record of metrics, got {len(records)}"
+    (metrics,) = records.values()
+    for name, value in metrics.items():
+        if not all(math.isfinite(number) for number in (value if isinstance(value, list) else [value])):
+            return f"{name}: not finite"
+    number = metrics.get(weighted_by)
+    if not isinstance(number, int | float) or number < 1:
+        return f"{weighted_by}: expected at least 1 example, got {number}"
+    return None

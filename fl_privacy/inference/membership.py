@@ -1,0 +1,174 @@
+"""Membership inference by several methods over the same rounds.
+
+All clients for one: what the others' updates say of an example is what a non-member looks like.
+
+Methods that ask how well an example fits a client's update: by its loss, its gradient's length and direction.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fl_privacy import checks
+from fl_privacy.inference.kinds import About
+from fl_privacy.inference.read_round import ReadRound
+from fl_privacy.inference.shadow_models import MembershipMethod, MethodOptions, ShadowModels
+
+
+class LossThreshold(MembershipMethod):
+    """The loss at the client's model, averaged over rounds (Yeom et al. 2018, Adversary 2)."""
+
+    title = "Loss threshold"
+    source = "Yeom et al. 2018"
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        return -read.losses_after
+
+
+class GradientNormDifference(MembershipMethod):
+    """Squared norm of the client's mean gradient minus that without the example's, 2 <u, g> - |g|^2.
+
+    Gradients of members are short (Nasr et al. 2019) and lie along the update (Li et al. 2022, eq. 4).
+    """
+
+    title = "Gradient norm difference"
+    source = "Nasr et al. 2019; Li et al. 2022"
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        return 2 * read.products - read.squares
+
+
+class GradientCosine(MembershipMethod):
+    """Cosine of the example's gradient and the client's update, averaged over rounds.
+
+    Li et al. 2022, "Effective passive membership inference attacks in federated learning against overparameterized
+    models", Sec. 4.
+    """
+
+    title = "Gradient cosine"
+    source = "Li et al. 2022"
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        return cosines(read)
+
+
+def cosines(read: ReadRound) -> Tensor:
+    """(C, K) of the candidates' gradients and the clients' updates."""
+    norms = (read.squares * read.update_squares.to(read.squares)).sqrt()
+    return read.products / norms.clamp(min=1e-30)
+
+
+OTHERS = 2
+"""Clients beside the one asked about whose spread can be told."""
+
+
+class FedMIA(MembershipMethod):
+    """One-sided likelihood ratio of a client against the others (Zhu et al. 2024, "FedMIA", Sec. 4).
+
+    In each round the statistics of the other clients' updates are taken for a normal distribution, that of a client
+    without the example; the score is the share of it below the statistic of the client asked about, averaged over
+    rounds. This one compares cosines of gradients. In a round with fewer than three clients there is no evidence.
+    """
+
+    title = "FedMIA, cosine"
+    source = "Zhu et al. 2024"
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        return share_below_others(self.statistic(read))
+
+    def statistic(self, read: ReadRound) -> Tensor:
+        """(C, K) that is higher for members."""
+        return cosines(read)
+
+
+class LossFedMIA(FedMIA):
+    """Likewise, comparing losses at the clients' models."""
+
+    title = "FedMIA, loss"
+
+    def statistic(self, read: ReadRound) -> Tensor:
+        return -read.losses_after
+
+
+def share_below_others(values: Tensor) -> Tensor:
+    """(C, K) normal probability, by mean and deviation of the other columns, of being below each value.
+
+    Columns that are not finite count as nobody's; NaN where fewer than two others are left.
+    """
+    finite = values.isfinite()
+    known, number = values.double().where(finite, 0.0), finite.sum(1, keepdim=True)
+    centered = (known - known.sum(1, keepdim=True) / number).where(finite, 0.0)
+    others = (number - 1).double()
+    mean = -centered / others  # of the others, as all together are centered
+    variance = (centered.square().sum(1, keepdim=True) - centered.square() - others * mean.square()) / (others - 1)
+    z = (centered - mean) / variance.clamp(min=1e-30).sqrt()
+    share = 0.5 * torch.erfc(-z / math.sqrt(2))
+    return share.where(finite & (others >= OTHERS), torch.nan)
+
+
+METHODS: dict[str, type[MembershipMethod]] = {
+    "loss": LossThreshold,
+    "cosine": GradientCosine,
+    "fedmia": FedMIA,
+    "fedmia_loss": LossFedMIA,
+    "gradient_norm": GradientNormDifference,
+    "lira": ShadowModels,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """Was an example among what a client trains on?
+
+    Attributes:
+        methods: which of ``METHODS`` are tried.
+        members: so many of the clients' examples are asked about.
+        others: and so many that no client has.
+        shadows: models that `lira` trains in a round, each as a client does, on examples of the attacker's.
+        shadow_rounds: the last so many of the rounds read are those.
+    """
+
+    about: ClassVar[About] = About.MEMBERSHIP
+    methods: Sequence[str] = tuple(METHODS)
+    members: int = 1000
+    others: int = 1000
+    shadows: int = 64
+    shadow_rounds: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "methods", tuple(dict.fromkeys(self.methods)))
+        for name in self.methods:
+            checks.one_of("inference.membership.methods", name, METHODS)
+        for name in ("members", "others"):
+            checks.whole(f"inference.membership.{name}", getattr(self, name), at_least=2, example=1000)
+        checks.whole("inference.membership.shadows", self.shadows, at_least=4, at_most=100_000, example=64)
+        checks.whole("inference.membership.shadow_rounds", self.shadow_rounds, at_least=1, example=1)
+
+    def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "MembershipWatch":
+        """See :class:`fl_privacy.inference.Inference`."""
+        options = MethodOptions(shadows=self.shadows, shadow_rounds=self.shadow_rounds)
+        return MembershipWatch({name: METHODS[name](candidates, clients, options) for name in self.methods})
+
+
+@dataclass(frozen=True, eq=False)
+class MembershipWatch:
+    """Methods that look at the same rounds."""
+
+    methods: dict[str, MembershipMethod]
+
+    def add(self, read: ReadRound) -> None:
+        """Take in what was read in a round."""
+        for method in self.methods.values():
+            method.add(read)
+
+    def answers(self) -> dict[str, Tensor]:
+        """(C, N) of each method, higher for members."""
+        return {name: method.scores() for name, method in self.methods.items()}
+
+    def titles(self) -> dict[str, tuple[str, str]]:
+        """Title and source of each method."""
+        return {name: (method.title, method.source) for name, method in self.methods.items()}

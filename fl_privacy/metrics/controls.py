@@ -1,0 +1,207 @@
+"""The figures by which an outcome is judged: likeness, rank among others, and what a control reaches.
+
+How much of the words of an upload's texts was read, in no order, beside what their frequency alone tells.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fl_privacy.metrics.comparison import Identified
+from fl_privacy.metrics.identification import aligned, control, identify
+from fl_privacy.metrics.matching import Match
+from fl_privacy.metrics.outcome import ROUNDING
+from fl_privacy.metrics.public_images import PublicImages
+from fl_privacy.metrics.texts import Language, most_frequent, token_f1, token_precision, token_recall, widened, without
+from fl_privacy.types import Batch, Reconstruction, VictimId
+
+Figures = dict[str, float | int | bool]
+"""Of one image or text, by name in ``OUTCOME_COLUMNS``."""
+
+_DIGITS = 4
+"""Decimals that are recorded: beyond, they depend on how many are compared at once."""
+
+
+Controls = Mapping[VictimId, Tensor]
+"""(K, C, H, W) guesses that never saw the update, for some victims."""
+
+OTHER_UPDATES, MOST_CONTROLS = 3, 8
+"""Other clients' updates whose guesses are controls, and how many guesses at most."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Others:
+    """What guesses are compared with beside the originals.
+
+    Attributes:
+        candidates: images that an original is told apart from; ``None`` where there are none, or texts are attacked.
+        texts: (N, L) public tokens, -1 where there is none, whose frequencies are the control of texts.
+        moved: whether the model may have seen the originals scaled and rotated, in a way that nobody knows.
+        controls: for some victims (K, C, H, W) further guesses that never saw the update, such as what the same attack
+            with the same prior makes of another client's.
+    """
+
+    candidates: PublicImages | None = None
+    texts: Tensor | None = None
+    moved: bool = False
+    controls: Controls = field(default_factory=dict)
+
+
+def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None], truths: Sequence[Tensor]) -> Controls:
+    """Guesses at other clients' updates, as controls of each victim: a prior makes images without any update.
+
+    Taken are the guesses at the ``OTHER_UPDATES`` victims of other clients that follow, but those at an update in which
+    an image of the victim was, too.
+
+    Args:
+        victims: of one attack.
+        guesses: (B, C, H, W) at each; ``None`` where there is none.
+        truths: (B, C, H, W) of each.
+    """
+    found = {}
+    for place, victim in enumerate(victims):
+        following = [(place + step) % len(victims) for step in range(1, len(victims))]
+        apart = [o for o in following if victims[o].client != victim.client and not _share(truths[o], truths[place])]
+        made = [guess for guess in (guesses[other] for other in apart) if guess is not None][:OTHER_UPDATES]
+        if made:
+            found[victim] = torch.cat(made)[:MOST_CONTROLS]
+    return found
+
+
+def _share(ones: Tensor, others: Tensor) -> bool:
+    """Whether an image is in both, to the rounding of pixels."""
+    return bool((torch.cdist(ones.flatten(1).float(), others.flatten(1).float(), p=torch.inf) <= ROUNDING).any())
+
+
+def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor | None = None) -> list[Figures]:
+    """Figures of each image of a victim that has a guess.
+
+    Args:
+        match: guesses and originals.
+        others: to compare with.
+        victim: whose they are.
+        fed: (B, C, H, W) what the model saw of the originals, after the client's own crops and flips, where that is
+            known: it is the truth then.
+    """
+    found = match.found
+    if not len(found):
+        return []
+    guesses = match.guesses[found].float()
+    originals = (match.originals if fed is None else fed.detach().cpu())[found].float()
+    exact = _is_exact(guesses, originals) | _is_exact(guesses, match.originals[found].float())
+    extra = list(others.controls.get(victim, torch.empty(0)).float())
+    figures: list[Figures] = [{} for _ in found]
+    for place, (truth, label) in enumerate(zip(originals, match.labels[found].tolist(), strict=True)):
+        top_psnr, top_ssim = control(truth, label, others.candidates, extra)
+        figures[place] = {"exact": bool(exact[place]), **_rounded(control_psnr=top_psnr, control_ssim=top_ssim)}
+    nearest = torch.arange(len(found))
+    if (rest := (~exact).nonzero().flatten()).numel():
+        seen = identify(guesses[rest], originals[rest], others.candidates, scaled=others.moved)
+        nearest[rest] = rest[seen.guess]
+        for place, own in zip(rest.tolist(), _of_each(seen), strict=True):
+            figures[place] |= own | _of_controls(own, originals[place], extra, others)
+    for place in exact.nonzero().flatten().tolist():
+        figures[place] |= _of_exact(originals, others.candidates)
+    for place, truth in enumerate(originals):
+        tries = {place, int(nearest[place])}
+        values = [aligned(guesses[guess], truth) for guess in sorted(tries)]
+        figures[place] |= _rounded(aligned_psnr=max(v for v, _ in values), aligned_ssim=max(v for _, v in values))
+    return figures
+
+
+def compare_texts(match: Match, others: Others, language: Language | None = None) -> list[Figures]:
+    """Figures of each text of a victim that has a guess: token F1 of the most frequent tokens of public texts."""
+    truths = match.originals[match.found]
+    if others.texts is None:
+        return [{} for _ in truths]
+    special = language.special if language else frozenset[int]()
+    truths = without(truths, special)
+    guesses = most_frequent(without(others.texts.long(), special), (truths >= 0).sum(1))
+    return [_rounded(control_f1=value) for value in token_f1(*widened([guesses, truths])).tolist()]
+
+
+def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
+    """(F,) whether every pixel is right up to the rounding of 8 bits."""
+    return (guesses - originals).abs().flatten(1).amax(1) <= ROUNDING + 1e-6
+
+
+def _of_each(seen: Identified) -> list[Figures]:
+    figures = []
+    for place, likeness in enumerate(seen.likeness.tolist()):
+        own = {**_rounded(likeness=likeness), "candidates": seen.candidates}
+        if seen.rank is not None and seen.lead is not None and seen.foreign is not None:
+            own |= {"rank": int(seen.rank[place]), **_rounded(lead=float(seen.lead[place]))}
+            own |= _rounded(foreign=float(seen.foreign[place])) if own["rank"] == 1 else {}
+        figures.append(own)
+    return figures
+
+
+def _of_controls(own: Figures, original: Tensor, extra: Sequence[Tensor], others: Others) -> Figures:
+    """Largest lead at an original (C, H, W) of guesses at other updates, where the guess at its own is the nearest."""
+    if own.get("rank") != 1 or not extra or others.candidates is None:
+        return {}
+    leads = [identify(each[None], original[None], others.candidates, scaled=others.moved).lead for each in extra]
+    return _rounded(control_lead=max(float(lead) for lead in leads if lead is not None))
+
+
+def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:
+    """Nothing can be nearer than the original itself."""
+    if candidates is None:
+        return {"likeness": 1.0, "candidates": 0}
+    return {"likeness": 1.0, "candidates": int((~candidates.equal(originals)).sum()), "rank": 1}
+
+
+def _rounded(**values: float) -> Figures:
+    return {name: round(value, _DIGITS) for name, value in values.items()}
+
+
+_DIGITS_OF_F1 = 6
+
+
+def bag_figures(
+    reconstruction: Reconstruction, truth: Batch, others: Others | None, language: Language | None
+) -> tuple[dict[str, float], Figures]:
+    """Metrics by name, and figures beside them, of the words read of all texts of one victim together.
+
+    Special tokens, which every text has, count as none. Beside the metrics: ``words_there`` different words of the
+    texts, of which ``words_read`` were read, ``words_false`` read and in none of them, ``words_of`` how many texts they
+    are of, and ``word_control_f1`` of as many of the most frequent public words as the texts have.
+
+    Returns:
+        Two empty ones where nobody looked for words.
+    """
+    if reconstruction.words is None:
+        return {}, {}
+    special = language.special if language else frozenset[int]()
+    read, there = (without(t.reshape(1, -1).cpu().long(), special) for t in (reconstruction.words, truth.inputs))
+    kinds = [_different(t) for t in (read, there)]
+    guesses, truths = widened(kinds)
+    common = int(torch.isin(kinds[0][kinds[0] >= 0], kinds[1][kinds[1] >= 0]).sum())
+    number, total = (int((t >= 0).sum()) for t in kinds)
+    values = {
+        "word_f1": float(token_f1(guesses, truths)),
+        "word_precision": float(token_precision(guesses, truths)),
+        "word_recall": float(token_recall(guesses, truths)),
+        "count_f1": float(token_f1(*widened([read, there]))),
+    }
+    figures: Figures = {
+        "words_there": total, "words_read": common, "words_false": number - common, "words_of": len(truth)
+    }  # fmt: skip
+    if others is not None and others.texts is not None:
+        control = _frequent_kinds(without(others.texts.long(), special), total)
+        figures["word_control_f1"] = round(float(token_f1(*widened([control, kinds[1]]))), _DIGITS_OF_F1)
+    return values, figures
+
+
+def _different(tokens: Tensor) -> Tensor:
+    """(1, k) the different ones of (1, n), which may have -1 for none."""
+    different: Tensor = torch.unique(tokens[tokens >= 0])
+    return different[None]
+
+
+def _frequent_kinds(public: Tensor, number: int) -> Tensor:
+    """(1, number) the most frequent different tokens of ``public``."""
+    counts = public[public >= 0].bincount()
+    return counts.argsort(descending=True, stable=True)[None, : min(number, int((counts > 0).sum()))]

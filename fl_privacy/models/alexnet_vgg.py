@@ -1,0 +1,126 @@
+"""AlexNet and VGG16 for small images: blocks of convolutions, pooling between them, linear layers at the end."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from fl_privacy import checks
+from fl_privacy.errors import UserError
+from fl_privacy.models.layers import activation as new_activation
+from fl_privacy.models.layers import initialize, input_normalization, norm_2d, require_pixels, require_positive
+from fl_privacy.models.layers import pooling as new_pooling
+
+Block = tuple[tuple[int, ...], int, bool]
+"""Widths of its convolutions in multiples of the network's, their kernel size, and whether 2x2 pooling follows."""
+
+
+class BlockNetwork(nn.Module):
+    """A network of ``blocks``, which each subclass states; any number of channels fits.
+
+    Args:
+        in_channels: C of the images.
+        image_size: their height and width, at least 2 for each pooling.
+        num_classes: K.
+        width: what the blocks state their widths in.
+        hidden: outputs of the first linear layer; ``None`` leaves one linear layer.
+        activation: after each convolution and the first linear layer, one of ``layers.ACTIVATIONS``.
+        pooling: ``max`` as published, or ``avg``.
+        norm: before each activation of a convolution: ``batch``, ``group`` or ``none``.
+        last_scale: what the scale of the last normalization starts at. Below 1 it takes steps at which the thousands of
+            positive inputs of the first linear layer would make the training diverge.
+        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
+        init: weight initialization, one of ``initialization.INITIALIZERS``.
+
+    Raises:
+        UserError: the images are too small, a number is not positive, or ``last_scale`` has no normalization to scale.
+    """
+
+    blocks: ClassVar[tuple[Block, ...]]
+
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        image_size: int,
+        num_classes: int,
+        width: int = 64,
+        hidden: int | None = 256,
+        activation: str = "relu",
+        pooling: str = "max",
+        norm: str = "none",
+        last_scale: float = 1.0,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        init: str = "default",
+    ) -> None:
+        super().__init__()
+        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes, width=width)
+        checks.number("model.last_scale", last_scale, above=0, example=0.1)
+        least = 2 ** sum(pooled for *_, pooled in self.blocks)
+        require_pixels(type(self).__name__, image_size, least=least)
+        side = image_size // least
+        layers: list[nn.Module] = []
+        inner = in_channels
+        for factors, kernel, pooled in self.blocks:
+            for outer in (factor * width for factor in factors):
+                convolution = nn.Conv2d(inner, outer, kernel, padding=kernel // 2)
+                layers += [convolution, norm_2d(norm, outer), new_activation(activation)]
+                inner = outer
+            if pooled:
+                layers.append(new_pooling(pooling))
+        self.normalize = input_normalization(mean, std, in_channels)
+        self.features = nn.Sequential(*layers)
+        self.classifier = _head(inner * side * side, hidden, num_classes, activation)
+        initialize(self, init)
+        if last_scale != 1:
+            _scale_last_norm(self.features, last_scale)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
+        return logits
+
+
+def _head(features: int, hidden: int | None, num_classes: int, activation: str) -> nn.Module:
+    if hidden is None:
+        return nn.Linear(features, num_classes)
+    require_positive(hidden=hidden)
+    return nn.Sequential(nn.Linear(features, hidden), new_activation(activation), nn.Linear(hidden, num_classes))
+
+
+def _scale_last_norm(features: nn.Sequential, scale: float) -> None:
+    scales = [module.weight for module in features if isinstance(module, nn.GroupNorm | nn.BatchNorm2d)]
+    if not scales:
+        raise UserError(
+            f"model.last_scale={scale} is expected with model.norm=group or batch, but got norm=none; set"
+            " model.last_scale=1."
+        )
+    nn.init.constant_(scales[-1], scale)
+
+
+class AlexNet(BlockNetwork):
+    """AlexNet of SPN (Fan et al., 2020, Table 4): five convolutions, three 2x2 poolings, 4096 -> 256 -> K.
+
+    ``width`` are the channels of the first convolution; the others are 3, 6, 4 and 4 times as wide. FDL-PP's is
+    ``hidden=None``: a single linear layer 4096 -> K. Images from 8x8 fit.
+    """
+
+    blocks = (((1,), 5, True), ((3,), 5, True), ((6, 4, 4), 3, True))
+
+
+class VGG16(BlockNetwork):
+    """VGG16 of SPN (Fan et al., 2020, Table 5): thirteen 3x3 convolutions, group norm, 8192 -> 256 -> K.
+
+    As published it is ``norm="group"``. Pooling follows the first, second and last block, such that 32x32 images end
+    as 4x4; the 4096 inputs that the table prints for the first linear layer are 512 x 4 x 4 = 8192. ``width`` are the
+    channels of the first block. Images from 8x8 fit.
+    """
+
+    blocks = (
+        ((1, 1), 3, True),
+        ((2, 2), 3, True),
+        ((4, 4, 4), 3, False),
+        ((8, 8, 8), 3, False),
+        ((8, 8, 8), 3, True),
+    )

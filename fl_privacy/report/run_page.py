@@ -1,0 +1,436 @@
+"""The page of one run.
+
+What was attacked and what was not, in words: the assumption that decides how much leaks.
+
+The head of the page of an audit: somebody else's Flower app, and what of it was attacked.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from markupsafe import Markup
+
+from fl_privacy import malicious
+from fl_privacy.config.reading import select
+from fl_privacy.metrics import METRICS
+from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
+from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
+from fl_privacy.report.claims import claim_views
+from fl_privacy.report.cost import figures_of
+from fl_privacy.report.film import films_of_run
+from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extremes
+from fl_privacy.report.headline import bound_in_words, headline_of
+from fl_privacy.report.inferred import views_of
+from fl_privacy.report.page import render
+from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
+from fl_privacy.report.texts import all_sentences, extreme_sentences
+from fl_privacy.results import Attacker, Film, Pair, Reading, Run, Sentence, TextFilm, Verdict, verdict_of
+from fl_privacy.results.readings import AttackedUploads, facts_of, in_round, kind_of, readings_of, worst_by
+from fl_privacy.results.verdict import tone_of
+from fl_privacy.victim_ids import Certainty
+
+
+def is_audit(run: Run) -> bool:
+    """Whether ``run`` attacked clients that this package did not write."""
+    choices = run.identity.config.get("choices")
+    app = isinstance(choices, Mapping) and choices.get("federation") == "app"
+    return app or run.identity.config.get("command") == "audit"
+
+
+def audit_lede(run: Run) -> str:
+    """What was audited and attacked, in sentences."""
+    config = run.identity.config
+    federation = config.get("federation")
+    audited = config.get("command") == "audit" and isinstance(federation, Mapping)
+    rounds = federation.get("rounds") if audited and isinstance(federation, Mapping) else None
+    model = chosen(run, "model")
+    trained = f"{model} of a Flower app" + (f", trained by {chosen(run, 'federation')}" if rounds else "")
+    trained += f" over {rounds} round{'s' if rounds != 1 else ''}" if rounds else ""
+    guarded = (
+        f"defended by {' and '.join(run.defenses)}, as clients say"
+        if run.defenses
+        else "undefended as far as clients say"
+    )
+    attacked = run.of_kind("image")
+    against = f", attacked by {chosen(run, 'attack')}" if attacked else ""
+    against += ", with and without knowledge of the defense" if run.summary.adaptive else ""
+    return f"{trained}, {guarded}{against}. {_attacked(run)}".strip()
+
+
+def _attacked(run: Run) -> str:
+    """How many images each attacked upload is of: that decides how much leaks."""
+    sizes: dict[str, int] = {}
+    for image in run.of_kind("image"):
+        sizes[image["id"]] = max(sizes.get(image["id"], 0), image["image"] + 1)
+    if not sizes:
+        return "No upload was attacked, which says nothing of what uploads give away."
+    probes = [size for id, size in sizes.items() if "victim-" in id]
+    updates = [size for id, size in sizes.items() if "victim-" not in id]
+    said = []
+    if facts_of(run).source is AttackedUploads.SERVER:
+        said.append(
+            f"Attacked were {len(probes)} uploads of one image each that the server computed itself, undefended."
+        )
+    elif probes:
+        images = "one image each, the worst case" if set(probes) == {1} else f"{_span(probes)} images each"
+        said.append(f"Attacked were {len(probes)} uploads computed from {images}.")
+    if updates:
+        images = "one image" if set(updates) == {1} else f"{_span(updates)} images"
+        said.append(f"Attacked were {len(updates)} training updates, each of {images}.")
+    return " ".join(said)
+
+
+def _span(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(high) if low == high else f"{low} to {high}"
+
+
+def what_was_done(run: Run) -> str:
+    """What was done and what was attacked, in a few sentences."""
+    if is_audit(run):
+        return audit_lede(run)
+    attack, defense = chosen(run, "attack"), chosen(run, "defense")
+    clients = select(run.identity.config, "federation.clients")
+    rounds = len(run.of_kind("round"))
+    trained = f"{chosen(run, 'model')} on {chosen(run, 'data')}"
+    where = f" by {clients} clients over {rounds} rounds" if clients and rounds else ""
+    guarded = "undefended" if run.identity.undefended or defense == "none" else f"defended by {defense}"
+    against = f", attacked by {attack}" if attack and attack != "none" else ""
+    inferred = chosen(run, "inference").replace("+", ", ")
+    against += f", asked about {inferred}" if inferred and inferred != "none" else ""
+    against += ", with and without knowledge of the defense" if run.summary.adaptive else ""
+    server = chosen(run, "server")
+    if server and server != "honest":
+        against = f", read by a malicious server ({server})" + ("" if _reads_itself(run) else f" and{against[1:]}")
+    done = f"{trained}, trained{where}, {guarded}{against}." if rounds else f"{trained}, {guarded}{against}."
+    return f"{done} {assumptions(run)}".strip()
+
+
+def _reads_itself(run: Run) -> bool:
+    """Whether the malicious server needs no attack on what it reads."""
+    section = run.identity.config.get("server")
+    target = str(section.get("_target_", "")) if isinstance(section, Mapping) else ""
+    attack = getattr(malicious, target.rpartition(".")[2], None) if target.startswith("fl_privacy.malicious.") else None
+    return attack is not None and bool(attack.reads_images)
+
+
+def assumptions(run: Run) -> str:
+    """Sentences for the head of the page of ``run``; empty where nothing was attacked."""
+    found = readings_of(run.summary)
+    if not found:
+        return ""
+    sentences = [uploads_of(run)]
+    if not run.identity.undefended and all(reading.attacker is Attacker.PLAIN for reading in found):
+        sentences.append("No attacker knew of the defense; one that does may read more (threat_model=adaptive).")
+    return " ".join(sentences)
+
+
+def uploads_of(run: Run) -> str:
+    """A sentence on what the attacked uploads of ``run`` were computed from; empty where nothing was attacked."""
+    if not readings_of(run.summary) or is_audit(run):
+        return ""
+    config, trained = run.identity.config, bool(run.of_kind("round"))
+    plan, uploads = select(config, "federation.plan"), select(config, "intercept.uploads") or "probe"
+    plan = plan if isinstance(plan, Mapping) else {}
+    return _probed(run, plan, trained) if uploads == "probe" or not plan else _updates(run, plan)
+
+
+def said_together(said: Iterable[tuple[str, str]]) -> str:
+    """Of (name, sentence): the sentence where all share it, else each with the names that it is of."""
+    names: dict[str, list[str]] = {}
+    for name, sentence in said:
+        if sentence and name not in names.setdefault(sentence, []):
+            names[sentence].append(name)
+    if len(names) < 2:
+        return "".join(names)
+    return " ".join(f"{', '.join(of)}: {sentence[0].lower()}{sentence[1:]}" for sentence, of in names.items())
+
+
+def _probed(run: Run, plan: Mapping[str, Any], trained: bool) -> str:
+    number = int(run.identity.config.get("batch_size") or 1)
+    kind = kind_of(readings_of(run.summary))
+    images = f"one {kind} each, the worst case" if number == 1 else f"{number} {kind}s each"
+    attacked = f"Attacked were uploads computed from {images}"
+    if not trained or not plan:
+        return f"{attacked}."
+    if plan.get("shares", "gradient") == "gradient":
+        return f"{attacked}; the training batches of {_batch(run, plan)} were not attacked."
+    return f"{attacked}; the training updates, each of {_local_training(run, plan)}, were not attacked."
+
+
+def _updates(run: Run, plan: Mapping[str, Any]) -> str:
+    if plan.get("shares", "gradient") == "gradient":
+        kind = kind_of(readings_of(run.summary))
+        return f"Attacked were the training updates themselves, each the gradient of {_batch(run, plan)} {kind}s."
+    return f"Attacked were the training updates themselves, each of {_local_training(run, plan)}."
+
+
+def _batch(run: Run, plan: Mapping[str, Any]) -> str:
+    """Images in a training batch: as set, or all that a client has where that is less."""
+    sizes, size = _client_sizes(run), plan.get("batch_size")
+    if not sizes:
+        return str(size) if size else "all of a client's"
+    return _span([min(number, int(size)) if size else number for number in sizes])
+
+
+def _local_training(run: Run, plan: Mapping[str, Any]) -> str:
+    kind = kind_of(readings_of(run.summary))
+    if plan.get("steps"):
+        return (
+            f"{plan['steps']} local step{'s' if plan['steps'] != 1 else ''} on batches of {_batch(run, plan)} {kind}s"
+        )
+    epochs, sizes = plan.get("epochs") or 1, _client_sizes(run)
+    images = f"the {_span(sizes)} {kind}s of a client" if sizes else f"all {kind}s of a client"
+    return f"{epochs} epoch{'s' if epochs != 1 else ''} over {images} in batches of {_batch(run, plan)}"
+
+
+def _client_sizes(run: Run) -> list[int]:
+    return [n for row in run.partition.counts if (n := sum(row))] if run.partition else []
+
+
+CURVES_SHOWN = 100
+ROUNDS_SHOWN = 12
+"""More attacked rounds than these are a curve, and their table is closed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What a run's folder holds of its victims; nothing where it was shared with figures alone.
+
+    Attributes:
+        pairs: original and reconstruction, by id and image.
+        sentences: likewise, of texts.
+        films: of how some were read, by who did.
+        problems: what could not be read.
+    """
+
+    pairs: Mapping[tuple[str, int], Pair] = field(default_factory=dict)
+    sentences: Mapping[tuple[str, int], Sentence] = field(default_factory=dict)
+    films: Mapping[Attacker, Sequence[Film | TextFilm]] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, run: Run) -> "Shown":
+        """Read from the folder of ``run``."""
+        if run.shared == "figures":
+            return cls()
+        pairs, unpaired = run.read_pairs()
+        sentences, unread = run.read_sentences()
+        films, damaged = run.read_films()
+        return cls(pairs=pairs, sentences=sentences, films=films, problems=(*unpaired, *unread, *damaged))
+
+
+def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bool = False) -> str:
+    """The HTML of ``run`` with what is ``shown`` of it; ``problems``, and those of what is shown, are told in a banner.
+
+    A page that is ``live`` is of a run that goes on, and refreshes itself.
+    """
+    pairs, sentences = shown.pairs, shown.sentences
+    verdict = verdict_of(run)
+    found = verdict.readings
+    last = in_round(found, max((reading.round for reading in found), default=0))
+    proven = [reading for reading in found if reading.leakage.certainties.get(Certainty.PROVEN)]
+    traced = [(reading, reading.leakage.tracing) for reading in found if reading.leakage.tracing]
+    kind = "text" if sentences else kind_of(found)
+    return render(
+        "run.html.j2",
+        live=live,
+        kind=kind,
+        sentences=all_sentences(run, sentences) if sentences else [],
+        extreme_sentences=extreme_sentences(run, sentences, TEXT_METRIC) if sentences else [],
+        run=run,
+        summary=run.summary,
+        adaptive=run.summary.adaptive,
+        verdict=headline_of(verdict, kind),
+        claims=claim_views(run.claims),
+        counted=_count_rows(verdict, last),
+        problems=[*problems, *shown.problems],
+        lede=what_was_done(run),
+        main_tiles=_main_tiles(found),
+        labels=worst_by("label_correct", last),
+        proven=max(proven, key=lambda reading: reading.leakage.certainties[Certainty.PROVEN], default=None),
+        traced=min(traced, key=lambda pair: pair[1].mean)[0] if traced else None,
+        readings=found,
+        last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
+        batch_norm=batch_norm_in_words([run.summary]),
+        extremes=[] if sentences else view_extremes(run, pairs),
+        images=[] if sentences else view_all(run, pairs),
+        images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
+        gallery_title=gallery_title(run).replace("images", f"{kind}s"),
+        films=films_of_run(run, shown.films, pairs, sentences),
+        leakage=_leakage_rows(last),
+        members=[reading for reading in last if reading.leakage.members],
+        tracing=[reading for reading, _ in traced],
+        inferred=views_of(run.summary.inferred),
+        by_round=_round_rows(verdict),
+        many_rounds=len({reading.round for reading in found}) > ROUNDS_SHOWN,
+        over_rounds=_over_rounds(found),
+        charts=_charts(run),
+        figures=figures_of(run.summary) if run.summary.update_distortion or "node_fits" in run.summary.upload else [],
+        partition_picture=_partition(run),
+        excluded=_excluded(run),
+        overview=overview(run),
+        environment=_environment_rows(run),
+    )
+
+
+def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
+    """The last attacked round and the first, each by the attacker with the larger mean, beside the other's."""
+    rounds = sorted({reading.round for reading in found})
+    tiles = []
+    for round in dict.fromkeys([rounds[-1], rounds[0]]) if rounds else ():
+        of_round = in_round(found, round)
+        main = TEXT_METRIC if kind_of(found) == "text" else IMAGE_METRIC
+        worst = worst_by(main, of_round)
+        if worst is None:
+            continue
+        others = [reading for reading in of_round if reading is not worst]
+        tiles.append(
+            {
+                "metric": main,
+                "title": f"Mean {METRICS[main].title}" + (f", round {round}" if len(rounds) > 1 else ""),
+                "statistic": worst.statistic(main),
+                "who": worst.among(of_round),
+                "others": [(other.attacker, other.statistic(main)) for other in others],
+            }
+        )
+    return tiles
+
+
+def _count_rows(verdict: Verdict, last: Sequence[Reading]) -> list[dict[str, Any]]:
+    """How many each attacker read in the last attacked round, and in the round in which most leaks."""
+    most = verdict.most
+    shown = [*last, *([r for r in verdict.readings if most and r.round == most.round and r not in last])]
+    source = verdict.facts.source
+    return [{"round": r.round, "attacker": r.attacker, "counts": r.counts, "tone": tone_of([r], source)} for r in shown]
+
+
+def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
+    """A row for each metric and attacker of one round, the worst first; with a paper's own count where it has one."""
+    names = list(dict.fromkeys(name for reading in found for name in reading.leakage.metrics))
+    order = sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
+    rows = []
+    for name in order:
+        worst = worst_by(name, found)
+        for reading in sorted(found, key=lambda reading: reading is not worst):
+            statistic, bound = reading.statistic(name), reading.counted_by(name)
+            if statistic is None:
+                continue
+            rows.append(
+                {
+                    "name": name,
+                    "attacker": reading.attacker,
+                    "description": METRICS[name].description if name in METRICS else "",
+                    "statistic": statistic,
+                    "bound": bound,
+                    "bound_in_words": bound_in_words(bound) if bound else "",
+                }
+            )
+    return rows
+
+
+def _round_rows(verdict: Verdict) -> list[dict[str, Any]]:
+    """Means by attacked round and attacker, where more than one round was attacked."""
+    found = verdict.readings
+    if len({reading.round for reading in found}) < 2:
+        return []
+    measured = [name for name in METRICS if any(reading.statistic(name) for reading in found)]
+    return [
+        {
+            "round": reading.round,
+            "attacker": reading.attacker,
+            "counts": reading.counts,
+            "tone": tone_of([reading], verdict.facts.source),
+            "means": {name: s.mean if (s := reading.statistic(name)) else None for name in measured},
+        }
+        for reading in found
+    ]
+
+
+def _over_rounds(found: Sequence[Reading]) -> Markup | None:
+    """The main metric's mean over many attacked rounds, of each attacker; nothing where the table shows it."""
+    if len({reading.round for reading in found}) <= ROUNDS_SHOWN:
+        return None
+    main = TEXT_METRIC if kind_of(found) == "text" else IMAGE_METRIC
+    measured = [(r, s.mean) for r in found if (s := r.statistic(main))]
+    top = top_of([mean for _, mean in measured], None)
+    curves = []
+    for attacker in dict.fromkeys(reading.attacker for reading, _ in measured):
+        own = [(reading.round, min(mean, top)) for reading, mean in measured if reading.attacker == attacker]
+        curves.append(Curve(x=[round for round, _ in own], y=[mean for _, mean in own], label=attacker))
+    unit = f", {METRICS[main].unit}" if METRICS[main].unit else ""
+    exact = ", exact ones on top" if any(mean > top for _, mean in measured) else ""
+    title = f"Mean {METRICS[main].title}{unit}{exact}"
+    return line_chart(curves, x="Round", y=title, alt=f"{title}, over the attacked rounds") if curves else None
+
+
+def _charts(run: Run) -> dict[str, Markup]:
+    """Accuracy, losses and the attacker's loss, as far as they were recorded."""
+    charts = {}
+    if tested := run.summary.tested:
+        x, y = [r.round for r in tested], [r.accuracy for r in tested]
+        charts["Test accuracy"] = line_chart(
+            [Curve(x=x, y=y)],
+            x="Round",
+            y="Test accuracy",
+            percent=True,
+            alt=f"Test accuracy over rounds, from {100 * y[0]:.1f} % to {100 * y[-1]:.1f} %",
+        )
+    rounds = run.of_kind("round")
+    losses = {"train": "train_loss", "test": "test_loss"}
+    curves = [
+        Curve(x=[r["round"] for r in kept], y=[r[field] for r in kept], label=label)
+        for label, field in losses.items()
+        if (kept := [r for r in rounds if r.get(field) is not None])
+    ]
+    if curves:
+        charts["Loss"] = line_chart(curves, x="Round", y="Cross entropy", alt="Training and test loss over rounds")
+    spent = [(r["round"], r["epsilon"]) for r in rounds if r.get("epsilon") is not None]
+    if spent and run.summary.privacy:
+        charts["Privacy spent"] = line_chart(
+            [Curve(x=[round for round, _ in spent], y=[epsilon for _, epsilon in spent])],
+            x="Round",
+            y=f"Epsilon at delta = {run.summary.privacy.delta:.3g}",
+            alt=f"Epsilon over rounds, up to {spent[-1][1]:.3g}",
+        )
+    histories = [h["loss"] for h in run.of_kind("history") if len(h["loss"]) > 1]
+    if histories:
+        charts["The attacker's loss"] = line_chart(
+            [Curve(x=_shares(len(h)), y=h) for h in histories[:CURVES_SHOWN]],
+            x="Share of the iterations, percent",
+            y="Attack loss",
+            log=all(value is not None and value > 0 for h in histories[:CURVES_SHOWN] for value in h),
+            faint=True,
+            alt=f"The attacker's own loss over its iterations, a line for each of {len(histories)} victims",
+        )
+    return charts
+
+
+def _shares(length: int) -> list[float]:
+    return [100 * k / max(1, length - 1) for k in range(length)]
+
+
+def _partition(run: Run) -> Markup | None:
+    if run.partition is None:
+        return None
+    counts = run.partition.counts
+    alt = f"Examples of each class on each of {len(counts)} clients; the table below has the numbers"
+    return partition_chart(counts, run.partition.class_names, alt=alt)
+
+
+def _excluded(run: Run) -> list[str]:
+    """Replies that did not count, a line each."""
+    return [
+        f"Round {record['round']}, client {client}: {reason}"
+        for record in run.of_kind("round")
+        for client, reason in record["excluded"].items()
+    ]
+
+
+def _environment_rows(run: Run) -> list[tuple[str, str]]:
+    environment = dict(run.environment)
+    packages = environment.pop("packages", {})
+    gpus = environment.pop("gpus", [])
+    rows = [(key.replace("_", " "), str(value)) for key, value in environment.items()]
+    return [*rows, ("gpus", ", ".join(gpus) or "none"), *packages.items()]
