@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from fl_privacy.checks import one_of, whole
+from fl_privacy.checks import number, one_of, whole
 from fl_privacy.errors import UserError
 
 SANDBOXED = "FL_PRIVACY_SANDBOXED"
@@ -48,6 +48,9 @@ def audit(  # noqa: PLR0917
     """
     one_of("--budget", budget, ("quick", "standard", "thorough"))
     whole("--victims", victims, at_least=1, at_most=1000, example=8)
+    number("--seconds", seconds, above=0, example=600.0)
+    if nodes is not None:
+        whole("--nodes", nodes, at_least=1, at_most=100_000, example=4)
     whole("--rounds", rounds, at_least=0, at_most=100_000, example=1)
     if sandbox and not os.environ.get(SANDBOXED):
         raise typer.Exit(_sandboxed(sys.argv[1:]))

@@ -5,7 +5,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower._audit import AuditedStrategy
 from fl_privacy.flower.audit_protocol import numbers_of
 from fl_privacy.flower.audited_claims import COUNTS, KEYS, SETTINGS
-from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, stated_by
+from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, stated_by, together
 from fl_privacy.flower.dp_subjects import verdicts_on
 from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.flower.inside.identity import identify_process
@@ -208,7 +207,7 @@ def _on_mods(app: App, asked: Asked) -> list[ClaimVerdict]:
         name = f"the clients' {type(mod).__name__}"
         once = stated.claim is not None and stated.claim.rounds < app.rounds
         verdict = tested(
-            name, mechanism_of_mod(_all(app.mods), config=numbers_of(app.config)), stated_by(mod) or stated, asked
+            name, mechanism_of_mod(together(app.mods), config=numbers_of(app.config)), stated_by(mod) or stated, asked
         )
         notes = verdict.notes
         if once and stated.facts.noise_multiplier:
@@ -222,18 +221,6 @@ def _on_mods(app: App, asked: Asked) -> list[ClaimVerdict]:
 def tested_rounds(multiplier: float, rounds: int, delta: float) -> str:
     """Say what ``rounds`` releases of Gaussian noise spend together."""
     return f"epsilon {shown_epsilon(gaussian_epsilon(rounds**0.5 / multiplier, delta))}"
-
-
-def _all(mods: Sequence[Mod]) -> Mod:
-    """One mod that does what ``mods`` do, the outermost first."""
-
-    def around(inner: Mod, outer: Mod) -> Mod:
-        def both(message: Message, context: Context, call_next: Any) -> Message:
-            return outer(message, context, lambda m, c: inner(m, c, call_next))
-
-        return both
-
-    return reduce(around, reversed(mods[:-1]), mods[-1])
 
 
 def _on_strategy(app: App, asked: Asked) -> list[ClaimVerdict]:

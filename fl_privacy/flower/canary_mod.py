@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.audit_protocol import numbers_of
-from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, stated_by
+from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, stated_by, together
 from fl_privacy.flower.inside.identity import identity_put_back
 from fl_privacy.flower.records import PARTITION
 from fl_privacy.results.claims import records_of, write_claims
@@ -119,22 +118,6 @@ def _expect_usable(mods: Sequence[Mod], *, norm: float, number: int, delta: floa
             "claimed is expected of mods that add noise, but these only clip: what their strategy promises is about the"
             " model, not about a reply; fl-privacy check-dp my_app.server:strategy."
         )
-
-
-def together(mods: Sequence[Mod]) -> Mod:
-    """Make one mod that does what ``mods`` do, the outermost first."""
-
-    def around(inner: Mod, outer: Mod) -> Mod:
-        def both(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-            return outer(message, context, partial(_called, inner, call_next))
-
-        return both
-
-    return reduce(around, reversed(mods[:-1]), mods[-1])
-
-
-def _called(mod: Mod, call_next: ClientAppCallable, message: Message, context: Context) -> Message:
-    return mod(message, context, call_next)
 
 
 def canaries_of(context: Context, *, delta: float = 1e-5) -> CanaryTest | None:

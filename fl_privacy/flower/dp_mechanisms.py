@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.mod import LocalDpMod
-from flwr.clientapp.typing import Mod
+from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
 from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedClippingBase
@@ -104,6 +104,22 @@ def mechanism_of_mod(
     return mechanism
 
 
+def together(mods: Sequence[Mod]) -> Mod:
+    """Make one mod that does what ``mods`` do, the outermost first."""
+
+    def around(inner: Mod, outer: Mod) -> Mod:
+        def both(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+            return outer(message, context, partial(_called, inner, call_next))
+
+        return both
+
+    return reduce(around, reversed(mods[:-1]), mods[-1])
+
+
+def _called(mod: Mod, call_next: ClientAppCallable, message: Message, context: Context) -> Message:
+    return mod(message, context, call_next)
+
+
 def mechanism_of_strategy(
     strategy: Callable[[], Strategy] | Strategy, *, clients: int, mods: Sequence[Mod] = ()
 ) -> Mechanism:
@@ -191,10 +207,7 @@ def _reply(
         values = MetricRecord({NUM_EXAMPLES: 1} if mods else {NUM_EXAMPLES: 1, "norm_bit": 0})
         return Message(RecordDict({ARRAYS: arrays, METRICS: values}), reply_to=question)
 
-    answer: Callable[[Message, Context], Message] = train
-    for mod in reversed(mods):
-        answer = partial(mod, call_next=answer)  # type: ignore[call-arg]
-    reply = answer(asked, context)
+    reply = together(mods)(asked, context, train) if mods else train(asked, context)
     if reply.has_error():
         raise UserError(f"A mod is expected to answer a training message, but: {reply.error.reason}; see its log.")
     return reply

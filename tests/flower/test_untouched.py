@@ -3,6 +3,7 @@
 import json
 import random
 import textwrap
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from flwr.app import Context, RecordDict
 
 from fl_privacy.errors import UserError
 from fl_privacy.flower.grids import LocalGrid
-from fl_privacy.flower.untouched.app import read_app
+from fl_privacy.flower.untouched.app import MOST_NODES, read_app
 from fl_privacy.flower.untouched.audit import Asked, audit_app
-from fl_privacy.flower.untouched.review import review_app
+from fl_privacy.flower.untouched.review import MOST_BYTES, review_app
 
 PROJECT = """
 [project]
@@ -465,6 +466,9 @@ def test_an_app_is_read_without_being_run(tmp_path: Path) -> None:
         (None, (), "pyproject.toml"),
         ("[tool", (), "TOML"),
         ("[project]\nname = 'a'", (), "serverapp and clientapp"),
+        ("tool = 'x'\nproject = 1", (), "serverapp and clientapp"),
+        ("[tool.flwr]\napp = []\nfederations = 'none'", (), "serverapp and clientapp"),
+        ("#" * (1 << 21), (), "at most 1024 KiB"),
         (PROJECT.format(name="a"), ("nothing=1",), "nothing"),
         (PROJECT.format(name="a"), ("lr='fast'",), "like 0.1"),
     ],
@@ -480,3 +484,37 @@ def test_an_app_that_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
     app = read_app(write(tmp_path / "app", "app_broken", "import no_such_package"))
     with pytest.raises(UserError, match="no_such_package"):
         audit_app(app, Asked(nodes=2, out=tmp_path / "out"))
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"no archive"])
+def test_a_damaged_bundle_is_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "app.fab").write_bytes(content)
+    with pytest.raises(UserError, match="flwr build"):
+        read_app(tmp_path / "app.fab")
+
+
+def test_an_app_comes_out_of_its_bundle_and_nothing_of_it_lands_elsewhere(tmp_path: Path) -> None:
+    folder = write(tmp_path / "app", "app_bundled", PLAIN)
+    with zipfile.ZipFile(tmp_path / "app.fab", "w") as bundle:
+        for file in folder.rglob("*"):
+            bundle.write(file, file.relative_to(folder))
+    assert read_app(tmp_path / "app.fab").client == read_app(folder).client
+    with zipfile.ZipFile(tmp_path / "app.fab", "a") as bundle:
+        bundle.writestr("../elsewhere.py", "")
+    with pytest.raises(UserError, match="stay in its folder"):
+        read_app(tmp_path / "app.fab")
+
+
+def test_what_a_review_does_not_read_is_said(tmp_path: Path) -> None:
+    folder = write(tmp_path, "app_large", PLAIN)
+    (folder / "large.py").write_text("import pickle\n" + "#" * MOST_BYTES)
+    (folder / "damaged.py").write_text("def (")
+    words = review_app(folder).in_words()
+    assert "Not read: large.py (larger than" in words and "Not read: damaged.py" in words
+
+
+def test_no_file_asks_for_any_number_of_clients(tmp_path: Path) -> None:
+    folder = write(tmp_path, "app_many", PLAIN)
+    project = folder / "pyproject.toml"
+    project.write_text(project.read_text() + "\n[tool.flwr.federations.local]\noptions.num-supernodes = 1000000000\n")
+    assert read_app(folder).nodes == MOST_NODES

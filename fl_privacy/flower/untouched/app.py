@@ -18,6 +18,12 @@ from fl_privacy.flower.inside.loading import loaded, parse_config_args
 LARGEST_BUNDLE = 1 << 30
 """Bytes that a bundle may unpack to."""
 
+LARGEST_PROJECT = 1 << 20
+"""Bytes of a ``pyproject.toml``."""
+
+MOST_NODES = 1000
+"""That are taken from a file; ``--nodes`` may ask for more."""
+
 ROUNDS_KEYS = ("num-server-rounds", "num-rounds", "num_server_rounds", "num_rounds", "rounds", "server-rounds")
 """Keys of the run config under which apps keep their number of rounds, the likeliest first."""
 
@@ -93,11 +99,13 @@ def read_app(path: str | Path) -> App:
     if not project.is_file():
         raise UserError(f"APP is expected to be a folder with Flower's pyproject.toml or a .fab file, but got {path}.")
     try:
+        if not project.stat().st_size <= LARGEST_PROJECT:
+            raise UserError(f"{project} is expected to have at most {LARGEST_PROJECT >> 10} KiB, but is larger.")
         told = tomllib.loads(project.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise UserError(f"{project} is expected to be TOML, but is not: {error}.") from error
-    flower = told.get("tool", {}).get("flwr", {})
-    components = flower.get("app", {}).get("components", {})
+    flower = _table(_table(told, "tool"), "flwr")
+    components, about = _table(_table(flower, "app"), "components"), _table(told, "project")
     if not {"serverapp", "clientapp"} <= set(components):
         raise UserError(
             f"{project} is expected to name serverapp and clientapp in [tool.flwr.app.components], but does not: it is"
@@ -105,13 +113,19 @@ def read_app(path: str | Path) -> App:
         )
     return App(
         folder=folder,
-        name=str(told.get("project", {}).get("name", folder.name)),
+        name=str(about.get("name", folder.name)),
         server=str(components["serverapp"]),
         client=str(components["clientapp"]),
-        config=_flat(flower.get("app", {}).get("config", {})),
-        dependencies=tuple(map(str, told.get("project", {}).get("dependencies", ()))),
-        nodes=_nodes(flower.get("federations", {})),
+        config=_flat(_table(_table(flower, "app"), "config")),
+        dependencies=tuple(map(str, listed)) if isinstance(listed := about.get("dependencies"), list) else (),
+        nodes=_nodes(_table(flower, "federations")),
     )
+
+
+def _table(told: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """What ``told`` has under ``key``; nothing where that is no table."""
+    found = told.get(key)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _unpacked(bundle: Path) -> Path:
@@ -126,7 +140,7 @@ def _unpacked(bundle: Path) -> Path:
                 if not (into / entry.filename).resolve().is_relative_to(into.resolve()):
                     raise UserError(f"{bundle} is expected to stay in its folder, but has {entry.filename}.")
             archive.extractall(into)
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:  # damaged, or behind a password
         raise UserError(f"{bundle} is expected to be a bundle as `flwr build` writes, but is none.") from error
     return into
 
@@ -142,9 +156,9 @@ def _flat(nested: Mapping[str, Any], before: str = "") -> Config:
 
 def _nodes(federations: Mapping[str, Any]) -> int | None:
     for each in federations.values():
-        number = each.get("options", {}).get("num-supernodes") if isinstance(each, Mapping) else None
-        if isinstance(number, int) and number > 0:
-            return number
+        number = _table(each, "options").get("num-supernodes") if isinstance(each, Mapping) else None
+        if isinstance(number, int) and not isinstance(number, bool) and number > 0:
+            return min(number, MOST_NODES)
     return None
 
 

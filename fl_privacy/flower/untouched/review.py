@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ class Review:
         lines = [f"{self.app}: {self.server}, {self.client}; read, not run."]
         lines += _section("Strategies", self.strategies) or ["Strategies: none of Flower's is named."]
         lines += _section("Protections", self.protections) or [
-            "Protections: none of Flower's mods and strategies, and no Opacus: updates leave as they are."
+            "Protections: none of Flower's mods and strategies, and no Opacus; the app's own code may protect."
         ]
         lines += _section("Mods", self.mods)
         if self.settings:
@@ -126,11 +127,17 @@ def review_app(path: str | Path) -> Review:
         settings={key: value for key, value in app.config.items() if _PRIVACY.search(key)},
         pins={text: "==" in text or " @ " in text for text in app.dependencies},
     )
-    for file in _sources(app):
+    files = list(islice(_sources(app), MOST_FILES + 1))
+    if len(files) > MOST_FILES:
+        found.unread.append(f"files after the first {MOST_FILES}")
+    for file in files[:MOST_FILES]:
         name = file.relative_to(app.folder).as_posix()
         try:
+            if file.stat().st_size > MOST_BYTES:
+                found.unread.append(f"{name} (larger than {MOST_BYTES >> 10} KiB)")
+                continue
             tree = ast.parse(file.read_text(encoding="utf-8"))
-        except (SyntaxError, UnicodeDecodeError, ValueError, RecursionError):
+        except (SyntaxError, UnicodeDecodeError, ValueError, RecursionError, OSError):
             found.unread.append(name)
             continue
         for node in ast.walk(tree):
@@ -139,13 +146,10 @@ def review_app(path: str | Path) -> Review:
 
 
 def _sources(app: App) -> Iterator[Path]:
-    files = (f for f in sorted(app.folder.rglob("*.py")) if f.is_file() and not f.is_symlink())
-    for number, file in enumerate(files):
-        if number >= MOST_FILES:
-            return
-        if file.stat().st_size <= MOST_BYTES and not any(
-            part.startswith(".") for part in file.relative_to(app.folder).parts
-        ):
+    """Python files of the app, without hidden folders and links."""
+    for file in sorted(app.folder.rglob("*.py")):
+        hidden = any(part.startswith(".") for part in file.relative_to(app.folder).parts)
+        if file.is_file() and not file.is_symlink() and not hidden:
             yield file
 
 
