@@ -22,7 +22,7 @@ from fl_privacy.pretrained.evaluator_files import CachedEvaluator, read_about
 
 @dataclass(frozen=True)
 class Sphere:
-    """How far the loss of ``objective`` is from that of a gradient at distance ``radius`` (Refiner, appendix M).
+    """Objective: how far the loss is from that of a gradient at distance ``radius`` (Refiner, appendix M).
 
     Refiner's projection leaves the upload that far from the true gradient, which is why its authors let the attacker
     look there. As a cosine distance it is that of the tangent, 1 - sqrt(1 - radius^2 / ||g||^2).

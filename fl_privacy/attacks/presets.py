@@ -44,7 +44,8 @@ def inverting_gradients(
     std: float = _SPACE.std,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Inverting gradients (Geiping et al. 2020): cosine and total variation, signed Adam with step decay, clamped.
+    """Build Inverting Gradients (Geiping et al. 2020): cosine and total variation, signed Adam with step decay,
+    clamped.
 
     The paper optimizes images normalized by their data's mean and standard deviation; ``mean`` and ``std`` stand for
     those of natural images. Its total variation is that of normalized images, with the weight 1e-4; 0.1 is the default
@@ -80,7 +81,7 @@ def grad_inversion(
     color_range: float = 0.0,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """See through gradients (Yin et al. 2021): L2 with total variation, norm, batch-norm and group priors, Adam.
+    """Build GradInversion (Yin et al. 2021): L2 with total variation, norm, batch-norm and group priors, Adam.
 
     With ``restarts`` above 1 the attempts run side by side and are held together by ``consistency``. ``first_layer`` is
     the factor of public implementations on the batch-norm term of the first layer (1 in the paper). ``noise`` is the
@@ -122,7 +123,7 @@ def ats_attack(
     total_variation: float | None = None,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """An attack "optimizer + distance" of ATS (Gao et al. 2021, Table 4; 2023, Section 5.1).
+    """Build an attack "optimizer + distance" of ATS (Gao et al. 2021, Table 4; 2023, Section 5.1).
 
     Adam and SGD are as "Inverting Gradients" has them: signed, 4800 iterations with step decay, total variation 1e-4,
     clamped. SGD is that of its code, learning rate 0.01 with Nesterov momentum, in both variants.
@@ -177,7 +178,7 @@ def dlg(
     relative: bool = False,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Deep leakage from gradients (Zhu et al. 2019): L2, L-BFGS, image and soft label from N(0, 1) together.
+    """Build DLG (Zhu et al. 2019): L2, L-BFGS, image and soft label from N(0, 1) together.
 
     ``enough`` and ``accept`` are shares of the observed gradient's squared norm: below the first a victim has finished,
     below the second it is not attacked again. The default of ``enough`` is about the 1e-6 at which the published code
@@ -204,14 +205,14 @@ def idlg(
     line_search: LineSearch = "none",
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Improved deep leakage (Zhao et al. 2020): DLG with the label read from the output layer's gradient."""
+    """Build iDLG (Zhao et al. 2020): DLG with the label inferred from the output layer's gradient."""
     published = replace(dlg(lr=lr, history=history, line_search=line_search), labels="auto")
     return vary(published, options)
 
 
 @takes(GradientOptions)
 def adam_dlg(*, lr: float = 1e-3, weight_decay: float = 0.01, **options: Unpack[GradientOptions]) -> GradientInversion:
-    """DLG with AdamW, as SAPAG compares itself with (Wang et al. 2020)."""
+    """Build DLG with AdamW, to which SAPAG compares itself (Wang et al. 2020)."""
     published = GradientInversion(
         objective=L2(), optimizer=Adam(lr=lr, weight_decay=weight_decay), iterations=20_000, labels="optimize"
     )
@@ -229,7 +230,7 @@ def sapag(
     last: float = 0.5,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Self-adaptive privacy attack from gradients (Wang et al. 2020): Gaussian kernel.
+    """Build SAPAG, the self-adaptive privacy attack from gradients (Wang et al. 2020): Gaussian kernel.
 
     The paper brings images to [0, 1] after each iteration, by ``projection``; it is so with AdamW alone: L-BFGS takes
     the jump for curvature and stops at once (measured on LeNet; see ``experiments/RESULTS.md``).

@@ -29,7 +29,7 @@ from fl_privacy.types import Batch, Observation, Reconstruction
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What was made of V victims.
+    """Solution of V victims: their images and labels, with the loss.
 
     Attributes:
         images: (V, B, C, H, W).
@@ -46,7 +46,7 @@ class Found:
     films: Mapping[int, tuple[Snapshot, ...]] = field(default_factory=dict)
 
     def or_better(self, other: "Found") -> "Found":
-        """Of each victim what has the lower loss, of two that went one after the other."""
+        """Keep for each victim whichever of two successive solutions has the lower loss."""
         rows = other.loss < self.loss
         labels = torch.where(rows.view(-1, *[1] * (self.labels.dim() - 1)), other.labels, self.labels)
         return Found(
@@ -282,7 +282,7 @@ class GradientInversion(Settings):
         )
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """What its generator of images (C, H, W) was trained on; ``None`` where it has none.
+        """Return what its generator of images (C, H, W) was trained on; ``None`` where it has none.
 
         Raises:
             UserError: there is no such generator.

@@ -42,18 +42,18 @@ class SumOfDistances(Protocol):
     """An objective that is a weighted sum of the squared and absolute distances of the tensors, in some settings."""
 
     def coefficients(self, names: Sequence[str]) -> Coefficients | None:
-        """Of the tensors ``names``, in their order; ``None`` where the objective is no such sum."""
+        """Return the coefficients of the tensors ``names``, in order; ``None`` where the objective is no such sum."""
         ...
 
 
 def layer_weight(layers: LayerWeights, name: str) -> float:
-    """The weight of the last pattern that matches ``name``; 1 where none does."""
+    """Return the weight of the last pattern that matches ``name``; 1 where none does."""
     matches = [weight for pattern, weight in layers.items() if fnmatch.fnmatchcase(name, pattern)]
     return matches[-1] if matches else 1.0
 
 
 def weighted_names(layers: LayerWeights, names: Iterable[str]) -> list[str]:
-    """The tensors whose weight is not 0.
+    """List the tensors whose weight is not 0.
 
     Raises:
         UserError: a pattern matches nothing, or nothing is left to match.
@@ -151,7 +151,7 @@ class Cosine:
         return self.per_layer or bool(self.layers)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Loss (V,) in [0, 2]."""
+        """Return the loss (V,) in [0, 2]."""
         if self.per_layer:
             terms = {name: self._of_layer(s) for name, s in statistics.items()}
             return _weighted_sum(self.layers, terms) / sum(layer_weight(self.layers, name) for name in statistics)
@@ -220,8 +220,9 @@ class GaussianKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedL2L1:
-    """Squared Euclidean distance plus ``alpha`` times the absolute one of each tensor, with a factor of its own on
-    ``alpha``, larger near the input (TAG, Deng et al. 2021, Eq. 5).
+    """Squared Euclidean distance plus ``alpha`` times the absolute one of each tensor (TAG, Deng et al. 2021, Eq. 5).
+
+    ``alpha`` has a factor of its own for each tensor, larger near the input.
 
     Attributes:
         alpha: of the first tensor.
