@@ -45,7 +45,7 @@ class _Started(BaseException):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class App:
-    """What an app is made of.
+    """The parts of an app.
 
     Attributes:
         folder: of the app.
@@ -69,7 +69,7 @@ class App:
 
     @property
     def mods(self) -> list[Mod]:
-        """Of its clients, the outermost first."""
+        """Return the mods of its clients, the outermost first."""
         return list(getattr(self.client, "_mods", []))
 
 
@@ -136,7 +136,7 @@ def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _begun(app: App, server: ServerApp) -> App:
-    """``app`` with what its server app starts its training with."""
+    """Complete ``app`` with what its server app starts its training with."""
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(app.run_config))
     make = getattr(server, "_server_fn", None)
     if make is not None:
@@ -179,7 +179,7 @@ def _begun_legacy(app: App, make: Callable[[Context], Any], context: Context) ->
 
 
 def _shapes(app: App) -> Tensors | None:
-    """An update's arrays; the first values of each where the model is large."""
+    """Return zeros like an update's arrays; like the first values of each where the model is large."""
     if app.arrays is None:
         return None
     arrays = {name: to_tensor(array.numpy()) for name, array in app.arrays.items()}
@@ -192,13 +192,13 @@ def _shapes(app: App) -> Tensors | None:
 
 
 def _all_of_flower(app: App) -> bool:
-    """Whether the clients' mods are Flower's own, which go by no array's shape."""
+    """Say whether the clients' mods are all Flower's own, which work on arrays of any shape."""
     modules = [getattr(mod, "__module__", type(mod).__module__) for mod in app.mods]
     return all(module.partition(".")[0] == "flwr" for module in modules)
 
 
 def _on_mods(app: App, asked: Asked) -> list[ClaimVerdict]:
-    """Each mod that claims something, behind the mods around it."""
+    """Check each mod that claims something, behind the mods around it."""
     found = []
     for mod in app.mods:
         stated = stated_by(mod, rounds=app.rounds)
@@ -231,7 +231,7 @@ def _on_strategy(app: App, asked: Asked) -> list[ClaimVerdict]:
 
 
 def _trained(app: App) -> tuple[Message | None, OpacusWatch, tuple[str, ...]]:
-    """The reply of the first client to one training message, what Opacus did in it, and what went wrong."""
+    """Train the first client once; return its reply, what Opacus did, and what went wrong."""
     assert app.arrays is not None
     node: dict[str, Any] = {PARTITION: 0, PARTITIONS: NODES}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=dict(app.run_config))

@@ -78,7 +78,7 @@ class LanguageModel:
         return self.size + 1
 
     def _keys(self, tokens: Tensor, length: int) -> Tensor:
-        """Number the ``length`` tokens up to each, (n, L); the beginning is a token of its own."""
+        """Return the number (n, L) of the ``length`` tokens up to each; the beginning is a token of its own."""
         begun = torch.nn.functional.pad(tokens.long().clamp_min(0), (length - 1, 0), value=self.size)
         keys = torch.zeros_like(tokens, dtype=torch.long)
         for part in begun.unfold(1, length, 1).unbind(-1):
