@@ -100,7 +100,7 @@ class NamingServer(HonestButCurious):
     _numbers: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def name_all(self, exchanged: Iterable[tuple[Message, Message]]) -> None:
-        """Number the nodes of messages and their replies: first those that say which partition they hold."""
+        """Assign numbers to the nodes of messages and replies: first those that say which partition they hold."""
         for message, reply in sorted(exchanged, key=_turn):
             self.client_of(message, reply)
 

@@ -63,7 +63,7 @@ class LocalGrid(Grid):
         return list(self.pull_messages(self.push_messages(messages)))
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Number the messages and deliver them."""
+        """Assign a number to each message, and deliver it."""
         sent = list(messages)
         for message in sent:
             message.metadata.__dict__["_message_id"] = str(next(self._numbers))
