@@ -43,7 +43,7 @@ def others_of_app(
     *,
     seed: int,
 ) -> Others:
-    """Take images that attacked ones are told apart from: of the same data, or where there are few, shipped ones.
+    """Take images that attacked ones are compared with: of the same data, or where there are few, shipped ones.
 
     Args:
         data: of the app; of a (train, test) pair or a data set of this package the second half is taken first.
@@ -97,7 +97,7 @@ def others_among(
 
 
 def _drawn(known: KnownImages, attacked: Sequence[VictimId], number: int, seed: int) -> Samples:
-    """At most so many images from all places that are known, in [0, 1]: first what no client trains on."""
+    """Draw at most ``number`` images from all known places, in [0, 1]: first those that no client trains on."""
     places: list[int | None] = [None]
     if known.of_client is not None:
         places = list(dict.fromkeys(known.partition(victim.client) for victim in attacked))
@@ -122,7 +122,7 @@ def _some(known: KnownImages, data: object, taken: set[int], rng: torch.Generato
 
 
 def _second_half(data: object) -> object | None:
-    """What of ``data`` no client trains on; ``None`` where there is no such part."""
+    """Return the part of ``data`` that no client trains on; ``None`` where there is no such part."""
     if isinstance(data, Dataset):
         return data.test
     pair = isinstance(data, tuple | list) and len(data) > 1
@@ -132,7 +132,7 @@ def _second_half(data: object) -> object | None:
 
 
 def at_random(data: Any, taken: set[int], rng: torch.Generator) -> Iterator[tuple[Tensor, int]]:
-    """The examples of ``data`` at random, but those at the places ``taken``; in their order where only that works.
+    """Yield the examples of ``data`` at random, but not those at the places ``taken``; in order where only that works.
 
     Of a (train, test) pair or a data set of this package these are the first half's.
     """
