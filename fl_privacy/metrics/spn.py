@@ -10,7 +10,7 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Tracing:
-    """What a tracing attack came to.
+    """Result of a tracing attack.
 
     Attributes:
         distance: share of the queries that were traced to a wrong participant, in [0, 1]; 1 - 1 / ``participants`` is
@@ -31,7 +31,8 @@ CHUNK = 1024
 
 
 def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
-    """(Q,) for each query the owner of the guess with the least mean squared error (SPN, Fan et al. 2020, Algorithm 6).
+    """Trace each query to the owner of the nearest guess by mean squared error, (Q,) (SPN, Fan et al. 2020, Algorithm
+    6).
 
     Args:
         guesses: (R, C, H, W) reconstructed images, at least one.
@@ -50,7 +51,7 @@ def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
 
 
 def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """(Q,) for each query the Euclidean distance of the nearest of ``images`` (R, C, H, W), and (Q,) which it is.
+    """Return for each query the Euclidean distance of the nearest of ``images`` (R, C, H, W), and its index, (Q,) each.
 
     Distances are exact: those of equal images are equal, and 0 to the image itself, whatever is compared at a time.
     """
