@@ -14,11 +14,11 @@ class Inference(Protocol):
 
     @property
     def about(self) -> About:
-        """What it asks, by which its answers are judged."""
+        """Return what it asks, by which its answers are judged."""
         ...
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "Watch":
-        """Before the first round.
+        """Begin before the first round.
 
         Args:
             candidates: C, how many examples are asked about.
@@ -36,10 +36,12 @@ class Watch(Protocol):
         ...
 
     def answers(self) -> Mapping[str, Tensor]:
-        """By the name of the method. About membership and source: (C, N) scores, higher where the answer is yes. About
-        a property: (N, K) shares."""
+        """Return the answers by the name of the method.
+
+        About membership and source: (C, N) scores, higher where the answer is yes. About a property: (N, K) shares.
+        """
         ...
 
     def titles(self) -> Mapping[str, tuple[str, str]]:
-        """Title and source of each method, for pages."""
+        """Return title and source of each method, for pages."""
         ...

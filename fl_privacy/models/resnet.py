@@ -29,7 +29,7 @@ class BasicBlock(nn.Module):
         self.activation = new_activation(activation)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, inner, H, W) -> (B, outer, ceil(H / stride), ceil(W / stride))."""
+        """Map (B, inner, H, W) -> (B, outer, ceil(H / stride), ceil(W / stride))."""
         outputs: Tensor = self.activation(self.residual(inputs) + self.shortcut(inputs))
         return outputs
 
@@ -90,7 +90,7 @@ class ResNet18(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         features: Tensor = self.stages(self.stem(self.normalize(inputs)))
         logits: Tensor = self.classifier(features.mean((2, 3)))
         return logits

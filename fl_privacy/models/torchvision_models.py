@@ -76,7 +76,7 @@ class ViT(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.network(self.normalize(inputs))
         return logits
 
@@ -132,6 +132,6 @@ class MobileNetV2(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.network(self.normalize(inputs))
         return logits
