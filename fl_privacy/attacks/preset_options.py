@@ -48,10 +48,6 @@ class GenerativeOptions(TypedDict, total=False):
 class GradientOptions(_Options, total=False):
     """Options of :class:`GradientInversion`; ``None`` keeps the paper's value.
 
-    ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.starts.STARTS`; ``layers`` are weights of
-    tensors by name pattern, 0 mutes. ``space``: ``pixels``, or ``network`` for the weights of an untrained network that
-    makes the images (:class:`fl_privacy.attacks.gradient_inversion.network_prior.Untrained`).
-
     ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.starts.STARTS`; ``layers`` are weights
     of tensors by name pattern, 0 mutes. ``space``: ``pixels``, or ``network`` for the weights of an untrained network
     that makes the images (:class:`fl_privacy.attacks.gradient_inversion.network_prior.Untrained`).

@@ -45,8 +45,6 @@ class VictimGradients(ABC):
     """Maps inputs (V, B, C, H, W) and labels (V, B) or (V, B, K) to gradients (V, *shape) by name.
 
     It can be differentiated by the inputs and by soft labels.
-
-    It can be differentiated by the inputs and by soft labels.
     """
 
     @abstractmethod

@@ -32,7 +32,7 @@ class Watch(Protocol):
     """Looks at the rounds of a training as they come; what it keeps does not grow with them."""
 
     def add(self, read: ReadRound) -> None:
-        """Take in what was read in a round, none of which may be kept."""
+        """Take in what a round showed, none of which may be kept."""
         ...
 
     def answers(self) -> Mapping[str, Tensor]:

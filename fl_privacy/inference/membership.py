@@ -161,7 +161,7 @@ class MembershipWatch:
     methods: dict[str, MembershipMethod]
 
     def add(self, read: ReadRound) -> None:
-        """Take in what was read in a round."""
+        """Take in what a round showed."""
         for method in self.methods.values():
             method.add(read)
 

@@ -36,8 +36,6 @@ class MembershipMethod(ABC):
 
     What is kept is as large after a hundred rounds as after one: sums over rounds for each example and client.
 
-    What is kept is as large after a hundred rounds as after one: sums over rounds for each example and client.
-
     Attributes:
         title: for pages.
         source: who says so.
@@ -53,7 +51,7 @@ class MembershipMethod(ABC):
         self._rounds = torch.zeros(candidates, len(clients))
 
     def add(self, read: ReadRound) -> None:
-        """Take in what was read in a round; what is not finite says nothing."""
+        """Take in what a round showed; what is not finite says nothing."""
         found = self.evidence(read).double()
         columns = torch.tensor([self._columns[client] for client in read.clients])
         finite = found.isfinite()

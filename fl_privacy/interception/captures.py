@@ -133,7 +133,7 @@ Change = Callable[[Observation], Observation]
 
 
 class LazyObservations(Sequence[Observation], ABC):
-    """Observations of which each is read when it is asked for; a slice reads nothing.
+    """Observations of which each is loaded when it is asked for; a slice loads nothing.
 
     Attributes:
         ids: of all of them.

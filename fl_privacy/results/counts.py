@@ -17,7 +17,7 @@ _JUDGED_SINCE = ("likeness", "control_psnr", "control_f1")
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """Different words of attacked texts that were read in no order, each upload counted once.
+    """Different words of attacked texts that were found, in no order, each upload counted once.
 
     Attributes:
         read: of uploads of which more words were read than their frequency alone tells.

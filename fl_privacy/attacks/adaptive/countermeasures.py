@@ -116,9 +116,6 @@ def countermeasures_against(effect: Effect, circumstances: Circumstances) -> Seq
 
     A function under ``@countermeasures_against.register`` adds those against another effect. Fields of an effect that
     are not given are ``None``.
-
-    A function under ``@countermeasures_against.register`` adds what is done against another effect. Fields
-    of an effect that are not told are ``None``.
     """
     return None
 

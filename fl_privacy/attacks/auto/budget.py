@@ -77,7 +77,7 @@ def expect_budget(budget: object, evaluations: int | None) -> None:
 
 
 def most_attempts(evaluations: int) -> int:
-    """Return how many attempts ``evaluations`` in all suffice to tell apart."""
+    """Return the most attempts that ``evaluations`` in all suffice to compare."""
     most = [n for n in range(1, _MOST + 1) if n * LEAST * _early(n) <= (1 - _LAST) * evaluations]
     return max(most, default=1)
 

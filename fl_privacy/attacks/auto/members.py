@@ -50,7 +50,7 @@ class Faint:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contender:
-    """A descent, whose attempts are told apart by where they start and by how smooth the image is to be.
+    """A descent, whose attempts differ in where they start and in how smooth the image is to be.
 
     Attributes:
         name: as records and pages show it.
@@ -122,9 +122,6 @@ def _contenders(observation: Observation) -> Sequence[Contender]:
 
     Gradients in front of a saturating activation can be a thousand times smaller than those of the output layer, which
     then decides the angle of all together alone, and of itself says little of the image.
-
-    Gradients in front of a saturating activation can be a thousand times smaller than those of the output layer, which
-    then decides the angle of all together alone, and of itself tells little of the image.
     """
     base = replace(
         inverting_gradients(),
@@ -181,7 +178,7 @@ def _share_known(observation: Observation) -> float:
 
 
 def _is_noisy(observation: Observation) -> bool:
-    """Say whether noise tells how smooth the images are."""
+    """Say whether the noise in the update implies how smooth the images are."""
     known = _known_defense(observation)
     return (
         known.noisy and all_known(known.bounds(observation.update())) and noise_over_gradient(observation) is not None

@@ -33,9 +33,6 @@ class TextMembers:
     Tokens leave no slope, so that the members are compared by how far the gradient of the tokens that each has found is
     from the update; the truth is never seen.
 
-    Tokens leave no slope, so that the members are compared by how far the gradient of the tokens that each has read is
-    from the update; the truth is never seen.
-
     Attributes:
         evaluations: of loss and gradient for each victim, shared by the descents; ``None``: as many as there is time
             for (:mod:`fl_privacy.attacks.attack`), of which DAGER has three quarters at most.
