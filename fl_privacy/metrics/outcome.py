@@ -1,4 +1,4 @@
-"""What an attack read of one image, text or row of a table: all of it, which one it is, something recognizable, or nothing.
+"""What an attack read of one image, text or row: all of it, which one it is, something recognizable, or nothing.
 
 The one rule of the package, and the only home of its constants; it reads the records of ``metrics.jsonl`` and imports
 no PyTorch. The constants were fixed on the training splits; ``experiments/verdict_pairs.py`` measures them on others.
@@ -106,10 +106,8 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
         return Outcome.NOTHING
     if record.get("exact") is True or (record.get("certainty") == Certainty.PROVEN and not _is_denied(record)):
         return Outcome.EXACT
-    if TEXT_METRIC in record:
-        return _of_text(record)
-    if TABLE_METRIC in record:
-        return _of_row(record)
+    if TEXT_METRIC in record or TABLE_METRIC in record:
+        return _of_text(record) if TEXT_METRIC in record else _of_row(record)
     if _number(record, "likeness") is None:
         return None
     if _is_identified(record):

@@ -11,7 +11,7 @@ from fl_privacy.metrics.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
 LEVEL = 0.05
 """Probability with which chance alone may make as many identified as were: beyond, it is more than chance."""
 
-_JUDGED_SINCE = ("likeness", "control_psnr", "control_f1")
+_JUDGED_SINCE = ("likeness", "control_psnr", "control_f1", "control_cells")
 """Columns that records of older versions do not have."""
 
 

@@ -11,8 +11,7 @@ from fl_privacy.attacks.auto.budget import LEAST, SOLVED, how_to_repeat, seconds
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.grouping import expect_gradient
+from fl_privacy.attacks.gradient_inversion.targets import needs_unrolling
 from fl_privacy.schema import schema_of
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
@@ -89,9 +88,7 @@ def _nearer(observation: Observation, one: Reconstruction, other: Reconstruction
 def _apart(observation: Observation, found: Reconstruction) -> float:
     """How far the gradient of rows is from the update; infinite where that is no gradient."""
     assert found.batch is not None
-    try:
-        expect_gradient(observation)
-    except NotAttackableError:
+    if needs_unrolling(observation.plan, observation.upload.num_examples, "unroll"):
         return math.inf
     reproduction = Reproduction(observation, model_as_sent(observation))
     distance = reproduction.distance(Batch(found.batch.inputs, found.batch.labels))

@@ -52,8 +52,8 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
 
     With d_i what comes back to the layer from row i and x_i the row, the weight's gradient is ``sum d_i x_i'`` and the
     bias' ``sum d_i``: a category's column without shift and scale is the sum of d_i over the rows that have it, zero
-    where none has. The rows of each class come back much alike in a network that is young, so that this sum tells how many
-    of them there are, next to what rows of nobody of that class give.
+    where none has. The rows of each class come back much alike in a network that is young, so that this sum tells how
+    many of them there are, next to what rows of nobody of that class give.
 
     Args:
         observation: of one update.
