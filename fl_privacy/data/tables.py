@@ -15,7 +15,7 @@ from fl_privacy.data.columns import LABEL_COLUMNS, encode_labels, find_column
 from fl_privacy.data.datasets import TEST_SPLITS, Dataset, every_fifth
 from fl_privacy.data.examples import TableExamples
 from fl_privacy.data.sources import HubData, ParquetFolder, environment_folder, require
-from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.errors import UserError
 from fl_privacy.schema import MOST_CATEGORIES, Column, Schema
 
 Missing = Literal["keep", "drop"]
@@ -103,19 +103,38 @@ def load_table(
     return _dataset(frames, names, reading, called)
 
 
-def table_of(frame: Any, *, name: str = "table", test: Any = None, **options: Any) -> Dataset:
-    """A data set of a pandas DataFrame; ``options`` are those of :func:`load_table`.
+def table_of(
+    frame: Any,
+    *,
+    name: str = "table",
+    test: Any = None,
+    target: str | None = None,
+    group_column: str | None = None,
+    attribute_column: str | None = None,
+    categories: Sequence[str] = (),
+    leave_out: Sequence[str] = (),
+    missing: Missing = "keep",
+    standardize: Standardize = "numbers",
+) -> Dataset:
+    """Make a data set of a pandas DataFrame, and of another with its test rows; see :func:`load_table`.
 
     Raises:
         UserError: it is no DataFrame, or has no such column.
     """
-    if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
-        raise UserError(f"A table is expected to be a pandas DataFrame, but got {type(frame).__name__}; convert it.")
-    given = {"target": None, "group_column": None, "attribute_column": None, "missing": "keep"}
-    given |= {"standardize": "numbers", **options}
-    lists = {key: tuple(map(str, options.get(key, ()))) for key in ("categories", "leave_out")}
-    with blamed_on("table_of"):
-        reading = _Reading(**{**given, **lists})
+    for given in (frame, *([] if test is None else [test])):
+        if not hasattr(given, "columns") or not hasattr(given, "iloc"):
+            raise UserError(
+                f"A table is expected to be a pandas DataFrame, but got {type(given).__name__}; convert it."
+            )
+    reading = _Reading(
+        target=target,
+        group_column=group_column,
+        attribute_column=attribute_column,
+        categories=tuple(map(str, categories)),
+        leave_out=tuple(map(str, leave_out)),
+        missing=missing,
+        standardize=standardize,
+    )
     return _dataset([frame] if test is None else [frame, test], None, reading, name)
 
 

@@ -268,7 +268,9 @@ def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Mo
     """What ``clients`` clients train: ``build_network``, with what a malicious server put into it."""
     model = build_network(config.model, dataset, seed=config.seed)
     attack = build_server_attack(config.server)
-    return model if attack is None else attack.architecture(model, dataset.train.input_shape, clients)
+    if attack is None:
+        return model
+    return attack.architecture(model, expect_images(dataset.train, "A malicious server").input_shape, clients)
 
 
 def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:

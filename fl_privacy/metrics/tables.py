@@ -64,7 +64,7 @@ def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
     except ImportError as error:
         raise UserError("Matching rows needs scipy, which is not installed; run `pip install scipy`.") from error
     wrong = (~right_cells(schema, guesses[None], truths[:, None])).sum(-1).double()
-    far = torch.cdist(*(schema.encode(each).double() for each in (truths, guesses)), p=1)
+    far = torch.cdist(schema.encode(truths).double(), schema.encode(guesses).double(), p=1)
     rows, columns = linear_sum_assignment((wrong + _BY_VALUE * far / (1 + far)).numpy())
     order[torch.as_tensor(rows)] = torch.as_tensor(columns)
     return order

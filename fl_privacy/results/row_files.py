@@ -54,17 +54,24 @@ class RowPair:
 
 def write_rows(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker = Attacker.PLAIN) -> Path:
     """Write what ``attacker`` read in ``round`` into ``folder``; a second call for a round adds a file."""
-    found, columns = [], ()
+    found: list[dict[str, Any]] = []
+    columns: Sequence[str] = ()
     for score in scores:
         if (own := score.rows) is None:
             continue
         columns = own.columns
         rows = zip(score.images, own.originals, own.guesses, own.right.tolist(), own.certain.tolist(), strict=True)
         for image, original, guess, right, certain in rows:
-            given = {"original": None if original is None else list(original)}
-            given |= {"guess": None if guess is None else list(guess)}
-            given |= {"right": [] if original is None else right, "certain": [round_of(c) for c in certain]}
-            found.append({"id": str(score.id), "image": image.image, **given})
+            found.append(
+                {
+                    "id": str(score.id),
+                    "image": image.image,
+                    "original": None if original is None else list(original),
+                    "guess": None if guess is None else list(guess),
+                    "right": [] if original is None else right,
+                    "certain": [round(share, 2) for share in certain],
+                }
+            )
     make_private_folder(folder, folder)
     name = f"rows-{round:04d}" + ("" if attacker == Attacker.PLAIN else f"-{attacker}")
     path, number = folder / f"{name}.json", 1
@@ -73,11 +80,6 @@ def write_rows(folder: Path, round: int, scores: Sequence[VictimScore], attacker
     content = {"attacker": attacker, "columns": list(columns), "rows": found}
     write_private(path, json.dumps(content, ensure_ascii=False))
     return path
-
-
-def round_of(share: float) -> float:
-    """Two digits of a share, which is all that a page shows."""
-    return round(share, 2)
 
 
 def read_rows(folder: Path) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:

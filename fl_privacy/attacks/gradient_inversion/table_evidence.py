@@ -96,8 +96,13 @@ def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tenso
     like = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=like.device, dtype=torch.float32).eval()
     rows, loss = schema.drawn(_DRAWN, torch.Generator().manual_seed(0)).to(like.device), observation.loss
-    found, seen = [], []
-    hook = model.get_submodule(path).register_forward_hook(lambda _module, _given, out: seen.append(out) or None)
+    found: list[Tensor] = []
+    seen: list[Tensor] = []
+
+    def see(_module: nn.Module, _given: object, out: Tensor) -> None:
+        seen.append(out)
+
+    hook = model.get_submodule(path).register_forward_hook(see)
     with torch.enable_grad():
         outputs = model(rows.requires_grad_())
         for label in range(observation.num_classes):
