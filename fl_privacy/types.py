@@ -36,7 +36,8 @@ class Batch:
     """Examples with their labels.
 
     Attributes:
-        inputs: images (B, C, H, W) float in [0, 1], or texts (B, L) int64: numbers of tokens, -1 where there is none.
+        inputs: images (B, C, H, W) float in [0, 1], or texts (B, L) int64: numbers of tokens, -1 where there is none,
+            or rows (B, F) float as a :class:`fl_privacy.schema.Schema` encodes them.
         labels: (B,) class indices, or (B, K) class probabilities; of a language model (B, L) next tokens, -100: none.
     """
 
@@ -171,7 +172,7 @@ class Observation:
         sent: the values that this client was sent.
         upload: what the client replied.
         plan: how the client trains.
-        input_shape: (C, H, W) of one image, or (L,) of the longest text.
+        input_shape: (C, H, W) of one image, (L,) of the longest text, or (F,) of a row.
         num_classes: K.
         knowledge: what is known beyond the protocol.
         filmed: whether to keep snapshots of the guess, which change no number.
@@ -273,6 +274,8 @@ class Reconstruction:
         certainties: (B,) of each of its images, where they differ; empty where all are alike.
         member: of the attacks that were tried, the one whose guess this is; empty where there was a single one.
         film: how its first image or text came about, where that was asked for and the attack goes step by step.
+        cells_certain: (B, C) in [0, 1], of a table: how sure each cell is by the attempts alone, 1 where all agree;
+            ``None`` where nobody says.
         words: (n,) tokens that were read of all its texts together, in no order, each as often as it was found;
             ``None`` where nobody looked for them.
         words_exact: whether no token of another text can have left such traces.
@@ -290,6 +293,7 @@ class Reconstruction:
     certainties: tuple[Certainty, ...] = ()
     member: str = ""
     film: tuple[Snapshot, ...] = ()
+    cells_certain: Tensor | None = None
     words: Tensor | None = None
     words_exact: bool = False
     notes: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from fl_privacy.attacks._reconstruct import reconstruct
 from fl_privacy.attacks._refiner_aware import refiner_aware
+from fl_privacy.attacks._tableak import tableak
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.exact import AnalyticInversion, CocktailParty, ExactInversion
@@ -38,5 +39,6 @@ __all__ = [
     "reconstruct",
     "refiner_aware",
     "sapag",
+    "tableak",
     "tag",
 ]

@@ -22,6 +22,7 @@ from fl_privacy.cli.completion import complete_override
 from fl_privacy.cli.jobs import expect_reconstructions, say_what_takes_time
 from fl_privacy.config.study import load_grid
 from fl_privacy.errors import UserError
+from fl_privacy.files import CONFIG_DIR
 from fl_privacy.results.ongoing import write_planned
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def benchmark(
-    track: Annotated[str, typer.Argument(help="smoke, laptop, full, or your own YAML file.")],
+    track: Annotated[str, typer.Argument(help="smoke, laptop, full, table, or your own YAML file.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -276,12 +277,20 @@ def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
     if found := [table for table in tables if table.matches(settings)]:
         return found
     told = f" {' '.join(settings)}" if settings else ""
+    grid = "tables" if any(map(_names_a_table, settings)) else "quick"
     there = f"there are: {_there(tables)}" if tables else "those that came with the package are withdrawn until they"
     there += "" if tables else " are measured again: they took empty pictures for read ones and readable ones for none"
     raise UserError(
-        f"Settings that were measured are expected, but {there}. Measure yours by `fl-privacy trade-off quick{told}`,"
-        f" then `fl-privacy advise --grid quick{told}`."
+        f"Settings that were measured are expected, but {there}. Measure yours by `fl-privacy trade-off {grid}{told}`,"
+        f" then `fl-privacy advise --grid {grid}{told}`."
     )
+
+
+def _names_a_table(setting: str) -> bool:
+    """Whether ``setting`` is ``data=`` one of rows."""
+    key, _, name = setting.partition("=")
+    file = CONFIG_DIR / "data" / f"{name}.yaml"
+    return key == "data" and name.isidentifier() and file.is_file() and "load_table" in file.read_text(encoding="utf-8")
 
 
 def _there(tables: Sequence[MeasuredTable]) -> str:

@@ -1,4 +1,4 @@
-"""Labelled sets of examples in memory: images, texts.
+"""Labelled sets of examples in memory: images, texts, rows of a table.
 
 The tokens of a tokenizer, and texts made of them again.
 """
@@ -8,13 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.pieces import BEGINNINGS, as_shown
+from fl_privacy.schema import Schema
 from fl_privacy.types import Batch
 
 
@@ -92,7 +93,7 @@ class LabelledExamples(ABC):
 
     @property
     @abstractmethod
-    def architecture(self) -> Mapping[str, int]:
+    def architecture(self) -> Mapping[str, Any]:
         """What a model has to know of the examples, by the names of its parameters."""
 
     @abstractmethod
@@ -207,12 +208,61 @@ class TextExamples(LabelledExamples):
         return replace(self, tokens=tokens, labels=labels, groups=groups, attributes=attributes)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TableExamples(LabelledExamples):
+    """Rows of a table as its schema encodes them.
+
+    Attributes:
+        inputs: (N, F) float32.
+        schema: of the rows.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
+    schema: Schema
+    groups: Tensor | None = None
+    attributes: Tensor | None = None
+    attribute_names: tuple[str, ...] = ()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(F,)."""
+        return (self.inputs.shape[1],)
+
+    @property
+    def architecture(self) -> Mapping[str, Any]:
+        """Schema, values of a row, classes."""
+        return {"schema": self.schema, "in_features": self.inputs.shape[1], "num_classes": self.num_classes}
+
+    def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
+        """The rows at ``indices``."""
+        return Batch(self.inputs[indices].to(device), self.labels[indices].to(device))
+
+    def subset(self, indices: Tensor) -> "TableExamples":
+        """The rows at ``indices``."""
+        groups, attributes = self._owned(indices)
+        return replace(
+            self, inputs=self.inputs[indices], labels=self.labels[indices], groups=groups, attributes=attributes
+        )
+
+
+def kind_of_examples(examples: LabelledExamples) -> str:
+    """``images``, ``text`` or ``a table``, as sentences call them."""
+    if isinstance(examples, TableExamples):
+        return "a table"
+    return "text" if isinstance(examples, TextExamples) else "images"
+
+
 def expect_images(examples: LabelledExamples, what: str) -> Examples:
     """``examples``, where they are images.
 
     Raises:
-        UserError: they are texts, with which ``what`` can do nothing.
+        UserError: they are others, with which ``what`` can do nothing.
     """
     if not isinstance(examples, Examples):
-        raise UserError(f"{what} is expected with images, but the data are text; leave it out, or take images.")
+        raise UserError(
+            f"{what} is expected with images, but the data are {kind_of_examples(examples)}; leave it out, or take"
+            " images."
+        )
     return examples

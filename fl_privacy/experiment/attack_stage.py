@@ -35,6 +35,7 @@ from fl_privacy.progress import counted
 from fl_privacy.results import Attacker, RunFolder
 from fl_privacy.results.readings import AttackedUploads
 from fl_privacy.rng import cpu_threads, derive_generator
+from fl_privacy.schema import Schema
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, Tensors, VictimId
 
 PARTICIPANTS = 10
@@ -111,7 +112,7 @@ def _dealt(number: int, owners: Tensor) -> Tensor:
 
 
 def _counts(score: VictimScore) -> bool:
-    return not score.sentences and all(image.failure is None for image in score.images)
+    return not score.sentences and score.rows is None and all(image.failure is None for image in score.images)
 
 
 def _guessed(score: VictimScore) -> Tensor:
@@ -138,6 +139,7 @@ class Judge:
         functions: of the metrics that need something of the run, by name; see ``build_metrics``.
         tracer: runs the tracing attack on what was reconstructed.
         vocabulary: of texts; ``None`` where images are attacked.
+        schema: of the rows of a table; ``None`` where other examples are attacked.
         others: what guesses are compared with beside the truth, for the outcome of each.
         augments: whether what the model sees is but the client's own crops and flips of the truth, of no defense: what
             was read is judged by that.
@@ -151,6 +153,7 @@ class Judge:
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
     tracer: Tracer = field(default_factory=Tracer)
     vocabulary: Vocabulary | None = None
+    schema: Schema | None = None
     others: Others = field(default_factory=Others)
     augments: bool = False
     prior: bool = False
@@ -180,6 +183,8 @@ class Judge:
     def _judged(
         self, found: Sequence[Reconstruction], truths: Sequence[Batch], transformed: Sequence[Batch] | None
     ) -> list[VictimScore]:
+        if self.schema is not None:
+            return evaluate_all(found, truths, schema=self.schema, others=self.others)
         if self.vocabulary is None:
             return evaluate_all(
                 found,
@@ -308,11 +313,11 @@ class AttackStage:
             if self.judge.distorts:
                 with self.monitor.working(f"Comparing {which} with undefended ones"):
                     self._measure_distortion(chunk)
-            if self.knowledge.defense is not None:
-                chunk = [self.knowledge.of_adaptive(o) for o in chunk]
-                earlier = self.knowledge.earlier(chunk)
+            if known := [self.knowledge.of_adaptive(o) for o in chunk if self.knowledge.attacks_adaptively(o.id)]:
+                which = which if len(known) == len(chunk) else _in_words(round, 0, len(known), len(known))
+                earlier = self.knowledge.earlier(known)
                 scores[Attacker.ADAPTIVE] += self._attack_chunk(
-                    chunk, which, earlier=earlier, attacker=Attacker.ADAPTIVE
+                    known, which, earlier=earlier, attacker=Attacker.ADAPTIVE
                 )
         for attacker, found in scores.items():
             if found and (tracing := self.judge.tracer(found)):

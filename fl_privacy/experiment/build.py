@@ -28,7 +28,14 @@ from fl_privacy.config._options import CUSTOM, called
 from fl_privacy.config.building import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.config.settings import BpkiSettings
-from fl_privacy.data import Dataset, LabelledExamples, TextExamples, expect_images
+from fl_privacy.data import (
+    Dataset,
+    Examples,
+    LabelledExamples,
+    TableExamples,
+    TextExamples,
+    expect_images,
+)
 from fl_privacy.defenses import Defense
 from fl_privacy.defenses.defense import UNNAMED
 from fl_privacy.effects import MutedFeatures, SlicedNoise
@@ -51,7 +58,7 @@ from fl_privacy.guard import ModelGuard
 from fl_privacy.inference import About
 from fl_privacy.malicious import ServerAttack
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
-from fl_privacy.models import ADAPTED, TextModel, build_fitting, check_model, check_text_model
+from fl_privacy.models import ADAPTED, TextModel, build_fitting, check_model, check_table_model, check_text_model
 from fl_privacy.parallel import ShardedAttack
 from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.types import LocalPlan
@@ -110,9 +117,11 @@ def build_network(section: DictConfig, dataset: Dataset, *, seed: int) -> nn.Mod
     data.
     """
     train = dataset.train
-    if not isinstance(train, TextExamples):
+    if isinstance(train, Examples):
         return build_network_for(section, train.input_shape, train.num_classes, seed=seed)
     model = _network(section, train.architecture, seed)
+    if isinstance(train, TableExamples):
+        return check_table_model(model, train.schema, train.num_classes)
     check_text_model(model, train.input_shape[0], train.num_classes)
     return model
 
@@ -128,7 +137,7 @@ def build_network_for(
     return model
 
 
-def _network(section: DictConfig, architecture: Mapping[str, int], seed: int, **more: Any) -> nn.Module:
+def _network(section: DictConfig, architecture: Mapping[str, Any], seed: int, **more: Any) -> nn.Module:
     settings = {**more, **plain_settings(section)}
     settings.pop("_target_", None)
     target = locate_target(section, "model")
@@ -261,7 +270,9 @@ def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Mo
     """Build the model that ``clients`` clients train, with what a malicious server put into it."""
     model = build_network(config.model, dataset, seed=config.seed)
     attack = build_server_attack(config.server)
-    return model if attack is None else attack.architecture(model, dataset.train.input_shape, clients)
+    if attack is None:
+        return model
+    return attack.architecture(model, expect_images(dataset.train, "A malicious server").input_shape, clients)
 
 
 def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
@@ -286,6 +297,8 @@ def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> Non
     """Prepare ``defense`` for the examples of ``dataset``; ``UserError`` if it can't be, or can't change texts."""
     if isinstance(dataset.train, TextExamples):
         _prepare_for_texts(defense, dataset, model)
+    elif isinstance(dataset.train, TableExamples):
+        _expect_no_images(defense, "a table", "local_dp, pruning, quantization, selective_sharing, ppdl or soteria")
     else:
         for prepare in defense.prepare:
             with blamed_on(f"Defense {defense.name}, preparing for images,"):
@@ -302,14 +315,24 @@ def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> Non
             inform(public.batch(rows), public.attributes[rows])
 
 
+_FOR_TEXTS = "local_dp, pruning, quantization, selective_sharing, ppdl or refiner"
+
+
+def _expect_no_images(defense: Defense, kind: str, others: str) -> None:
+    """Refuse what changes images, or looks at them, where the data are of another ``kind``; ``others`` do not."""
+    if defense.prepare or defense.data or defense.examples or defense.model:
+        raise _of_images(defense, kind, others)
+
+
+def _of_images(defense: Defense, kind: str, others: str) -> UserError:
+    return UserError(f"Defense {defense.name} is of images, but the data are {kind}; take dp_noise, dp_sgd, {others}.")
+
+
 def _prepare_for_texts(defense: Defense, dataset: Dataset, model: nn.Module) -> None:
     of_pixels = any(isinstance(part.effect, MutedFeatures | SlicedNoise) for part in defense.parts)
-    of_images = defense.prepare and len(defense.texts) < len(defense.prepare)
-    if of_pixels or of_images or defense.data or defense.examples or defense.model:
-        raise UserError(
-            f"Defense {defense.name} is of images, but the data are text; take dp_noise, dp_sgd, local_dp, pruning,"
-            " quantization, selective_sharing, ppdl or refiner."
-        )
+    if of_pixels or len(defense.texts) < len(defense.prepare):
+        raise _of_images(defense, "text", _FOR_TEXTS)
+    _expect_no_images(replace(defense, prepare=()), "text", _FOR_TEXTS)
     assert isinstance(model, TextModel) and isinstance(dataset.test, TextExamples)
     public = dataset.test.subset(defenders_examples(dataset.test)).tokens if defense.texts else None
     for prepare in defense.texts:

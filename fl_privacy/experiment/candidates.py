@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fl_privacy.data import Examples, LabelledExamples, TextExamples, load_data
+from fl_privacy.data import Examples, LabelledExamples, TableExamples, TextExamples, load_data
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.controls import Others
 from fl_privacy.metrics.public_images import PublicImages
@@ -40,6 +40,8 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if isinstance(examples, TextExamples):
         return Others(texts=examples.tokens[order[:_MOST_TEXTS]])
+    if isinstance(examples, TableExamples):
+        return Others(rows=examples.schema.cells(examples.inputs[order[:_MOST_TEXTS]]))
     assert isinstance(examples, Examples)
     chosen = order[: at_most(number, examples.input_shape)].sort().values
     if not len(chosen):

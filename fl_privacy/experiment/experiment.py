@@ -25,6 +25,7 @@ from fl_privacy.interception.interceptor import Sink
 from fl_privacy.malicious import ServerAttack
 from fl_privacy.progress import counted
 from fl_privacy.results import RunFolder
+from fl_privacy.schema import schema_of
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload
 
 
@@ -159,6 +160,7 @@ class Experiment:
                 seed=self.config.seed,
             ),
             vocabulary=self._vocabulary,
+            schema=schema_of(self.model),
             others=unattacked_others(
                 self.unattacked,
                 self.config.candidates,

@@ -17,6 +17,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit
 from fl_privacy.malicious import ServerAttack, ThreatLevel
 from fl_privacy.models import TextModel, has_batch_norm
+from fl_privacy.schema import schema_of
 from fl_privacy.types import Knowledge, LocalPlan
 
 _SHARED = {
@@ -38,6 +39,12 @@ _SECURE = {
 _GUARDED = (
     " They look at each model before they train on it and refuse what looks crafted (guard=on); a server that knows the"
     " guard can stay within it."
+)
+
+
+_SCHEMA = (
+    "The attacker knows the table's schema, which all clients share: names, kinds and categories of the columns, mean,"
+    " deviation, least and largest value of numbers."
 )
 
 
@@ -82,6 +89,8 @@ def describe_threats(
         lines.append(f"Neither trained nor uploaded: {', '.join(plan.frozen)}.")
     if isinstance(model, TextModel):
         lines.append(_embeddings(model, plan))
+    if schema_of(model) is not None:
+        lines.append(_SCHEMA)
     lines.append("The attacker knows the architecture, the values each client was sent, and the local plan.")
     lines += knowledge.describe()
     if knowledge.defense is not None:

@@ -3,8 +3,8 @@
 How much of the words of an upload's texts was read, in no order, beside what their frequency alone tells.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ from fl_privacy.metrics.identification import aligned, control, identify
 from fl_privacy.metrics.matching import Match
 from fl_privacy.metrics.outcome import ROUNDING
 from fl_privacy.metrics.public_images import PublicImages
+from fl_privacy.metrics.tables import control_cells, exact_rows
 from fl_privacy.metrics.texts import Language, most_frequent, token_f1, token_precision, token_recall, widened, without
+from fl_privacy.schema import Schema
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
 Figures = dict[str, float | int | bool]
@@ -38,15 +40,23 @@ class Others:
     Attributes:
         candidates: images that an original is told apart from; ``None`` where there are none, or texts are attacked.
         texts: (N, L) public tokens, -1 where there is none, whose frequencies are the control of texts.
+        rows: (M, C) public cells of a table, whose rows are the control of rows.
         moved: whether the model may have seen the originals scaled and rotated, in a way that nobody knows.
         controls: for some victims (K, C, H, W) further guesses that never saw the update, such as what the same attack
             with the same prior makes of another client's.
+        beside: client -> the candidates for its images, where these are not the same for all.
     """
 
     candidates: PublicImages | None = None
     texts: Tensor | None = None
+    rows: Tensor | None = None
     moved: bool = False
     controls: Controls = field(default_factory=dict)
+    beside: Callable[[int], PublicImages | None] | None = None
+
+    def of(self, victim: VictimId) -> "Others":
+        """What guesses at ``victim`` are compared with."""
+        return self if self.beside is None else replace(self, candidates=self.beside(victim.client))
 
 
 def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None], truths: Sequence[Tensor]) -> Controls:
@@ -88,6 +98,7 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
     found = match.found
     if not len(found):
         return []
+    others = others.of(victim)
     guesses = match.guesses[found].float()
     originals = (match.originals if fed is None else fed.detach().cpu())[found].float()
     exact = _is_exact(guesses, originals) | _is_exact(guesses, match.originals[found].float())
@@ -120,6 +131,17 @@ def compare_texts(match: Match, others: Others, language: Language | None = None
     truths = without(truths, special)
     guesses = most_frequent(without(others.texts.long(), special), (truths >= 0).sum(1))
     return [_rounded(control_f1=value) for value in token_f1(*widened([guesses, truths])).tolist()]
+
+
+def compare_rows(match: Match, others: Others, schema: Schema) -> list[Figures]:
+    """Figures of each row of a victim that has a guess: whether it is exact, and what controls read of it."""
+    found = match.found
+    truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
+    exact = exact_rows(schema, guesses, truths)[found].tolist()
+    if others.rows is None or not len(others.rows):
+        return [{"exact": bool(each)} for each in exact]
+    control = control_cells(others.rows, truths, schema)[found].tolist()
+    return [{"exact": bool(each), **_rounded(control_cells=own)} for each, own in zip(exact, control, strict=True)]
 
 
 def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What an attack read of one image or text: all of it, which one it is, something recognizable, or nothing.
+"""What an attack read of one image, text or row: all of it, which one it is, something recognizable, or nothing.
 
 The one rule of the package, and the only home of its constants; it reads the records of ``metrics.jsonl`` and imports
 no PyTorch. The constants were fixed on the training splits; ``experiments/verdict_pairs.py`` measures them on others.
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from fl_privacy.metrics.registry import METRICS, TEXT_METRIC
+from fl_privacy.metrics.registry import METRICS, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.victim_ids import Certainty
 
 LIKENESS = 0.5
@@ -56,13 +56,14 @@ class Outcome(StrEnum):
     """Outcome for one image or text, the most leaked first."""
 
     EXACT = "exact"
-    """Certified, or equal up to the rounding of 8-bit pixels; a text token by token."""
+    """Certified, or equal up to the rounding of 8-bit pixels; a text token by token, a row digit by digit."""
 
     IDENTIFIED = "identified"
     """The original is nearer to the guess than any of the candidates, up to harmless changes."""
 
     RECOGNIZABLE = "recognizable"
-    """Past a published threshold, and better than what a control reaches that never saw the update."""
+    """Past a published threshold, and better than what a control reaches that never saw the update; of a row more
+    cells right than 95 percent of such controls reach, and than the table's usual row."""
 
     NOTHING = "nothing"
     """None of these, or no guess."""
@@ -84,6 +85,7 @@ OUTCOME_COLUMNS = (
     "control_lead",
     "foreign",
     "control_f1",
+    "control_cells",
     "words_read",
     "words_there",
     "words_false",
@@ -104,8 +106,8 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
         return Outcome.NOTHING
     if record.get("exact") is True or (record.get("certainty") == Certainty.PROVEN and not _is_denied(record)):
         return Outcome.EXACT
-    if TEXT_METRIC in record:
-        return _of_text(record)
+    if TEXT_METRIC in record or TABLE_METRIC in record:
+        return _of_text(record) if TEXT_METRIC in record else _of_row(record)
     if _number(record, "likeness") is None:
         return None
     if _is_identified(record):
@@ -116,6 +118,8 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
 def _is_denied(record: Mapping[str, Any]) -> bool:
     """Say whether a guess that is called proven is far from the original."""
     psnr = _number(record, "psnr")
+    if record.get(TABLE_METRIC) is not None:
+        return record.get("row_right") == 0
     return record.get("exact_match") == 0 or (psnr is not None and psnr < PROVEN_PSNR)
 
 
@@ -130,6 +134,14 @@ def _of_text(record: Mapping[str, Any]) -> Outcome | None:
     found = _number(record, TEXT_METRIC)
     read = found is not None and METRICS[TEXT_METRIC].is_leak(found) and found >= control + MARGIN_F1
     return Outcome.RECOGNIZABLE if read else Outcome.NOTHING
+
+
+def _of_row(record: Mapping[str, Any]) -> Outcome | None:
+    """Of a row of a table, which is recognizable where more of its cells are right than without the update."""
+    found, control = _number(record, TABLE_METRIC), _number(record, "control_cells")
+    if found is None or control is None:
+        return None
+    return Outcome.RECOGNIZABLE if found > control + 1e-9 else Outcome.NOTHING
 
 
 def words_are_read(record: Mapping[str, Any]) -> bool:

@@ -61,7 +61,7 @@ class Metric:
         function: (guesses, truths) -> (N,), of images (N, C, H, W) in [0, 1] or of labels; ``None`` where a run has to
             give it.
         of: what it compares: images with the originals, labels, images with what a defense made of the originals, or
-            texts by tokens (N, L) or by words, of which -1 is none.
+            texts by tokens (N, L) or by words, of which -1 is none, or which cells of rows (N, C) are right.
         leaks: whether high or low values mean that more leaked.
         range: the least and the largest value that there can be.
         threshold: from which on an image is recognizable, if anybody says so.
@@ -73,7 +73,7 @@ class Metric:
     """
 
     function: MetricFunction | None
-    of: Literal["images", "labels", "transformed", "texts", "words"] = "images"
+    of: Literal["images", "labels", "transformed", "texts", "words", "cells"] = "images"
     leaks: Literal["high", "low"]
     range: tuple[float, float] = (0.0, math.inf)
     threshold: Threshold | None = None
@@ -124,8 +124,16 @@ def _in(module: str, name: str) -> MetricFunction:
     return function
 
 
-IMAGE_METRIC, TEXT_METRIC = "psnr", "token_f1"
-"""By which images and texts count as recognizable."""
+IMAGE_METRIC, TEXT_METRIC, TABLE_METRIC = "psnr", "token_f1", "cells_right"
+"""By which images, texts and rows of a table count as recognizable."""
+
+_OF_ROWS: tuple[tuple[str, str, str], ...] = (
+    ("cells_right", "Cells right", "Share of a row's cells read: categories equal, numbers within 0.319 deviations."),
+    ("categories_right", "Categories right", "Share of a row's categories read."),
+    ("numbers_right", "Numbers right", "Share of a row's numbers read within 0.319 standard deviations."),
+    ("row_right", "Row right", "Share of the rows of which all cells were read."),
+)
+"""Name, title, description."""
 
 _RECOGNIZABLE_PSNR = Threshold(value=15.0, source="Refiner")
 
@@ -271,6 +279,18 @@ METRICS: dict[str, Metric] = {
         )
         for name, title, description in _OF_BAGS
     },
+    **{
+        name: Metric(
+            function=_in("tables", name),
+            of="cells",
+            leaks="high",
+            range=(0.0, 1.0),
+            title=title,
+            digits=whole_percent,
+            description=description,
+        )
+        for name, title, description in _OF_ROWS
+    },
     "label_correct": Metric(
         function=_in("matching", "label_correct"),
         of="labels",
@@ -295,6 +315,7 @@ NOT_METRICS = frozenset(
             "control_ssim",
             "control_lead",
             "control_f1",
+            "control_cells",
             "foreign",
         ),
         *("words_read", "words_there", "words_false", "words_of", "word_control_f1"),

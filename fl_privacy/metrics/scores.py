@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.controls import Figures, Others, bag_figures, compare_images, compare_texts
+from fl_privacy.metrics.controls import Figures, Others, bag_figures, compare_images, compare_rows, compare_texts
 from fl_privacy.metrics.images import MetricFunction
 from fl_privacy.metrics.matching import Match, hard_labels, match
 from fl_privacy.metrics.registry import METRICS
+from fl_privacy.metrics.tables import WrittenRows, match_rows, right_cells, written_rows
 from fl_privacy.metrics.texts import Language, is_text, match_texts, widened, without
+from fl_privacy.schema import Schema
 from fl_privacy.types import Batch, Certainty, Reconstruction, VictimId
 
 CHUNK = 256
@@ -55,6 +57,7 @@ class VictimScore:
         history: the attacker's loss over its iterations.
         label_source: how the labels were found, as in the reconstruction.
         member: of the attacks that were tried, as in the reconstruction.
+        rows: of a table, as a page shows them.
         sentences: of texts, for each of them the tokens of the original, where it is known, and of the guess.
     """
 
@@ -69,6 +72,7 @@ class VictimScore:
     transformed: Tensor | None = None
     labels: Tensor | None = None
     sentences: tuple[tuple[Sequence[str] | None, Sequence[str] | None], ...] = ()
+    rows: WrittenRows | None = None
 
 
 _NOTHING: Mapping[str, MetricFunction] = {}
@@ -88,6 +92,7 @@ def evaluate_all(
     functions: Mapping[str, MetricFunction] = _NOTHING,
     transformed: Sequence[Batch] | None = None,
     language: Language | None = None,
+    schema: Schema | None = None,
     others: Others | None = None,
     augmented: bool = False,
 ) -> list[VictimScore]:
@@ -105,6 +110,7 @@ def evaluate_all(
         transformed: what a defense put in place of each truth, in the same order of images; guesses are matched to
             them apart. Without it the metrics of transformed images are left out.
         language: of texts; without it every token is a word.
+        schema: of the rows of a table; others have none.
         others: what guesses are compared with beside the truths, for the outcome of each; ``None`` leaves that out.
         augmented: ``transformed`` is what the client's own crops and flips made of the truths, and no defense: what
             was read is judged by these images.
@@ -116,6 +122,8 @@ def evaluate_all(
         raise UserError(
             f"One truth for each reconstruction is expected, but got {len(truths)}, {len(reconstructions)}."
         )
+    if schema is not None:
+        return _of_rows(reconstructions, truths, schema, others)
     if truths and is_text(truths[0].inputs):
         matches = [match_texts(r, t) for r, t in zip(reconstructions, truths, strict=True)]
         compared = None if others is None else [compare_texts(m, others, language) for m in matches]
@@ -139,6 +147,26 @@ def evaluate_all(
     if to_transformed is None:
         return scores
     return [replace(score, transformed=m.originals) for score, m in zip(scores, to_transformed, strict=True)]
+
+
+def _of_rows(
+    reconstructions: Sequence[Reconstruction], truths: Sequence[Batch], schema: Schema, others: Others | None
+) -> list[VictimScore]:
+    """Of rows of a table."""
+    matches = [match_rows(r, t, schema) for r, t in zip(reconstructions, truths, strict=True)]
+    compared = None if others is None else [compare_rows(m, others, schema) for m in matches]
+    measured: list[dict[str, float]] = []
+    if any(len(m.found) for m in matches):
+        guesses, originals = (torch.cat([getattr(m, of)[m.found] for m in matches]) for of in ("guesses", "originals"))
+        right = right_cells(schema, schema.cells(guesses), schema.cells(originals))
+        labels = (torch.cat([getattr(m, of)[m.found] for m in matches]) for of in ("guessed_labels", "labels"))
+        guessed, known = labels
+        measured = _by_metric({"cells": (right, schema.numbers.expand_as(right)), "labels": (guessed, known)}, _NOTHING)
+    scores = _scored(reconstructions, matches, measured, compared)
+    return [
+        replace(score, rows=written_rows(m, r, schema))
+        for score, m, r in zip(scores, matches, reconstructions, strict=True)
+    ]
 
 
 def _scored(

@@ -15,8 +15,11 @@ from fl_privacy.models.huggingface import with_adapters
 from fl_privacy.models.layers import initialize
 from fl_privacy.models.text_model import TextModel
 from fl_privacy.plan import Normalization
+from fl_privacy.schema import Schema, schema_of
 
-_TEXT = "vocabulary_size"
+_TEXT, _TABLE = "vocabulary_size", "schema"
+
+_TABLES = " take model=table_mlp or another of tables."
 
 
 def build_model(
@@ -34,7 +37,7 @@ def build_model(
 
 
 def build_fitting(
-    factory: Callable[..., nn.Module], architecture: Mapping[str, int], *, seed: int, **options: Any
+    factory: Callable[..., nn.Module], architecture: Mapping[str, Any], *, seed: int, **options: Any
 ) -> nn.Module:
     """Make a model: the same values for the same ``seed``, whatever was drawn before, and no draw from outside.
 
@@ -90,9 +93,15 @@ def _normalization(parameters: Collection[str], options: dict[str, Any]) -> Norm
     return Normalization([0.0] if mean is None else mean, [1.0] if std is None else std)
 
 
-def _expect_of_these(name: str, signature: inspect.Signature, architecture: Mapping[str, int]) -> None:
+def _expect_of_these(name: str, signature: inspect.Signature, architecture: Mapping[str, Any]) -> None:
     """Refuse a model of images for texts, and the other way round, as far as its arguments show."""
     texts, reads = _TEXT in architecture, _TEXT in signature.parameters
+    table, takes = _TABLE in architecture, _TABLE in signature.parameters
+    if takes and not table:
+        kind = "text" if texts else "images"
+        raise UserError(f"Model {name} is of tables, but the data are {kind}; take data=adult or another model.")
+    if table and (reads or {"in_channels", "image_size"} & set(signature.parameters)):
+        raise UserError(f"Model {name} is of {'text' if reads else 'images'}, but the data are a table;{_TABLES}")
     if reads and not texts:
         raise UserError(f"Model {name} reads text, but the data are images; take data=sst2 or another model.")
     if texts and not reads and {"in_channels", "image_size"} & set(signature.parameters):
@@ -123,20 +132,36 @@ def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
         raise UserError(f"Model {name} is expected to return logits of {num_classes} classes, but got {got}.")
 
 
-def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> None:
+def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.Module:
+    """Run ``model`` once on two rows to see that it fits the data.
+
+    Returns:
+        It, knowing the ``schema`` of its rows.
+
+    Raises:
+        UserError: it can't take such rows or doesn't return logits (B, K).
+    """
+    check_model(model, (schema.width,), num_classes, what="rows")
+    if schema_of(model) is None:
+        model.schema = schema  # type: ignore[assignment]
+    return model
+
+
+def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int, *, what: str = "images") -> None:
     """Run ``model`` once on black images to see that it fits the data; the model is left as it was.
 
     Args:
         model: on any device.
         input_shape: (C, H, W) of one example.
         num_classes: K.
+        what: the examples are.
 
     Raises:
         UserError: the model can't take such inputs or doesn't return logits (B, K).
     """
     name = type(model).__name__
     shape = "x".join(map(str, input_shape))
-    with torch.no_grad(), blamed_on(f"Model {name}, shown two images of {shape},"):
+    with torch.no_grad(), blamed_on(f"Model {name}, shown two {what} of {shape},"):
         trial = copy.deepcopy(model).eval()
         values = next(trial.parameters(), torch.empty(0))
         inputs = torch.zeros(2, *input_shape, device=values.device, dtype=values.dtype)
@@ -145,13 +170,13 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int
         except (RuntimeError, ValueError, TypeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
-                f"Model {name} does not fit images of {shape}: {reason.rstrip('.')};"
-                " set data.image_size and data.channels to what the model takes."
+                f"Model {name} does not fit {what} of {shape}: {reason.rstrip('.')};"
+                + (" set data.image_size and data.channels to what the model takes." if what == "images" else _TABLES)
             ) from error
     got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if got != (2, num_classes):
         raise UserError(
-            f"Model {name} is expected to return logits of shape (2, {num_classes}) for 2 images of {shape},"
+            f"Model {name} is expected to return logits of shape (2, {num_classes}) for 2 {what} of {shape},"
             f" but got {got}; give its last layer {num_classes} outputs."
         )
 

@@ -24,6 +24,7 @@ from fl_privacy.results import Reading, Run, Verdict, read_run, verdict_of
 from fl_privacy.results.candidates import HEADLINE, TOLD, strongest
 from fl_privacy.results.pictures import SENTENCE_FILES
 from fl_privacy.results.readings import worst_by
+from fl_privacy.results.row_files import ROW_FILES
 from fl_privacy.results.summary import Spent
 from fl_privacy.results.verdict import Ground
 
@@ -125,7 +126,8 @@ def render_brief(run: Run) -> str:
     """Render the HTML of the page; pictures, texts and paths of the run are not in it."""
     verdict = verdict_of(run)
     found = verdict.readings
-    texts = any((run.path / "reconstructions").glob(SENTENCE_FILES))
+    others = (SENTENCE_FILES, ROW_FILES)
+    texts = any(file for pattern in others for file in (run.path / "reconstructions").glob(pattern))
     kind = "text" if texts else verdict.kind
     said = headline_of(verdict, kind)
     facts, meaning = _facts(run, verdict, kind), _meaning(verdict, kind)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from fl_privacy.inference.kinds import About
-from fl_privacy.metrics.registry import IMAGE_METRIC
+from fl_privacy.metrics.registry import IMAGE_METRIC, TABLE_METRIC
 from fl_privacy.report.numbers import metric, percent, points, title
 from fl_privacy.results.candidates import (
     ATTRIBUTE_AT_MOST,
@@ -25,7 +25,7 @@ def goal_in_words(candidates: Sequence[Candidate], psnr_below: float | None) -> 
 
 def kind_in_words(candidate: Candidate) -> str:
     """Name the kind of example that was attacked."""
-    return "image" if candidate.judged_by == IMAGE_METRIC else "text"
+    return {IMAGE_METRIC: "image", TABLE_METRIC: "row"}.get(candidate.judged_by, "text")
 
 
 def nothing_told(candidate: Candidate) -> str:

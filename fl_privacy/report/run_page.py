@@ -14,7 +14,7 @@ from markupsafe import Markup
 from fl_privacy import malicious
 from fl_privacy.config.reading import select
 from fl_privacy.metrics import METRICS
-from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
+from fl_privacy.metrics.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.claims import claim_views
 from fl_privacy.report.cost import figures_of
@@ -23,10 +23,12 @@ from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extre
 from fl_privacy.report.headline import bound_in_words, headline_of
 from fl_privacy.report.inferred import views_of
 from fl_privacy.report.page import render
+from fl_privacy.report.rows import all_rows, best_rows
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.report.texts import all_sentences, extreme_sentences
 from fl_privacy.results import Attacker, Film, Pair, Reading, Run, Sentence, TextFilm, Verdict, verdict_of
 from fl_privacy.results.readings import AttackedUploads, facts_of, in_round, kind_of, readings_of, worst_by
+from fl_privacy.results.row_files import RowPair
 from fl_privacy.results.verdict import tone_of
 from fl_privacy.victim_ids import Certainty
 
@@ -202,11 +204,13 @@ class Shown:
         pairs: original and reconstruction, by id and image.
         sentences: likewise, of texts.
         films: of how some were read, by who did.
+        rows: likewise, of a table.
         problems: what could not be read.
     """
 
     pairs: Mapping[tuple[str, int], Pair] = field(default_factory=dict)
     sentences: Mapping[tuple[str, int], Sentence] = field(default_factory=dict)
+    rows: Mapping[tuple[str, int], RowPair] = field(default_factory=dict)
     films: Mapping[Attacker, Sequence[Film | TextFilm]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
@@ -217,8 +221,10 @@ class Shown:
             return cls()
         pairs, unpaired = run.read_pairs()
         sentences, unread = run.read_sentences()
+        rows, torn = run.read_rows()
         films, damaged = run.read_films()
-        return cls(pairs=pairs, sentences=sentences, films=films, problems=(*unpaired, *unread, *damaged))
+        problems = (*unpaired, *unread, *torn, *damaged)
+        return cls(pairs=pairs, sentences=sentences, rows=rows, films=films, problems=problems)
 
 
 def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bool = False) -> str:
@@ -234,11 +240,13 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
     last = in_round(found, max((reading.round for reading in found), default=0))
     proven = [reading for reading in found if reading.leakage.certainties.get(Certainty.PROVEN)]
     traced = [(reading, reading.leakage.tracing) for reading in found if reading.leakage.tracing]
-    kind = "text" if sentences else kind_of(found)
+    kind = "text" if sentences else "row" if shown.rows else kind_of(found)
     return render(
         "run.html.j2",
         live=live,
         kind=kind,
+        rows=all_rows(run, shown.rows) if shown.rows else [],
+        best_rows=best_rows(run, shown.rows) if shown.rows else [],
         sentences=all_sentences(run, sentences) if sentences else [],
         extreme_sentences=extreme_sentences(run, sentences, TEXT_METRIC) if sentences else [],
         run=run,
@@ -256,8 +264,8 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         readings=found,
         last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
         batch_norm=batch_norm_in_words([run.summary]),
-        extremes=[] if sentences else view_extremes(run, pairs),
-        images=[] if sentences else view_all(run, pairs),
+        extremes=[] if kind != "image" else view_extremes(run, pairs),
+        images=[] if kind != "image" else view_all(run, pairs),
         images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
         gallery_title=gallery_title(run).replace("images", f"{kind}s"),
         films=films_of_run(run, shown.films, pairs, sentences),
@@ -277,6 +285,10 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
     )
 
 
+MAIN_METRICS = {"image": IMAGE_METRIC, "text": TEXT_METRIC, "row": TABLE_METRIC}
+"""By the kind of what was attacked."""
+
+
 def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
     """Return tiles of the last attacked round and the first, each by the attacker with the larger mean, beside the
     other's.
@@ -285,7 +297,7 @@ def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
     tiles = []
     for round in dict.fromkeys([rounds[-1], rounds[0]]) if rounds else ():
         of_round = in_round(found, round)
-        main = TEXT_METRIC if kind_of(found) == "text" else IMAGE_METRIC
+        main = MAIN_METRICS[kind_of(found)]
         worst = worst_by(main, of_round)
         if worst is None:
             continue
@@ -358,7 +370,7 @@ def _over_rounds(found: Sequence[Reading]) -> Markup | None:
     """Draw the main metric's mean over many attacked rounds, by attacker; ``None`` where the table shows it."""
     if len({reading.round for reading in found}) <= ROUNDS_SHOWN:
         return None
-    main = TEXT_METRIC if kind_of(found) == "text" else IMAGE_METRIC
+    main = MAIN_METRICS[kind_of(found)]
     measured = [(r, s.mean) for r in found if (s := r.statistic(main))]
     top = top_of([mean for _, mean in measured], None)
     curves = []

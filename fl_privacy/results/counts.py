@@ -6,12 +6,12 @@ from typing import Any
 
 from fl_privacy.metrics.intervals import binomial_tail, wilson_interval
 from fl_privacy.metrics.outcome import Outcome, outcome_of, words_are_read
-from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
+from fl_privacy.metrics.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
 
 LEVEL = 0.05
 """Probability with which chance alone may make as many identified as were: beyond, it is more than chance."""
 
-_JUDGED_SINCE = ("likeness", "control_psnr", "control_f1")
+_JUDGED_SINCE = ("likeness", "control_psnr", "control_f1", "control_cells")
 """Columns that records of older versions do not have."""
 
 
@@ -152,7 +152,7 @@ def _words_of(records: Sequence[Mapping[str, Any]]) -> Words:
 
 
 def _has_original(record: Mapping[str, Any]) -> bool:
-    return IMAGE_METRIC in record or TEXT_METRIC in record
+    return not {IMAGE_METRIC, TEXT_METRIC, TABLE_METRIC}.isdisjoint(record)
 
 
 def _is_older(record: Mapping[str, Any]) -> bool:

@@ -30,6 +30,7 @@ from fl_privacy.results.ongoing import (
 from fl_privacy.results.pictures import film_of, write_films, write_pairs, write_sentences
 from fl_privacy.results.readings import described_facts
 from fl_privacy.results.records import RecordWriter, dump_json, read_records
+from fl_privacy.results.row_files import write_rows
 from fl_privacy.results.summary import Summary, summarize
 from fl_privacy.results.verdict import judged
 from fl_privacy.victim_ids import Attacker, VictimId
@@ -231,7 +232,9 @@ class RunFolder:
         self, round: int, scores: Sequence[VictimScore], *, attacker: Attacker = Attacker.PLAIN
     ) -> None:
         """Keep originals and the guesses of ``attacker`` in ``round`` for the report."""
-        if scores and scores[0].sentences:
+        if scores and any(score.rows is not None for score in scores):
+            write_rows(self.path / "reconstructions", round, scores, attacker)
+        elif scores and scores[0].sentences:
             write_sentences(self.path / "reconstructions", round, scores, attacker)
         elif scores:
             write_pairs(self.path / "reconstructions", round, scores, attacker)

@@ -25,6 +25,7 @@ from fl_privacy.results.records import (
     wrong_identity,
     wrong_partition,
 )
+from fl_privacy.results.row_files import RowPair, read_rows
 from fl_privacy.results.share import Shared, shared_as
 from fl_privacy.results.summary import Summary, summarize
 from fl_privacy.victim_ids import Attacker
@@ -94,6 +95,10 @@ class Run:
     def read_sentences(self) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
         """Return the texts by (victim id, number), and what is wrong with the files they are in."""
         return read_sentences(self.path / "reconstructions")
+
+    def read_rows(self) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
+        """Likewise, the rows of a run that attacked a table."""
+        return read_rows(self.path / "reconstructions")
 
     def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm]], list[str]]:
         """Return how each attacker came to guesses, and what is wrong with the files they are in."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fl_privacy.config._options import called
 from fl_privacy.metrics import FEW, METRICS, Statistic
-from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
+from fl_privacy.metrics.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.results.counts import Counts
 from fl_privacy.results.records import records_of
 from fl_privacy.results.summary import Leakage, Recognized, Summary
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 COMPARED: Mapping[str, tuple[str, ...]] = {
     IMAGE_METRIC: ("psnr", "ssim", "lpips"),
     TEXT_METRIC: ("token_f1", "token_recall", "rouge_l"),
+    TABLE_METRIC: ("cells_right", "categories_right", "numbers_right", "row_right"),
 }
 """Main metric of a kind of example -> those that are shown side by side, itself first."""
 
@@ -164,9 +165,10 @@ def most_exposed(found: Sequence[Reading]) -> Recognized | None:
     return most if most and most.recognizable else None
 
 
-def kind_of(found: Sequence[Reading]) -> Literal["image", "text"]:
+def kind_of(found: Sequence[Reading]) -> Literal["image", "text", "row"]:
     """Name what was attacked, ``image`` or ``text``."""
-    return "text" if any(reading.main == TEXT_METRIC for reading in found) else "image"
+    mains = {reading.main for reading in found}
+    return "text" if TEXT_METRIC in mains else "row" if TABLE_METRIC in mains else "image"
 
 
 def main_of(found: Sequence[Reading]) -> str:

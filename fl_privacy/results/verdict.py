@@ -121,7 +121,7 @@ class Verdict:
 
     tone: Tone
     ground: Ground
-    kind: Literal["image", "text"] = "image"
+    kind: Literal["image", "text", "row"] = "image"
     facts: AttackFacts = field(default_factory=AttackFacts)
     most: Reading | None = None
     by_round: Mapping[int, Reading] = field(default_factory=dict)

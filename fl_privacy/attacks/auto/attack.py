@@ -23,6 +23,7 @@ from fl_privacy.attacks.auto.budget import (
 )
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
+from fl_privacy.attacks.auto.tables import TableMembers, of_tables
 from fl_privacy.attacks.auto.texts import TextMembers, of_texts
 from fl_privacy.attacks.exact import CocktailParty, ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
@@ -66,6 +67,9 @@ class AutoAttack:
     Texts are read by ``attack=dager``; where it proves nothing, descents on the embeddings of words are tried as well
     (:class:`fl_privacy.attacks.auto.texts.TextMembers`).
 
+    Rows of a table are solved for as well, and what is not proven is sought by ``attack=tableak``
+    (:class:`fl_privacy.attacks.auto.tables.TableMembers`).
+
     Members with different losses are compared by one rule, :mod:`fl_privacy.attacks.auto.judgment`, which never sees
     the truth. A victim depends on its own numbers alone, as in :class:`fl_privacy.attacks.GradientInversion`.
 
@@ -103,6 +107,10 @@ class AutoAttack:
             members = TextMembers(evaluations=self._named, device=self.device, most_victims=self.most_victims)
             with within(len(observations) * self._seconds):
                 return members(observations, seed=seed, progress=progress)
+        if of_tables(observations):
+            rows = TableMembers(evaluations=self._named, device=self.device, most_victims=self.most_victims)
+            with within(len(observations) * self._seconds):
+                return rows(observations, seed=seed, progress=progress)
         left = len(observations)
         with within(left * self._seconds):
 

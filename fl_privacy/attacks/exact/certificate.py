@@ -15,6 +15,7 @@ from fl_privacy.gradients import frozen_copy, loss_gradients
 from fl_privacy.gradients.hooks import entering
 from fl_privacy.losses import CROSS_ENTROPY, Loss, is_plain
 from fl_privacy.models.cut import Rest
+from fl_privacy.schema import Schema, schema_of
 from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction, Tensors
 
 ROUNDING = 1e-3
@@ -186,6 +187,8 @@ def model_as_sent(observation: Observation) -> nn.Module:
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
     """Certify solved images: infer their labels and how sure the result is.
 
+    Args: reproduction: of the victim. read: its images. ordered: whether known labels go with the images as they are.
+
     Args:
         reproduction: of the victim.
         read: its images.
@@ -201,7 +204,8 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
     certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
     if read.unique and apart < (EXACT if len(read.images) == 1 else ROUNDING):
         certainty = Certainty.PROVEN
-    images, notes = within_range(read.images, solved=certainty is not Certainty.APPROXIMATE)
+    solved = certainty is not Certainty.APPROXIMATE
+    images, notes = within_range(read.images, solved=solved, schema=schema_of(observation.model))
     return Reconstruction(
         id=observation.id,
         batch=Batch(images.float().cpu(), labels.cpu()),
@@ -213,8 +217,13 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
     )
 
 
-def within_range(images: Tensor, *, solved: bool) -> tuple[Tensor, tuple[str, ...]]:
-    """Cut ``images`` to [0, 1], unless they were ``solved`` for and have another scale; then return a note on it."""
+def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) -> tuple[Tensor, tuple[str, ...]]:
+    """Cut ``images`` to [0, 1], unless they were ``solved`` for and have another scale; then return a note on it.
+
+    Rows of a table, whose ``schema`` is known, are as they were solved for, or the nearest that the schema has.
+    """
+    if schema is not None:
+        return (images if solved else schema.nearest(images)), ()
     low, high = float(images.min()), float(images.max())
     if not solved or (low > -_BEYOND and high < 1 + _BEYOND):
         return images.clamp(0, 1), ()

@@ -14,6 +14,7 @@ from fl_privacy.gradients.hooks import entering
 from fl_privacy.losses import CROSS_ENTROPY, is_plain
 from fl_privacy.models import TextModel
 from fl_privacy.rng import derive_generator
+from fl_privacy.schema import schema_of
 from fl_privacy.types import Observation, Tensors
 
 OutputLayer = tuple[str, str | None]
@@ -57,8 +58,11 @@ def usual_outputs(
     if isinstance(model, TextModel):
         tokens = torch.randint(model.words.num_embeddings, (_GUESSES, *shape), generator=rng)
         return guessed_outputs(model, tokens.to(like.device), weight)
-    noise = torch.rand((_GUESSES, *shape), generator=rng)
-    each, features = _outputs(model, torch.cat([noise, _natural_noise(shape, rng)]).to(like), weight)
+    if (schema := schema_of(model)) is not None:
+        inputs = schema.drawn(2 * _GUESSES, rng)
+    else:
+        inputs = torch.cat([torch.rand((_GUESSES, *shape), generator=rng), _natural_noise(shape, rng)])
+    each, features = _outputs(model, inputs.to(like), weight)
     mean, equal = each.mean(0), 1 / each.shape[1]
     constant, apart = (mean - equal).square().sum(), (each - mean).square().sum(1).mean()
     found = equal + constant / (constant + apart).clamp_min(_least(like)) * (mean - equal)

@@ -30,6 +30,7 @@ from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.rounds import PreparedRound, prepare_round
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.gradient_inversion.starts import Blank
+from fl_privacy.attacks.gradient_inversion.table_rows import TableRows
 from fl_privacy.attacks.gradient_inversion.word_order import Rearranged, rearranged
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.gradients import OneByOne, frozen_copy
@@ -245,10 +246,12 @@ class Prepared:
         return RecordedEvaluation() if pays and self._like.device.type == "cpu" else Problem.evaluate
 
     def read(self, inputs: Tensor) -> Tensor:
-        """Convert the result to what is reported: images in [0, 1], or the tokens of texts."""
+        """What was found, as it is reported: images in [0, 1], the tokens of texts, or rows as a model takes them."""
         source = self.settings.source
         if isinstance(source, WordEmbeddings):
             return source.read(inputs).cpu()
+        if isinstance(source, TableRows):
+            return inputs.float().cpu()
         return inputs.clamp(0, 1).float().cpu()
 
     @property
