@@ -36,9 +36,7 @@ class Loss:
     dtype: torch.dtype | None = None
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the scalar loss; labels are classes (B,) or rows (B, K), and classes become rows where it takes only
-        these.
-        """
+        """Return the scalar loss for classes (B,) or rows (B, K); classes become rows where needed."""
         if self.takes == "rows" and not labels.is_floating_point():
             classes = torch.arange(outputs.shape[1], device=labels.device)
             labels = (labels.unsqueeze(-1) == classes).to(outputs.dtype)  # one_hot looks at values, which vmap forbids
@@ -103,8 +101,7 @@ def is_plain(loss: Loss) -> bool:
 
 
 def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
-    """Return the loss that ``given`` names, for K = ``num_classes`` outputs, on the device and in the dtype of
-    ``like``.
+    """Return the loss that ``given`` names, for ``num_classes`` outputs, on device and dtype of ``like``.
 
     Raises:
         UserError: it is no loss, fails on K outputs, or gives no scalar that can be differentiated.
@@ -197,7 +194,7 @@ def _refused(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels:
 
 
 def _kind(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor) -> TargetKind:
-    """Return ``values`` where outputs beyond a target are drawn back to it, ``bits`` where not or where it is refused."""
+    """Return ``values`` where outputs beyond a target are drawn back to it, else ``bits``."""
     leaf, target = torch.full_like(outputs, 100.0).requires_grad_(), torch.full_like(outputs, 3.0)
     try:
         with torch.enable_grad():

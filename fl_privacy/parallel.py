@@ -216,7 +216,7 @@ class ShardedAttack:
         return found
 
     def _share(self, tasks: int) -> dict[str, Any]:
-        """Return what is set aside for a task: no CPU, since clients in Ray processes hold those while the attack runs."""
+        """Return what a task reserves: no CPU, which clients in Ray processes hold during the attack."""
         import ray  # noqa: PLC0415
 
         if self.device.type != "cuda":

@@ -83,7 +83,7 @@ def detached_copy(model: nn.Module) -> nn.Module:
 
 
 def outputs_of(given: object) -> object:
-    """Return the tensor (B, K) in what a model returned: a mapping, a structure with ``logits``, a sequence, or (B,)."""
+    """Return the tensor (B, K) in what a model returned: a mapping, a structure, a sequence, or (B,)."""
     if isinstance(given, Mapping):
         given = next((given[name] for name in _OUTPUTS if name in given), given)
     elif not isinstance(given, Tensor):

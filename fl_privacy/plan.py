@@ -149,9 +149,7 @@ class LocalPlan:
         return found
 
     def in_round(self, round: int, *, probe: bool = False) -> "LocalPlan":
-        """Return the plan of ``round`` (from 1): its learning rate, which is then fixed; for a ``probe`` its batch norm
-        too.
-        """
+        """Return the plan of ``round`` (from 1), with its learning rate fixed; for a ``probe`` its batch norm too."""
         return _in_round(self, round, probe)
 
 

@@ -158,8 +158,10 @@ class Schema:
 
     @cached_property
     def usual(self) -> Tensor:
-        """(F,) what is known of a row of nobody: shares of categories where the shift tells them, else alike, and 0 of
-        numbers, or the bound next to it."""
+        """Return what is known of a row of nobody (F,).
+
+        Shares of categories where the shift shows them, else alike, and 0 of numbers, or the bound next to it.
+        """
         found, (low, high) = torch.zeros(self.width), self.bounds
         for start, column in zip(self.starts, self.columns, strict=True):
             if not column.is_number:
@@ -204,8 +206,11 @@ class Schema:
         return self.encode(self.cells(inputs)).to(inputs)
 
     def drawn(self, number: int, rng: torch.Generator) -> Tensor:
-        """Rows (N, F) of nobody: categories by their shares, where the shift tells these, else all alike, and numbers
-        from N(0, 1) as a model takes them."""
+        """Draw rows (N, F) of nobody.
+
+        Categories by their shares, where the shift shows these, else all alike, and numbers from N(0, 1) as a model
+        takes them.
+        """
         cells = torch.empty(number, len(self.columns), dtype=torch.float64)
         for place, column in enumerate(self.columns):
             if column.is_number:

@@ -195,7 +195,7 @@ def _rounding(gradient: Tensor) -> float:
 
 
 def _sketched(values: Tensor) -> Tensor:
-    """Return a few random combinations of the columns (M, N), of the same rank where that is small (Halko et al. 2011)."""
+    """Return random combinations of the columns (M, N), of the same rank where it is small (Halko et al. 2011)."""
     values = values.double() if values.numel() <= _LARGE else values.float()
     if values.shape[1] <= _MOST + _SPARE:
         return values

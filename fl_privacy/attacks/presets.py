@@ -44,8 +44,7 @@ def inverting_gradients(
     std: float = _SPACE.std,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build Inverting Gradients (Geiping et al. 2020): cosine and total variation, signed Adam with step decay,
-    clamped.
+    """Build Inverting Gradients (Geiping et al. 2020): cosine, total variation, signed Adam, clamped.
 
     The paper optimizes images normalized by their data's mean and standard deviation; ``mean`` and ``std`` stand for
     those of natural images. Its total variation is that of normalized images, with the weight 1e-4; 0.1 is the default

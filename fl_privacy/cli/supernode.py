@@ -117,8 +117,7 @@ def _started(command: list[str], secret: bytes) -> "subprocess.Popen[bytes]":
 
 
 def _expect_loaded(app: str, worker: "subprocess.Popen[bytes]", told: Path) -> None:
-    """Wait until the worker has loaded the app; it writes what is wrong into the file at ``told``. it writes what is
-    wrong into the file ``told``.
+    """Wait until the worker has loaded the app; the file at ``told`` says what is wrong.
 
     Raises:
         UserError: it can't be loaded, or the worker has ended.

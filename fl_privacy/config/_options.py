@@ -19,7 +19,7 @@ PLUGINS = "fl_privacy.plugins"
 
 
 def options(group: str) -> dict[str, Path]:
-    """Return the options of the configuration group ``group``, sorted, and their files; own ones win over a plugin's."""
+    """Return the options of the group ``group``, sorted, and their files; own ones win over a plugin's."""
     found = {path.stem: path for folder in reversed(config_folders()) for path in (folder / group).glob("*.yaml")}
     return dict(sorted(found.items()))
 

@@ -94,8 +94,7 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return all settings of the run that wrote ``path``, its ``config.yaml``; what they build is registered or
-    trusted.
+    """Return all settings of the run that wrote ``path``; what they build is registered or trusted.
 
     Args:
         path: of the file.

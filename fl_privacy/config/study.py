@@ -74,9 +74,7 @@ class Grid:
         return merge_overrides(self.settings, self.train, point.overrides, own)
 
     def attacking(self, point: GridPoint, attack: str, weights: Path | None) -> list[str]:
-        """Return overrides of the attack called ``attack`` on ``point``, whose training is in ``weights`` if it
-        matters.
-        """
+        """Return overrides of the attack called ``attack`` on ``point``, whose training is in ``weights``."""
         own = (f"weights={weights}",) if weights else ()
         return merge_overrides(self.settings, self.attack, self.attacks[attack], point.overrides, own)
 

@@ -128,8 +128,7 @@ def dp_noise(
 def local_dp(
     *, round_epsilon: float = 1.0, delta: float = 1e-5, clip_norm: float = 1.0, sensitivity: float | None = None
 ) -> Defense:
-    """Clip, then add Gaussian noise calibrated to one round by the classical formula (Dwork and Roth 2014, Theorem
-    A.1).
+    """Clip, then add Gaussian noise for one round by the classical formula (Dwork and Roth 2014, Theorem A.1).
 
     The update has the distribution that Flower's ``LocalDpMod(clip_norm, sensitivity, round_epsilon, delta)`` gives
     it. The formula is proven up to epsilon 1 and speaks of one round; ``accounting.guarantee`` says what holds after

@@ -116,7 +116,7 @@ def _shares(size: int, k: int, rng: torch.Generator) -> Tensor:
 
 
 def distinct(taken: Tensor, number: int, population: int, rng: torch.Generator) -> Tensor:
-    """Draw indices (B, number) below ``population``, uniform among those that are not in their row of ``taken`` (B, T)."""
+    """Draw indices (B, number) below ``population``, uniform among those not in their row of ``taken`` (B, T)."""
     before = taken.shape[1]
     for _ in range(number):
         drawn = torch.randint(population - taken.shape[1], (len(taken),), generator=rng)
@@ -147,7 +147,7 @@ def _expect_within_reach(k: int, largest: float) -> None:
 
 
 def _marks(images: Tensor) -> Tensor:
-    """Sum the levels of each image to an int64 mark (N,), the same for the same image: sums that float64 holds exactly."""
+    """Sum the levels of each image to an int64 mark (N,): sums that float64 holds exactly."""
     flat = images.flatten(1)
     largest = 2**53 // (255 * flat.shape[1])
     weights = torch.randint(largest, flat.shape[1:], generator=derive_generator(0, "instahide", "marks"))

@@ -98,7 +98,7 @@ def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
 
 
 def class_gradients(network: CondensationNet, images: Tensor, labels: Tensor) -> Tensors:
-    """Compute gradients (P, *shape) by name of the mean loss of each class's images (P, I, C, H, W) with labels (P,)."""
+    """Compute gradients (P, *shape) of the mean loss of each class's images (P, I, C, H, W), labels (P,)."""
     parameters = dict(network.named_parameters())
 
     def loss(values: Tensors, inputs: Tensor, label: Tensor) -> Tensor:

@@ -37,8 +37,7 @@ MILESTONES = 16
 def epsilon(
     *, noise_multiplier: float, sample_rate: float, steps: int, delta: float, accountant: Accountant = "rdp"
 ) -> float:
-    """Compute epsilon at ``delta`` after ``steps`` releases of the subsampled Gaussian mechanism; infinite without
-    noise.
+    """Compute epsilon after ``steps`` releases of the subsampled Gaussian mechanism; infinite without noise.
 
     Args:
         noise_multiplier: standard deviation of the noise over the l2 sensitivity, at least 0.
@@ -137,8 +136,7 @@ def noise_multiplier_for(
 
 
 def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta: float) -> float:
-    """Compute epsilon at ``delta`` after ``steps`` Gaussian releases, each of which depends on a given record at
-    random.
+    """Compute epsilon after ``steps`` Gaussian releases, each of which depends on a given record at random.
 
     What the other releases look like does not matter, other than in ``epsilon``. With probability ``share`` a release
     of sensitivity 1 depends on the record; as exp((a - 1) D_a) is jointly convex, its Renyi divergence of order a is at
@@ -223,9 +221,7 @@ class Guarantee:
     once: float | None = None
 
     def epsilon(self, rounds: int) -> float:
-        """Return the epsilon of a client that has taken part in ``rounds`` rounds; infinite where there is no
-        guarantee.
-        """
+        """Return the epsilon of a client that took part in ``rounds`` rounds; infinite without guarantee."""
         if self.missing is not None:
             return math.inf
         if self.once is not None:
@@ -337,7 +333,7 @@ def promises_privacy(defense: Defense) -> bool:
 
 
 def mechanism(defense: Defense) -> Part | None:
-    """Return the part of ``defense`` whose noise accountants count, clipped or not; ``None`` where none or several do."""
+    """Return the part of ``defense`` whose noise accountants count; ``None`` where none or several do."""
     found = _mechanisms(defense)
     return found[0] if len(found) == 1 else None
 
@@ -375,7 +371,7 @@ def _norm(effect: Effect | None) -> float | None:
 
 
 def noise_of(effect: Effect | None) -> float | None:
-    """Return the noise's standard deviation, or its noise multiplier; ``None`` where there is none, or it is unknown."""
+    """Return the noise's standard deviation or multiplier; ``None`` where there is none, or it is unknown."""
     if isinstance(effect, ClippedExamples):
         return effect.noise_multiplier
     return effect.std if isinstance(effect, Noise) else None

@@ -96,7 +96,7 @@ os.execvp(command[0], command)
 
 
 def joules_so_far() -> float | None:
-    """Return what the processor packages have used (RAPL), which starts again at 0 now and then; ``None`` if unknown."""
+    """Return the joules that the processor packages used (RAPL), which wrap around; ``None`` if unknown."""
     try:
         counters = [
             int((zone / "energy_uj").read_text())
@@ -142,9 +142,7 @@ def _killed_for_memory(group: Path) -> bool:
 
 
 def _own_bytes(pid: int) -> int:
-    """Return the anonymous memory of a process, or all resident memory if the kernel reports only that; 0 once it is
-    gone.
-    """
+    """Return the anonymous memory of a process, else all resident memory; 0 once it is gone."""
     try:
         told = Path(f"/proc/{pid}/status").read_text()
     except OSError:

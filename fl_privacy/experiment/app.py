@@ -194,8 +194,7 @@ def report_app(
     threads: int | None = None,
     candidates: int = MOST,
 ) -> str:
-    """Attack the updates of ``app`` that are worth it, write the page into ``folder``, and return a line of what came
-    of it.
+    """Attack the updates of ``app`` that are worth it, write the page, and return a line on the result.
 
     Args:
         app: what was captured.

@@ -88,7 +88,7 @@ class KnownImages:
         return _as_batch(own) if len(own) == number else None
 
     def _drawn_anew(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
-        """Redraw a probe's images, which a transform draws at random, from where the client's streams started for it."""
+        """Redraw a probe's images, which a transform draws, from where the client's streams started for it."""
         if victim.probe is None or (self.data is None and self.of_client is None):
             return None
         with streams_put_back():
@@ -248,9 +248,7 @@ def _examples(data: object) -> Images:
 
 
 def _in_place(data: object) -> Any:
-    """Return the part of ``data`` that gives the k-th example; ``None`` where they only come in a row, or nothing is
-    drawn.
-    """
+    """Return the part of ``data`` that gives the k-th example; ``None`` where there is none or nothing is drawn."""
     if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | TorchDataset):
         data = data[0]
     data = data.dataset if isinstance(data, DataLoader) else data

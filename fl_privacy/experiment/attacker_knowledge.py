@@ -64,9 +64,7 @@ class AttackerKnowledge:
         return self.defense is not None and bool(self.defenses.get(id.client, True))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
-        """Return updates of earlier rounds from the same examples as ``observations``, and remember these for later
-        ones.
-        """
+        """Return updates of earlier rounds from the same examples as ``observations``, and remember these."""
         earlier = []
         for observation in observations:
             if (name := observation.knowledge.same_data) is not None:

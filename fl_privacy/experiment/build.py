@@ -113,9 +113,7 @@ ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")
 
 
 def build_network(section: DictConfig, dataset: Dataset, *, seed: int) -> nn.Module:
-    """Build the model that ``section`` names with the initial values of a run's ``seed``, and check that it fits the
-    data.
-    """
+    """Build the model that ``section`` names with the initial values of a run's ``seed``; check that it fits the data."""
     train = dataset.train
     if isinstance(train, Examples):
         return build_network_for(section, train.input_shape, train.num_classes, seed=seed)
@@ -129,7 +127,7 @@ def build_network(section: DictConfig, dataset: Dataset, *, seed: int) -> nn.Mod
 def build_network_for(
     section: DictConfig, input_shape: tuple[int, ...], num_classes: int, *, seed: int, **more: Any
 ) -> nn.Module:
-    """Build the model for images (C, H, W) of ``num_classes`` classes; ``more`` are options that ``section`` may lack."""
+    """Build the model for images (C, H, W) of ``num_classes`` classes, with ``more`` options."""
     channels, height, _ = input_shape
     facts = {"in_channels": channels, "image_size": height, "num_classes": num_classes}
     model = _network(section, facts, seed, **more)
@@ -414,7 +412,7 @@ def resolve_device(name: str) -> torch.device:
 
 @lru_cache(maxsize=1)
 def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
-    """Build data and clients of a configuration given as text, which can be sent to other processes and be cached by."""
+    """Build data and clients of a configuration given as text, which can be sent and cached."""
     config = RunSettings.of(OmegaConf.create(config_text))
     number = config.federation.clients
     plan, device = build_plan(config.federation.plan, config.model), resolve_device(config.device)

@@ -55,9 +55,7 @@ class Experiment:
 
     @classmethod
     def of_federation(cls, federation: Federation) -> "Experiment":
-        """Build the experiment that attacks the clients of ``federation``, while they train or in what was captured of
-        that.
-        """
+        """Build the experiment that attacks the clients of ``federation``, during or after the training."""
         return cls(
             config=federation.config,
             dataset=federation.dataset,
@@ -86,9 +84,7 @@ class Experiment:
         return sees_other_images(self.defense, self.plan, self.audit.uploads)
 
     def interceptor(self, sink: Sink) -> Interceptor:
-        """Build the interceptor that turns uploads into observations, with side information, and hands them to
-        ``sink``.
-        """
+        """Build the interceptor that turns uploads into observations and passes them to ``sink``."""
         examples = next(iter(self.clients.values())).examples
         return Interceptor(
             model=self.model,

@@ -75,7 +75,10 @@ def privacy_of(federation: Federation, *, delta: float, accountant: Accountant) 
 
 
 def guarantees(federation: Federation, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Return the guarantees of the clients that may be worst off: no other one samples as much and releases as often."""
+    """Return the guarantees of the clients that may be worst off.
+
+    No other client samples as much and releases as often.
+    """
     server, plan = federation.server, federation.server.local_plan
     kinds = set()
     for client in federation.clients.values():

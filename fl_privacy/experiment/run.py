@@ -229,9 +229,7 @@ class _Run:
             self._attack_waiting()
 
     def _evaluation(self, report: RoundReport) -> Evaluation | None:
-        """Return the test result: of the clients' own models where they keep layers, else of the server's, in its
-        rounds.
-        """
+        """Return the test result of the clients' own models where they keep layers, else of the server's."""
         server = self.federation.server
         if report.evaluation is not None or report.round not in server.tested or server.personal:
             return report.evaluation

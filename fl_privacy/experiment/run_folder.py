@@ -64,9 +64,7 @@ class Monitor:
         return nullcontext()
 
     def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
-        """Report a round that is over; ``evaluation`` where the model was tested, ``epsilon`` where there is a
-        guarantee.
-        """
+        """Report a round that is over; ``evaluation`` where it was tested, ``epsilon`` under a guarantee."""
 
     def counting(self, title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
         """Enter other long work of ``total`` steps; the context takes how many are done."""

@@ -87,8 +87,7 @@ def expect_readable_sum(attack: ServerAttack | None, server: str, *, uploads: st
 
 
 def hand_over(server: Server, attack: ServerAttack, audit: Audit, interceptor: Interceptor) -> Audit:
-    """Make ``server`` send what ``attack`` crafts in the rounds of ``audit``, and return which single replies it
-    intercepts.
+    """Make ``server`` send what ``attack`` crafts in the rounds of ``audit``; return the replies to intercept.
 
     Where the mean of the replies is enough, ``interceptor`` is shown it as the reply of each client attacked.
     """

@@ -112,7 +112,7 @@ def plan_sweep(grid: Grid) -> Sweep:
 
 
 def _attacking(grid: Grid, point: GridPoint, training: Job, attack: str) -> list[str]:
-    """Return the overrides of an attack; it faces the noise that the training was calibrated to, whatever its own data."""
+    """Return the overrides of an attack; it faces the noise that the training was calibrated to."""
     weights = training.folder if grid.weights == "final" else None
     noise = noise_for_budget(training.config)
     overrides = [f"{key}={'null' if value is None else repr(value)}" for key, value in noise.items()]
@@ -191,9 +191,7 @@ class Benchmark:
 
     @property
     def evaluators(self) -> dict[Path, tuple[str, ...]]:
-        """Return files of the evaluation networks that the track's defenses need, and how ``train-evaluator`` makes
-        them.
-        """
+        """Return files of the evaluation networks that the track needs, and how ``train-evaluator`` makes them."""
         return {_evaluator_file(self.out, self.track, name): own for name, own in self.track.evaluators.items()}
 
     def measured(self) -> Measured:

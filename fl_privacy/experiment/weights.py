@@ -21,9 +21,7 @@ def write_weights(path: Path, state: ModelState) -> None:
 
 
 def starting_values(weights: str | None, initial: ModelState) -> ModelState:
-    """Return ``initial``, or what ``weights`` names, with ``initial``'s block where a malicious server put one in
-    front.
-    """
+    """Return ``initial``, or what ``weights`` names, with ``initial``'s block if a server put one in front."""
     return load_weights(Path(weights), initial, fresh=BLOCK) if weights else initial
 
 

@@ -221,7 +221,10 @@ def run_encrypted(
 def _usable(
     server: Server, results: Mapping[int, LocalResult | Failure]
 ) -> tuple[dict[int, LocalResult], dict[int, str]]:
-    """Return the replies that count, by client, and why others don't: each client checks its own before it encrypts it."""
+    """Return the replies that count, by client, and why others don't.
+
+    Each client checks its own before it encrypts it.
+    """
     uploads = {c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}
     faults = {c: u.reason if isinstance(u, Failure) else fault(u, server.state) for c, u in uploads.items()}
     excluded = {c: reason for c, reason in faults.items() if reason}

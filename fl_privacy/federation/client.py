@@ -259,7 +259,7 @@ class Client:
         return len(labels)
 
     def training_work(self, state: ClientState, *, round: int) -> LocalWork:
-        """Return what the client trains on in ``round``; ``state`` keeps what its defense makes of its examples once."""
+        """Return what the client trains on in ``round``; ``state`` keeps its defense's examples."""
         own, purpose = self._own(state), f"round-{round}"
         order = local_batches(own.number, self.plan, self._once("order", round))
         batches = self._augmented([own.batch(i) for i in order], purpose)
@@ -308,9 +308,7 @@ class Client:
             return evaluate_model(model, values, examples, device=self.device)
 
     def private_part(self, sent: ModelState, state: ClientState) -> tuple[nn.Module, ModelState]:
-        """Return this client's architecture and the values in it that it was not sent; a secret, for the simulation
-        only.
-        """
+        """Return this client's architecture and the values in it that it was not sent: a secret."""
         model = self._own_model(state)
         return model, private_values(model, sent.to(self.device), state).to("cpu")
 

@@ -89,9 +89,7 @@ class Replay:
         return self.client.plan.augments if self.victim.probe is None else self.client.plan.augment_probes
 
     def _defended(self, work: LocalWork) -> list[Batch]:
-        """Return the first batches as the defense transforms them; the last of them is not trained on, nor a single
-        one.
-        """
+        """Return the first batches as the defense transforms them, without training on the last one."""
         seen: list[Batch] = []
         needed = _steps_until(work.order, set(_rows(self.victim, work, self.batch_size)))
 

@@ -78,7 +78,7 @@ def read_plan(told: Told, config: Mapping[str, object]) -> tuple[LocalPlan, froz
 
 
 def _found(config: Mapping[str, object]) -> dict[str, Any]:
-    """Find plan fields in ``config`` under their usual names; nonsense is left out, since it may mean something else."""
+    """Find plan fields in ``config`` under their usual names; nonsense is left out."""
     spelled = {str(key).lower().replace("_", "-"): value for key, value in config.items()}
     found: dict[str, Any] = {}
     for name, keys in KEYS.items():

@@ -135,9 +135,7 @@ def node_secret(context: Context) -> Secret:
 
 
 def whose(context: Context) -> tuple[str, int]:
-    """Return what distinguishes the clients of one state folder: a node's partition, which survives a restart, else its
-    id.
-    """
+    """Return what distinguishes the clients of one state folder: a node's partition, else its id."""
     if isinstance(partition := context.node_config.get(PARTITION), int):
         return "partition", partition
     return "node", context.node_id
@@ -154,8 +152,7 @@ def state_folder(context: Context) -> Path:
 
 
 def state_key(context: Context) -> bytes | None:
-    """Return the key that the node config's ``fl-privacy-key`` or the variable FL_PRIVACY_KEY names; ``None`` without
-    one.
+    """Return the key that the node config or the variable FL_PRIVACY_KEY names; ``None`` without one.
 
     Raises:
         UserError: it can't be read, or others can.

@@ -78,7 +78,7 @@ AGREED = 0.5
 
 
 def told_partition(reply: Message) -> int | None:
-    """Return the partition that the client behind ``reply`` claims to hold; ``None`` where it claims none, or nonsense."""
+    """Return the partition that the client behind ``reply`` claims to hold; ``None`` if none, or nonsense."""
     record = reply.content.config_records.get(CLIENT)
     told = record.get(PARTITION) if record is not None else None
     usable = isinstance(told, int) and not isinstance(told, bool) and 0 <= told <= MOST_PARTITION

@@ -183,7 +183,10 @@ class _About:
         return torch.rand(self.number, generator=self._rng("coins", round)) < 0.5
 
     def directions(self, round: int, size: int) -> Iterator[Tensor]:
-        """Yield unit vectors (size,), one for each canary; each is scored by its own release, so that they may overlap."""
+        """Yield unit vectors (size,), one for each canary.
+
+        Each is scored by its own release, so that they may overlap.
+        """
         rng = self._rng("directions", round)
         for _ in range(self.number):
             drawn = torch.randn(size, generator=rng)

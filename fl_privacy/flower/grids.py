@@ -209,8 +209,9 @@ class Traffic(RelayGrid):
         self.breaking: dict[int, str] = {}
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send copies to the nodes, and return their replies: nodes in this process would take keys out of the
-        originals.
+        """Send copies to the nodes, and return their replies.
+
+        Nodes in this process would take keys out of the originals.
         """
         sent = list(messages)
         asked: list[Mapping[str, Any]] = []

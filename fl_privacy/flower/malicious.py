@@ -37,8 +37,9 @@ class Malicious(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages of ``strategy`` with other values; a client is known by the rank of its node's id among
-        all.
+        """Return the messages of ``strategy`` with other values.
+
+        A client is known by the rank of its node's id among all.
 
         Raises:
             UserError: the model has no layer that the attack can use.

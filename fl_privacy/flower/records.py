@@ -307,7 +307,7 @@ def _named(tensor: torch.Tensor) -> str:
 
 
 def model_tensors(model: nn.Module) -> Tensors:
-    """Return what a message about ``model`` may hold, by name, in the order of ``state_dict()``; values are not copied."""
+    """Return what a message about ``model`` may hold, by name, in the order of ``state_dict()``; no copies."""
     held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
     return {name: held[name] for name in model.state_dict() if name in held}
 

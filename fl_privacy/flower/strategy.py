@@ -134,9 +134,7 @@ class Federated(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Ask clients with a private part to end the round with the new model; others do not evaluate, ``on_round``
-        may.
-        """
+        """Ask clients with a private part to end the round with the new model; others do not evaluate."""
         if not self.server.personal:
             return []
         test = {TEST: int(server_round in self.server.tested)}

@@ -151,7 +151,7 @@ class Sane(StrategyAround):
 
 
 def _by_place(content: RecordDict) -> dict[str, torch.Tensor]:
-    """Return the arrays of a message by name; where strategies send several records, such as control variates, by both."""
+    """Return the arrays of a message by name, or by record and name where there are several records."""
     records = content.array_records
     if len(records) == 1:
         return to_tensors(next(iter(records.values())))

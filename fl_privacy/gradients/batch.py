@@ -53,7 +53,7 @@ def batch_loss(
     loss_function: LossFunction = F.cross_entropy,
     changes: Sequence[LossChange] = (),
 ) -> tuple[Tensor, Tensors]:
-    """Compute the scaled mean loss of ``batch`` at ``state``, and the buffers after the pass; ``state`` is not changed."""
+    """Compute the scaled mean loss of ``batch`` at ``state``, which stays, and the buffers after the pass."""
     set_mode(model, batch_norm)
     buffers = {name: b.clone() for name, b in state.buffers.items()}
     values = {**state.parameters, **buffers}

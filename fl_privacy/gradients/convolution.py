@@ -38,7 +38,7 @@ _compiles = ContextVar("compiles", default=False)
 
 @contextmanager
 def for_a_compiler() -> Iterator[None]:
-    """Choose operations for compiling, within the context: ``F.fold`` is left out, which compiles to scattered writes."""
+    """Choose operations for compiling, within the context: no ``F.fold``, which compiles badly."""
     token = _compiles.set(True)
     try:
         yield

@@ -180,9 +180,7 @@ def _chunks(batch: Batch, elements: int) -> Iterator[Batch]:
 
 
 def _formed_elements(layered: Layered, batch: Batch, most: int) -> int:
-    """Count the elements of one example's gradients that its factors don't give; ``most`` where even as many fit at
-    once.
-    """
+    """Count the elements of one example's gradients that its factors don't give, at most ``most``."""
     if most * len(batch) <= _CHUNK_ELEMENTS:
         return most
     calls = layered.calls(batch.inputs[:1].unsqueeze(1), batch.labels[:1].unsqueeze(1))

@@ -68,9 +68,7 @@ def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) 
 
 
 def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, labels: Tensor) -> Tensors:
-    """Compute gradients, and under an empty name the derivative of their squared norm by the inputs, which attacks
-    follow.
-    """
+    """Compute gradients, and under an empty name their squared norm's derivative by the inputs."""
     with differentiable_twice():
         leaf = inputs.detach().requires_grad_()
         result = gradients(leaf, labels)
@@ -145,9 +143,7 @@ class Unrolled(VictimGradients):
 def step_direction(
     gradients: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return what ``torch.optim.SGD`` or ``torch.optim.Adam`` multiply by the learning rate in step ``number`` (from
-    1).
-    """
+    """Return what ``torch.optim.SGD`` or ``Adam`` multiply by the learning rate in step ``number`` (from 1)."""
     first, second = moments
     if plan.optimizer != "sgd":
         first = {n: 0.1 * g + (0.9 * first[n] if first else 0) for n, g in gradients.items()}

@@ -215,9 +215,7 @@ class ManyModels:
 
 
 def models_at_once(model: nn.Module, batch_size: int) -> int:
-    """Return how many models are trained together: those that fit into a quarter of a gigabyte each of values and
-    images.
-    """
+    """Return how many models are trained together: those that fit into memory with their images."""
     elements = sum(p.numel() for p in model.parameters())
     return max(1, min(EXAMPLES_AT_ONCE // batch_size, _ELEMENTS // elements))
 

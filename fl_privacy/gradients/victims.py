@@ -116,8 +116,7 @@ class OneByOne(VictimGradients):
 
 @contextmanager
 def differentiable_twice() -> Iterator[None]:
-    """Use twice differentiable operations: plain attention, since fused ones have no second derivative, and full
-    precision.
+    """Use twice differentiable operations: plain attention, and convolutions in full precision.
 
     Convolutions run in full precision.
     """

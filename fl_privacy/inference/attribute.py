@@ -122,7 +122,7 @@ class AttributeWatch:
         return known, read.public_attributes[: len(known)].to(read.device)
 
     def answers(self) -> dict[str, Tensor]:
-        """Return scores (V, A) of each method, higher for what is more likely; NaN for victims that were never watched."""
+        """Return scores (V, A) of each method, higher for what is likelier; NaN for unseen victims."""
         unseen = [row for row in range(len(next(iter(self.total.values())))) if row not in self._seen]
         found = {name: total.clone() for name, total in self.total.items()}
         for total in found.values():

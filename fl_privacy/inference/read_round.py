@@ -82,9 +82,7 @@ class ReadRound:
 
     @cached_property
     def losses_after(self) -> Tensor:
-        """Return the cross entropy (C, K) at the model that each upload leads to; not a number where that is not
-        finite.
-        """
+        """Return the cross entropy (C, K) at the model that each upload leads to; NaN where not finite."""
         found = [
             example_losses(observation.model.to(self.device), state, self.candidates).cpu()
             for observation, state in zip(self.observations, self.after, strict=True)
@@ -93,9 +91,7 @@ class ReadRound:
 
     @cached_property
     def margins_after(self) -> Tensor:
-        """Return the margins (C, K) of each candidate's class at the model that each upload leads to, see
-        ``logit_margins``.
-        """
+        """Return the margins (C, K) of each candidate's class at the model that each upload leads to."""
         found = [
             example_margins(observation.model.to(self.device), state, self.candidates).cpu()
             for observation, state in zip(self.observations, self.after, strict=True)
@@ -104,7 +100,7 @@ class ReadRound:
 
     @cached_property
     def products(self) -> Tensor:
-        """Return inner products (C, K) of each candidate's gradient at what was sent and each client's mean gradient."""
+        """Return inner products (C, K) of each candidate's gradient and each client's mean gradient."""
         return self._products[0]
 
     @cached_property
@@ -119,7 +115,7 @@ class ReadRound:
 
     @cached_property
     def same_sent(self) -> list[tuple[nn.Module, ModelState, list[int]]]:
-        """Return models sent, and which of ``observations`` are of each of them: an honest server sends all the same."""
+        """Return models sent, and which of ``observations`` are of each: an honest server sends one."""
         return self._grouped(self.observations)
 
     @cached_property

@@ -107,9 +107,7 @@ class Fishing(ServerAttack):
 
     @property
     def _other(self) -> int:
-        """Return a class that is not fished for: its examples have the gradient that is used, where above the
-        threshold.
-        """
+        """Return a class that is not fished for; its examples above the threshold have the gradient in use."""
         return 0 if self.target else 1
 
     def _layer(self, model: nn.Module, state: ModelState) -> tuple[str, str]:

@@ -149,7 +149,7 @@ class Imprint(ServerAttack):
         return pixels, alone & (not on_grid(weight[occupied])), occupied
 
     def caught_in_change(self, weight: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Return the images caught in the change of weights, beside which the biases' change is too small to be seen."""
+        """Return the images caught in the change of weights, where the biases' change is too small."""
         edges = self.edges()
         high = edges[1:] if self.activation == "hardtanh" else torch.cat([edges[1:], edges.new_ones(1)])
         rows, rounding = self._each_bin(weight), 2 * rounding

@@ -124,7 +124,7 @@ class _Layers:
 
     @classmethod
     def of(cls, model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> "_Layers":
-        """Find the layers in ``model``; ``UserError`` unless it starts with two fully connected layers and a ReLU each."""
+        """Find the layers in ``model``; ``UserError`` unless it starts with two fully connected ones and ReLUs."""
         try:
             first = find_first_layer(model, state, input_shape)
         except NotFullyConnectedError as error:

@@ -56,9 +56,7 @@ class ServerAttack(ABC):
     public: Tensor = field(init=False, repr=False, compare=False, default_factory=lambda: torch.empty(0, 1, 1, 1))
 
     def informed(self, public: Tensor) -> Self:
-        """Return the same attack by a server that holds ``public`` images (N, C, H, W) in [0, 1], none of them
-        attacked.
-        """
+        """Return the same attack by a server that holds ``public`` images (N, C, H, W), none attacked."""
         knowing = copy.copy(self)
         object.__setattr__(knowing, "public", public)
         return knowing

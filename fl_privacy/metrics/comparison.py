@@ -155,7 +155,7 @@ class Look:
         return torch.stack(raws), torch.stack(owns), torch.stack(rests)
 
     def _correlations(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield for each way the largest absolute correlations of a guess with the originals (B,) and the rivals (R,)."""
+        """Yield for each way a guess's largest absolute correlations with originals (B,) and rivals (R,)."""
         seen = Moved(self.guesses[number : number + 1], self.sight)
         for of, to, window in self.sight.ways:
             places = seen.rows(of, window)

@@ -161,7 +161,7 @@ def _of_each(seen: Identified) -> list[Figures]:
 
 
 def _of_controls(own: Figures, original: Tensor, extra: Sequence[Tensor], others: Others) -> Figures:
-    """Return the largest lead at an original (C, H, W) of guesses at other updates, where its own guess is the nearest."""
+    """Return the largest lead at an original (C, H, W) of guesses at other updates, if its own is nearest."""
     if own.get("rank") != 1 or not extra or others.candidates is None:
         return {}
     leads = [identify(each[None], original[None], others.candidates, scaled=others.moved).lead for each in extra]

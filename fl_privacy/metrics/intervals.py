@@ -97,8 +97,7 @@ def pmm(accuracy: float, undefended_accuracy: float) -> float:
 
 
 def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
-    """Return the upper end, with 95 % confidence, of a share of which ``count`` of ``n`` were seen (Clopper-Pearson
-    1934).
+    """Return the 95 % upper end of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934).
 
     Args:
         count: of those seen.
@@ -149,23 +148,19 @@ def binomial_tail(count: int, n: int, share: float) -> float:
 
 
 def share_interval(count: int, n: int) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934)."""
+    """Return the 95 % interval of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934)."""
     counts = np.asarray([count])
     return float(binomial_lower(counts, n, 0.025)[0]), float(binomial_upper(counts, n, 0.025)[0])
 
 
 def binomial_lower(counts: np.ndarray, n: int, error: float) -> np.ndarray:
-    """Return lower ends of shares of which ``counts`` of ``n`` were seen, each wrong with at most probability
-    ``error``.
-    """
+    """Return lower ends of shares of which ``counts`` of ``n`` were seen, each wrong with probability ``error``."""
     found = _special().betaincinv(np.maximum(counts, 1), n - counts + 1, error)
     return np.where(counts > 0, found, 0.0)
 
 
 def binomial_upper(counts: np.ndarray, n: int, error: float) -> np.ndarray:
-    """Return upper ends of shares of which ``counts`` of ``n`` were seen, each wrong with at most probability
-    ``error``.
-    """
+    """Return upper ends of shares of which ``counts`` of ``n`` were seen, each wrong with probability ``error``."""
     found = _special().betaincinv(counts + 1, np.maximum(n - counts, 1), 1 - error)
     return np.where(counts < n, found, 1.0)
 

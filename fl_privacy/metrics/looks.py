@@ -170,9 +170,7 @@ def _mosaic(gray: Tensor) -> Tensor:
 
 
 def _between(image: Tensor, side: int) -> Iterator[Tensor]:
-    """Yield an image (1, C, H, W) shifted by half a pixel of its averaged-down version; nothing where it is not
-    averaged.
-    """
+    """Yield an image (1, C, H, W) shifted by half an averaged pixel; nothing where it is not averaged."""
     height, width = image.shape[-2:]
     half = round(max(height, width) / side / 2)
     if not half:
@@ -216,9 +214,7 @@ def _shifted(images: Tensor) -> Tensor:
 
 
 def _unit(looks: Tensor) -> Tensor:
-    """Normalize (..., 2, H, W) to (..., D) of unit length, half of it for each look; zeros where there is nothing to
-    see.
-    """
+    """Normalize (..., 2, H, W) to (..., D) of unit length, half of it for each look; zeros if empty."""
     looks = looks - looks.mean((-2, -1), keepdim=True)
     size = looks.shape[-1] * looks.shape[-2]
     length = torch.linalg.vector_norm(looks, dim=(-2, -1), keepdim=True)

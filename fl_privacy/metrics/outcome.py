@@ -157,7 +157,7 @@ def _is_identified(record: Mapping[str, Any]) -> bool:
 
 
 def _is_nearest(record: Mapping[str, Any]) -> bool:
-    """Say whether the original is nearer to a guess than all candidates, and for what it shows of the original alone."""
+    """Say whether the original is nearer to a guess than all candidates, and not for what they share."""
     sure = (_number(record, "lead") or 0.0) >= SURE
     alike = (_number(record, "likeness") or 0.0) >= LIKENESS and not _is_of_others(record)
     return record.get("rank") == 1 and (sure or alike)

@@ -150,7 +150,7 @@ def answer_success(right: int, number: int, *, majority: float) -> Estimate:
 
 
 def correlation(guessed: Scores, true: Scores, *, seed: int) -> Estimate:
-    """Compute the correlation of two tables (N, K), with the bootstrap interval over the rows, which are independent."""
+    """Compute the correlation of two tables (N, K), with the bootstrap interval over independent rows."""
 
     def of(rows: NDArray[np.int64]) -> Scores:
         one, other = guessed[rows].reshape(len(rows), -1), true[rows].reshape(len(rows), -1)
@@ -202,7 +202,7 @@ LARGE_EPSILON, LARGE_DELTA = 10.0, 0.01
 
 
 def promises_little(*, epsilon: float, delta: float) -> bool:
-    """Say whether an (epsilon, delta) of that size must not be taken for protection (Ponomareva et al. 2023, sec. 5.2)."""
+    """Say whether (epsilon, delta) must not be taken for protection (Ponomareva et al. 2023, sec. 5.2)."""
     return not (epsilon <= LARGE_EPSILON and delta <= LARGE_DELTA)
 
 

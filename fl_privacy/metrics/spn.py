@@ -31,8 +31,7 @@ CHUNK = 1024
 
 
 def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
-    """Trace each query to the owner of the nearest guess by mean squared error, (Q,) (SPN, Fan et al. 2020, Algorithm
-    6).
+    """Trace each query to the owner of the nearest guess, (Q,) (SPN, Fan et al. 2020, Algorithm 6).
 
     Args:
         guesses: (R, C, H, W) reconstructed images, at least one.

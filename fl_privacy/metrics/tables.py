@@ -41,8 +41,10 @@ class WrittenRows:
 
 
 def right_cells(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Which cells (..., C) of ``guesses`` are those of ``truths``: categories equal, numbers within
-    :data:`fl_privacy.schema.TOLERANCE` standard deviations."""
+    """Say which cells (..., C) of ``guesses`` are right: equal categories, numbers within the tolerance.
+
+    The tolerance is :data:`fl_privacy.schema.TOLERANCE` standard deviations.
+    """
     return (guesses - truths).abs() <= schema.tolerances + 1e-9
 
 

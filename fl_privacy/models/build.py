@@ -31,7 +31,7 @@ def build_model(
     num_classes: int,
     **options: Any,
 ) -> nn.Module:
-    """Run ``build_fitting`` for images of ``in_channels``, ``image_size`` high and wide, and ``num_classes`` classes."""
+    """Run ``build_fitting`` for square images of ``in_channels``, ``image_size`` and ``num_classes`` classes."""
     facts = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
     return build_fitting(factory, facts, seed=seed, **options)
 

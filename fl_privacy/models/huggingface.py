@@ -125,7 +125,7 @@ def _is_position(name: str) -> bool:
 
 
 def _first_position(network: nn.Module, positions: nn.Parameter) -> int:
-    """Find the row of ``positions`` that a text's first token gets: the first with a gradient, or 0 where none has one."""
+    """Find the row of ``positions`` that a text's first token gets: the first with a gradient, else 0."""
     inner, training, trained = getattr(network, "base_model", network), network.training, positions.requires_grad
     network.eval()
     positions.requires_grad_()

@@ -86,9 +86,7 @@ class BlockModel(TextModel):
         ]
 
     def through_blocks(self, states: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Map states (B, L, d) and their mask (B, L) through the blocks -> (B, L, d), or of the ``first`` token (B, 1,
-        d).
-        """
+        """Map states (B, L, d) and their mask (B, L) through the blocks, to all or the ``first`` token's."""
         last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
             states = block(states, there, first=first and number == last)

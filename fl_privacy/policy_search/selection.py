@@ -75,7 +75,7 @@ class Selection:
         checks.whole("keep", self.keep, at_least=1, example=2)
 
     def has_effect(self, scored: Scored) -> bool:
-        """Say whether it alters as many of the images as it has to; a policy that leaves them alone protects nothing."""
+        """Say whether it alters enough of the images; a policy that leaves them alone protects nothing."""
         return scored.altered >= self.altered_at_least
 
     def threshold(self, scored: Sequence[Scored]) -> float:
@@ -86,8 +86,7 @@ class Selection:
         return best_first[max(1, round(self.accuracy_share * len(best_first))) - 1] if best_first else -math.inf
 
     def accepted(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
-        """List policies with an effect that are accurate, little distorted and more private than nothing, the best
-        first.
+        """List policies with an effect that are accurate, little distorted and more private, the best first.
 
         Args:
             scored: policies.
@@ -159,8 +158,7 @@ def require_fsim() -> ModuleType:
 
 
 def fsim_scores(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
-    """Compute mean feature similarity (Zhang et al. 2011) of ``images`` (N, C, H, W) and what each policy makes of
-    them.
+    """Compute mean feature similarity (Zhang et al. 2011) of ``images`` (N, C, H, W) and their transforms.
 
     1 is no distortion.
 

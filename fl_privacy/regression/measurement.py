@@ -77,7 +77,7 @@ class Measurement:
 
     @property
     def read_in_words(self) -> str:
-        """Say how many were reconstructed of how many; where none was, with the largest share that this allows (95 %)."""
+        """Say how many were reconstructed of how many; if none, the largest share that this allows (95 %)."""
         if self.read is None:
             return f"an unknown number of {len(self.values)} images"
         if self.read:

@@ -109,8 +109,9 @@ def measured_rows(
 
 
 def _measured_row(row: DefenseRow, overrides: Sequence[str], asked: set[str]) -> MeasuredDefense | None:
-    """Measure a row, ``None`` unless all of it finished; attackers that know the defense count where each attack had
-    one.
+    """Measure a row, ``None`` unless all of it finished.
+
+    Attackers that know the defense count where each attack had one.
     """
     if not row.complete or row.training is None or row.accuracy is None:
         return None

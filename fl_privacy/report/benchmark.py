@@ -93,7 +93,7 @@ class DefenseStanding:
 
     @property
     def epsilon(self) -> float | None:
-        """Return the epsilon spent in the end, in the training that spent most; ``None`` where one gives no guarantee."""
+        """Return the epsilon spent in the training that spent most; ``None`` where one gives no guarantee."""
         spent = [s.privacy.epsilon if s.privacy else None for s in self.trainings.values()]
         known = [epsilon for epsilon in spent if epsilon is not None]
         return max(known) if known and len(known) == len(spent) else None
@@ -118,8 +118,7 @@ class DefenseStanding:
         return candidate_of(self.heard(threat, uploads), name=self.tried.name, accuracy=accuracy, pmm=None)
 
     def missing(self, threat: Threat) -> list[AttackCell]:
-        """List the cells that are not known: no attack finished, all failed on some victim, or none knew of the
-        defense.
+        """List the cells that are not known: no attack finished, or none knew of the defense.
 
         An attack by an honest server counts where it failed on some victim; one that knows the defense has to where
         such attackers count. A malicious server that failed on all of them found none of the images that it looked for.
@@ -162,7 +161,7 @@ class DefenseStanding:
         )
 
     def extent(self, threat: Threat) -> Extent:
-        """Return how much attackers up to ``threat`` reconstructed; what is not known to the end counts as the worst."""
+        """Return how much attackers up to ``threat`` reconstructed; what is unknown counts as the worst."""
         return extent_or_worst(self.candidate(threat), complete=not self.missing(threat))
 
     def _most(self, figure: str) -> float:

@@ -78,9 +78,7 @@ class RunRow:
 
     @property
     def exposed(self) -> Recognized | None:
-        """Return the recognized substitutes that the defense made, where fewer of the images themselves were
-        reconstructed.
-        """
+        """Return the defense's recognized substitutes, where fewer images themselves were reconstructed."""
         exposed = most_exposed(self.readings)
         return (
             None if self.most is None or exposed is None or exposed.recognizable <= self.most.counts.read else exposed
@@ -259,7 +257,7 @@ def _utility(row: RunRow, *, use_pmm: bool) -> float:
 
 
 def _headline(rows: Sequence[RunRow]) -> str:
-    """Say of how many runs anything was reconstructed, of how many it is bounded, and of how many neither can be said."""
+    """Say of how many runs anything was reconstructed, of how many it is bounded, and of how many neither."""
     tones = Counter(row.verdict.tone for row in rows if row.attacked or row.verdict.told)
     if not tones:
         return f"{len(rows)} runs, none of them attacked"

@@ -74,9 +74,7 @@ class LiveRun:
 
     @classmethod
     def of(cls, path: Path, told: "Told | UserError") -> "LiveRun":
-        """Build the progress of the run in ``path`` from its status, or from why it can't be opened: others of its
-        folder can.
-        """
+        """Build the progress of the run in ``path`` from its status, or from why it can't be opened."""
         link = f"./{quote(path.name)}/report.html"
         if isinstance(told, UserError):
             return cls(
@@ -310,9 +308,7 @@ class WatchedFolder:
         return self._status(going, over=self._over(standings), done=done, planned=len(planned))
 
     def _over(self, standings: list[LiveRun]) -> bool:
-        """Say whether all that was planned and all that has begun is finished; without a plan there may be more to
-        come.
-        """
+        """Say whether all that was planned and has begun is finished; without a plan more may come."""
         planned = read_planned(self.folder)
         done = {one.name for one in standings if one.finished}
         return bool(planned) and done.issuperset([*planned, *(one.name for one in standings)])

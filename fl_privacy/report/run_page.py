@@ -290,9 +290,7 @@ MAIN_METRICS = {"image": IMAGE_METRIC, "text": TEXT_METRIC, "row": TABLE_METRIC}
 
 
 def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
-    """Return tiles of the last attacked round and the first, each by the attacker with the larger mean, beside the
-    other's.
-    """
+    """Return tiles of the last attacked round and the first, each by the attacker with the larger mean."""
     rounds = sorted({reading.round for reading in found})
     tiles = []
     for round in dict.fromkeys([rounds[-1], rounds[0]]) if rounds else ():
@@ -323,9 +321,7 @@ def _count_rows(verdict: Verdict, last: Sequence[Reading]) -> list[dict[str, Any
 
 
 def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
-    """Return a row for each metric and attacker of one round, the worst first; with a paper's own count where it has
-    one.
-    """
+    """Return a row for each metric and attacker of one round, the worst first, with a paper's count."""
     names = list(dict.fromkeys(name for reading in found for name in reading.leakage.metrics))
     order = sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
     rows = []

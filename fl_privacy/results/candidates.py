@@ -147,8 +147,7 @@ class Candidate:
         )
 
     def unread(self, psnr_below: float | None = None) -> bool:
-        """Say whether no attack that was tried reconstructed any example, none is unknown, and nothing else is
-        inferred.
+        """Say whether no attack reconstructed any example, none is unknown, and nothing else is inferred.
 
         Args:
             psnr_below: dB, where asked for: no attacked image, and no upper end of the mean's interval, reaches it.
@@ -179,8 +178,7 @@ def candidate_of(
     asked: Collection[str] = (),
     undefended: bool = False,
 ) -> Candidate | None:
-    """Build the candidate from all attacks on one training; ``None`` where it has no accuracy, or no attack gave
-    images.
+    """Build the candidate from all attacks on one training; ``None`` without accuracy or images.
 
     Args:
         found: what was read of images.

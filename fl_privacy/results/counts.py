@@ -103,7 +103,7 @@ class Counts:
         return binomial_tail(self.identified, self.judged, 1 / (self.candidates + 1))
 
     def as_plain(self) -> dict[str, Any]:
-        """Return plain values for JSON: every count, how many were reconstructed of how many, and the share's interval."""
+        """Return plain values for JSON: every count, and the share reconstructed with its interval."""
         return {**asdict(self), "read": self.read, "judged": self.judged, "interval95": list(self.interval)}
 
 

@@ -247,9 +247,7 @@ class RunFolder:
         pieces: Callable[[Tensor], Sequence[str]],
         attacker: Attacker = Attacker.PLAIN,
     ) -> None:
-        """Write the films of how ``attacker`` came to what it ``found``, where there are any; ``pieces`` are a text's
-        tokens.
-        """
+        """Write the films of how ``attacker`` came to what it ``found``; ``pieces`` are a text's tokens."""
         films = [film_of(one, score, pieces) for one, score in zip(found, scores, strict=True)]
         if known := [film for film in films if film is not None]:
             write_films(self.path / "reconstructions", known, attacker)

@@ -137,7 +137,7 @@ class Teller:
     def telling(
         self, what: str | Callable[[], str], progress: Callable[[int, int], None]
     ) -> Callable[[int, int], None]:
-        """Wrap ``progress`` of the work ``what`` that starts now, to write it down; a function names the work by then."""
+        """Wrap ``progress`` of the work ``what`` that starts now, to write it down; ``what`` may be a function."""
         started = time.monotonic()
 
         def tell(done: int, total: int) -> None:

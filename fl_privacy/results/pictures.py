@@ -178,9 +178,7 @@ def write_sentences(
 
 
 def read_sentences(folder: Path) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
-    """Return the sentences of all files in ``folder`` by (victim id, number in its batch), and a line on each
-    unreadable one.
-    """
+    """Return the sentences of all files in ``folder`` by (victim id, number), and a line on each unreadable one."""
     found: dict[tuple[str, int], Sentence] = {}
     problems = []
     for path in sorted(folder.glob(SENTENCE_FILES)):

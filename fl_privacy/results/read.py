@@ -252,7 +252,7 @@ class Baseline:
 
 
 def find_baseline(out: Path, config: Mapping[str, Any]) -> Baseline | None:
-    """Find the finished undefended run in folder ``out`` whose training differs from ``config`` in the defense alone."""
+    """Find the finished undefended run in ``out`` whose training differs from ``config`` in the defense alone."""
     wanted = training_hash(config)
     for summary in sorted(out.glob("*/summary.json")):
         try:

@@ -95,9 +95,7 @@ def check_shape(input_shape: Sequence[int]) -> None:
 
 
 def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor:
-    """Transform all of ``images`` (..., C, H, W) by ``policy``, its operations with ``signs`` 1 or -1; see
-    ``Operation``.
-    """
+    """Transform all ``images`` (..., C, H, W) by ``policy``, its operations with ``signs`` 1 or -1."""
     for operation, sign in zip(policy.operations, signs, strict=True):
         images = operation(images, sign)
     return images

@@ -86,7 +86,7 @@ def within_bins(effect: Quantized) -> Rule:
 
 
 def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor, Tensor]:
-    """Return the least and largest value of each element, never beyond the largest magnitude, which the levels reach."""
+    """Return the least and largest value of each element, never beyond the largest magnitude."""
     largest = tensor.abs().max()
     if bits == 1 and not stochastic:
         inf = torch.full_like(tensor, torch.inf)

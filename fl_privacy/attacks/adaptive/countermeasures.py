@@ -226,9 +226,7 @@ def _against_clipping(effect: Clipped, circumstances: Circumstances) -> Sequence
 
 @countermeasures_against.register
 def _against_dp_sgd(effect: ClippedExamples, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Counter noise on the sum of clipped per-example gradients (DP-SGD); clip the guess where the batch is one
-    example.
-    """
+    """Counter DP-SGD's noise on the sum of clipped gradients; clip the guess for a batch of one example."""
     norm, multiplier = effect.norm, effect.noise_multiplier
     std = norm * multiplier if norm is not None and multiplier is not None else None
     alone = circumstances.batch_size == 1 and not circumstances.unrolls

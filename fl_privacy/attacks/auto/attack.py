@@ -219,9 +219,7 @@ def _taken_apart(group: Group, seed: int, *, steps: int, report: Report) -> dict
 
 
 def _features_of(group: Group, seed: int) -> dict[int, HiddenFeatures]:
-    """Find, by position, features that a later fully connected layer gives away exactly, for the descents in front of
-    it.
-    """
+    """Find, by position, features that a later fully connected layer gives away exactly."""
     path = first_hidden_layer(group.first)
     if path is None:
         return {}

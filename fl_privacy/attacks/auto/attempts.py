@@ -53,7 +53,7 @@ class Attempt:
 
     @property
     def left_below(self) -> float:
-        """Return the mismatch of the widest tensor that other images must beat to replace the images that were given."""
+        """Return the mismatch of the widest tensor below which other images may replace the given ones."""
         return self.widest * math.exp(-self.margin)
 
     def judged(self, judged: Judgment, row: int) -> "Attempt":

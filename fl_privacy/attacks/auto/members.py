@@ -117,8 +117,9 @@ def entries(
 
 
 def _contenders(observation: Observation) -> Sequence[Contender]:
-    """List the descents: L-BFGS on the angle, on that of each layer and on the distance; signed Adam with and without
-    statistics.
+    """List the descents that compete: three by L-BFGS, two by signed Adam.
+
+    L-BFGS on the angle, on that of each layer and on the distance; signed Adam with and without statistics.
 
     Gradients in front of a saturating activation can be a thousand times smaller than those of the output layer, which
     then decides the angle of all together alone, and of itself says little of the image.

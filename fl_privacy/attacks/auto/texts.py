@@ -108,7 +108,7 @@ class TextMembers:
 def _nearer(
     observation: Observation, one: Reconstruction, other: Reconstruction, bag: Reconstruction
 ) -> Reconstruction:
-    """Return ``other`` where ``one`` made no guess, has a word outside an exact ``bag``, or is farther from the update."""
+    """Return ``other`` where ``one`` has no guess, a word outside an exact ``bag``, or a larger distance."""
     if other.batch is None:
         return one
     if one.batch is None or not _within_bag(one, bag):

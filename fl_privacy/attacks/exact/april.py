@@ -98,8 +98,7 @@ class PatchSolution:
 def find_patch_embedding(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool
 ) -> PatchEmbedding | None:
-    """Find the patch embedding of ``model`` at ``state``; ``None`` where its first layer is none or nothing is added to
-    it.
+    """Find the patch embedding of ``model`` at ``state``; ``None`` where its first layer is none.
 
     Raises:
         NotFullyConnectedError: the model calls no layer with parameters.

@@ -71,18 +71,14 @@ class Reproduction:
         return self._solved(self.model, self._entering(images))
 
     def classes(self, images: Tensor) -> Tensor | None:
-        """Return the likeliest class (B,) of each image (B, C, H, W), also of inexact ones; ``None`` without an output
-        layer.
-        """
+        """Return the likeliest class (B,) of each image (B, C, H, W); ``None`` without an output layer."""
         if not is_plain(self.loss):
             return self.labels(images)
         found = self._errors(self.model, self._entering(images))
         return None if found is None else found[1].argmin(1)
 
     def labels_of(self, features: Tensor, path: str) -> Tensor | None:
-        """Infer labels from ``features`` (B, ...) that enter the layer at ``path``, which lies in front of the output
-        layer.
-        """
+        """Infer labels from ``features`` (B, ...) that enter the layer at ``path``, in front of the output layer."""
         rest = Rest(self.model, path, self.observation.input_shape)
         return self._solved(rest, features.to(self._device, torch.float64))
 
@@ -242,7 +238,10 @@ def is_muted(weight: Tensor, shade: Tensor) -> bool:
 
 
 def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Turn outputs p and errors p - y (B, K) into labels (B,) or (B, K); classes need the errors only up to a factor."""
+    """Turn outputs p and errors p - y (B, K) into labels (B,) or (B, K).
+
+    For classes a multiple of the errors will do.
+    """
     if found is None:
         return None
     probabilities, errors = found

@@ -131,9 +131,7 @@ def _uncorrelated(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
 
 
 def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
-    """Maximize the likelihood of components with the tails of Student's t of one degree of freedom, each in its own
-    scale.
-    """
+    """Maximize the likelihood of components with Student's t of one degree of freedom, each in its own scale."""
     found = directions @ white
     one = torch.eye(white.shape[1], dtype=white.dtype, device=white.device)
     for _ in range(iterations):

@@ -136,7 +136,7 @@ def _first_call(model: nn.Module, inputs: Tensor, *, beyond_norms: bool) -> tupl
 
 
 def _holds(module: nn.Module, others: Mapping[str, nn.Module]) -> bool:
-    """Say whether ``module`` contains a layer of ``others``, so that its own parameters are added, as a class token is."""
+    """Say whether ``module`` contains a layer of ``others``; its own parameters are then added, as a class token."""
     inner = {id(each) for each in module.modules() if each is not module}
     return any(id(other) in inner for other in others.values())
 

@@ -225,9 +225,7 @@ def _is_start(call: Call, told: Collection[str]) -> bool:
 
 
 def _chained(call: Call, after: Call) -> ChainLayer | None:
-    """Return the layer of ``call``; ``None`` where its equations aren't linear or ``after`` takes more than its
-    activations.
-    """
+    """Return the layer of ``call``; ``None`` where its equations aren't linear or ``after`` takes more."""
     if not isinstance(call.module, nn.Linear) and not _is_plain(call.module, call.inputs.shape[1:]):
         return None
     activation = activation_between(call.output, after.inputs)

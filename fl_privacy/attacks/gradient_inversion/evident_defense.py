@@ -121,8 +121,9 @@ def seen_through(observations: Sequence[Observation], *, clips: bool = False) ->
 
 
 def _usual_if_any(observation: Observation) -> Usual | None:
-    """Measure undefended gradients, or return ``None`` where the model doesn't take such images, which the attack
-    reports later.
+    """Measure undefended gradients; ``None`` where the model doesn't take such images.
+
+    The attack says so later.
     """
     try:
         return usual_of(observation)

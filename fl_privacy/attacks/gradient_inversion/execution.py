@@ -304,7 +304,7 @@ def fitting_threads(multiplications: int) -> Iterator[None]:
 
 @torch.no_grad()
 def multiplications_of_a_layer(model: nn.Module, inputs: Tensor) -> int:
-    """Return the multiplications of ``inputs`` (V, B, ...) by a layer: the mean over those that multiply or convolve."""
+    """Return the multiplications of ``inputs`` (V, B, ...) by a layer, on average."""
     with cpu_threads(1), leaving(owners(model)) as calls:
         model(inputs[0])
     numbers = [_multiplications(call.module, call.inputs, call.output) for call in calls]

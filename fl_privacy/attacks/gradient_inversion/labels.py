@@ -307,7 +307,7 @@ def _to_labels(expected: Tensor, total: int) -> Tensor:
 
 
 def _taken_from_each(counts: Tensor, total: int) -> int:
-    """Find the largest number that all ``counts`` (K,) can lose, but none more than it has, and still sum to ``total``."""
+    """Find the largest number that all ``counts`` (K,) can lose, down to 0, and still sum to ``total``."""
     low, high = 0, int(counts.max().nan_to_num(0.0)) + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -82,7 +82,7 @@ class LayerStatistics(Protocol):
         ...
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
-        """Return ||scale g' - observed_scale g||^2 for factors (V,), to the accuracy of a sum of squared differences."""
+        """Return ||scale g' - observed_scale g||^2 for factors (V,), as exact as a sum of squared differences."""
         ...
 
     @property
@@ -201,9 +201,7 @@ class Products:
 
 
 def _parts(values: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Split ``values`` (V, N, P) into coordinates (V, r, P) along the orthonormal ``directions`` (V, N, r), and the
-    rest.
-    """
+    """Split ``values`` (V, N, P) into coordinates (V, r, P) along the orthonormal ``directions``, and the rest."""
     along = directions.mT @ values
     return along, torch.baddbmm(values, directions, along, alpha=-1)
 

@@ -97,9 +97,7 @@ class Standing:
             self._due = [row for row in self._due if values[row] != values[row]]
 
     def note(self, over: Tensor, iteration: Tensor) -> int:
-        """Mark the victims that are ``over`` (V,) now, keep the ``iteration`` (V,) of the others, and return how many
-        are left.
-        """
+        """Mark the victims that are ``over`` (V,), keep the ``iteration`` (V,) of the others, and count these."""
         self.over = self.over | over
         self._rows_over = self.over.tolist()
         done = iteration.tolist()

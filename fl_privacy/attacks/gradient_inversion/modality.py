@@ -17,8 +17,11 @@ from fl_privacy.types import Observation
 
 
 def of_modality(settings: Settings, observation: Observation) -> Settings:
-    """``settings`` for what the model of ``observation`` takes: of texts the embeddings of words are optimized, of
-    tables the shares of categories and numbers, without what is known of images."""
+    """Adapt ``settings`` to what the model of ``observation`` takes.
+
+    Of texts the embeddings of words are optimized, of tables the shares of categories and numbers, without what is
+    known of images.
+    """
     if (schema := schema_of(observation.model)) is not None:
         rows = TableRows(schema=schema, bounded=settings.bounded, counted=settings.counted)
         return replace(settings, source=rows, priors=(), projection="none", space=Space())

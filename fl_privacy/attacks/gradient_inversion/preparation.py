@@ -135,7 +135,7 @@ class Prepared:
 
     @cached_property
     def _smoothings(self) -> dict[int, tuple[float, float]]:
-        """Return, by position, the weights of ``Smoothing``; empty where no noise is known of, or none can be measured."""
+        """Return, by position, the weights of ``Smoothing``; empty where no noise is known or measured."""
         first = self.rounds[0]
         if not first.known.noisy or first.unknowns or self.settings.source is not None:
             return {}

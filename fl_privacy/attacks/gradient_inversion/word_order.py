@@ -236,8 +236,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw orders (V, T, L) of the first ``lengths`` (V,) of L words, by each kind of move in turn; the first changes
-    nothing.
+    """Draw orders (V, T, L) of the first ``lengths`` (V,) of L words, by each kind of move; the first changes nothing.
 
     Args:
         lengths: of the texts.

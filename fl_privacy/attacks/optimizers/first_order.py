@@ -133,7 +133,7 @@ class Adam:
     def move(
         self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
     ) -> Tensor:
-        """Return the next variables; ``moments`` are updated in place, ``steps`` or (V,) of each victim count from 1."""
+        """Return the next variables; ``moments`` are updated in place, ``steps`` count from 1."""
         first, second = moments
         beta1, beta2 = self.betas
         gradient = clipped(gradient, self.clip)

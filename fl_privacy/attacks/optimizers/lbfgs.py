@@ -233,9 +233,7 @@ class StrongWolfe:
         return better & flat
 
     def _choose_within(self, rows: Tensor) -> Tensor:
-        """Choose the next trial within the bracket, and return the rows where it is too narrow or the trials are used
-        up.
-        """
+        """Choose the next trial within the bracket, and return the rows where there is none left."""
         ends = self._ends[0]
         least, most = ends.amin(1), ends.amax(1)
         narrow = (most - least) * self._direction.abs().amax(1).double() < _NARROW
@@ -285,9 +283,7 @@ class StrongWolfe:
 def _cubic_minimum(
     one: Tensor | tuple[Tensor, ...], other: Tensor | tuple[Tensor, ...], bounds: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Minimize the cubic through two (step, loss, slope) within ``bounds``; return their middle where it has no
-    minimum.
-    """
+    """Minimize the cubic through two (step, loss, slope) within ``bounds``; return their middle if there is no minimum."""
     (x1, f1, g1), (x2, f2, g2) = one, other
     d1 = g1 + g2 - 3 * (f1 - f2) / (x1 - x2)
     square = d1.square() - g1 * g2

@@ -113,9 +113,7 @@ class Candidates:
         return sum(map(len, self.tokens))
 
     def hold(self, texts: Sequence[Tensor]) -> bool:
-        """Say whether no pair of ``texts`` (L,) was left out, and all that were left out are clearly farther than
-        theirs.
-        """
+        """Say whether no pair of ``texts`` (L,) was left out, and all left out are clearly farther."""
         farthest = 0.0
         for text in texts:
             if len(text) > len(self.tokens):
@@ -181,7 +179,7 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
 
 
 def _distances(model: TextModel, span: Span, tokens: Tensor, longest: int) -> Tensor:
-    """Return the distance (n, L) of every token at every position; a first block's inputs are each of a single token."""
+    """Return the distance (n, L) of every token at every position."""
     parts = []
     for some in torch.split(tokens, max(1, _AT_ONCE // (longest * span.width))):
         parts.append(span.distance(entering_block(model, some[:, None].expand(-1, longest), 0)))

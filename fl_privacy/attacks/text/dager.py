@@ -87,8 +87,7 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
 
 
 def _within(apart: Tensor, before: float, tolerance: float) -> float:
-    """Return the distance up to which a prefix counts as one: ``tolerance`` of that of wrong ones, where some were
-    tried.
+    """Return the distance up to which a prefix counts as one: ``tolerance`` of that of wrong ones.
 
     What a token becomes depends mostly on itself, so that wrong prefixes are far nearer than random vectors.
     """
@@ -272,9 +271,7 @@ class Dager:
 
 
 def _one_query_each(model: TextModel, gradient: Tensors, texts: int) -> bool:
-    """Say whether only one token of each text has a query in the second block, as where it is the last and is
-    classified.
-    """
+    """Say whether only one token of each text has a query in the second block, as a classified one in the last."""
     try:
         return span_of(model, gradient, 1, queries=True).rank <= texts
     except NotAttackableError:  # the queries' gradient was withheld

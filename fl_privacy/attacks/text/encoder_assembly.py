@@ -239,7 +239,7 @@ def _searched(
 
 
 def _likely(candidates: Candidates, length: int, explained: set[tuple[int, int]]) -> list[Tensor]:
-    """Return the tokens at each position of a text of ``length`` that are in no text yet, or all where there are none."""
+    """Return the tokens at each position of a text of ``length`` that are in no text yet, or all."""
     found = []
     for position, at in enumerate(candidates.tokens[:length]):
         left = [token for token in at.tolist() if (position, token) not in explained]
@@ -255,7 +255,7 @@ def _start(likely: list[Tensor], position: int, token: Tensor, rng: torch.Genera
 
 
 def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) -> list[Assembled]:
-    """Choose a text for each of ``lengths``, the nearest to the span first; none where only ``repeated`` ones would do."""
+    """Choose a text for each of ``lengths``, the nearest to the span first; none where ``repeated`` ones are needed."""
     left = sorted(texts, key=lambda text: text.residual)
     if lengths.told is None:
         return left[: lengths.number]

@@ -104,8 +104,7 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: L
 
 @torch.no_grad()
 def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -> Parts | None:
-    """Split the gradient into the parts of ``words`` (V,) and of ``longest`` positions; ``None`` where that can't be
-    done.
+    """Split the gradient into the parts of ``words`` (V,) and of ``longest`` positions; ``None`` where it can't be.
 
     That is where the layers at the first block's entry are not three, of queries, keys and values, behind a layer norm
     of the embeddings' sum, where one of the three was withheld, or where there are too many words.

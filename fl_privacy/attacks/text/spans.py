@@ -43,9 +43,7 @@ class Span:
         return math.sqrt(max(0.0, 1 - self.rank / self.width))
 
     def distance(self, vectors: Tensor) -> Tensor:
-        """Return how far ``vectors`` (..., d) are from it, relative to their length times :attr:`scale`: about 1 if
-        random.
-        """
+        """Return how far ``vectors`` (..., d) are from it, relative to length and :attr:`scale`: about 1 if random."""
         if self.through is not None:
             vectors = vectors @ self.through.to(vectors).T
         basis = self.basis.to(vectors)

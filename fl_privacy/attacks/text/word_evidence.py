@@ -206,9 +206,7 @@ def _exactly(untouched: Tensor, energy: Tensor) -> Found:
 
 
 def is_exact(rows: WordRows, most: int, told_noise: float | None) -> bool:
-    """Say whether most of the first victim's rows are of tokens in no text, and no more are touched than its texts
-    have.
-    """
+    """Say whether most of the first victim's rows are of tokens in no text, and few enough are touched."""
     touched = int((~rows.untouched[0]).sum())
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not told_noise
 
