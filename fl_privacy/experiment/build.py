@@ -113,7 +113,7 @@ ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")
 
 
 def build_network(section: DictConfig, dataset: Dataset, *, seed: int) -> nn.Module:
-    """Build the model that ``section`` names with the initial values of a run's ``seed``; check that it fits the data."""
+    """Build the model that ``section`` names with initial values of ``seed``, and check that it fits the data."""
     train = dataset.train
     if isinstance(train, Examples):
         return build_network_for(section, train.input_shape, train.num_classes, seed=seed)

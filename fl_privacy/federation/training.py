@@ -376,7 +376,7 @@ def _holding(model: nn.Module, values: ModelState) -> nn.Module:
 
 
 class _Descent:
-    """Runs ``torch.optim.SGD``'s steps; its constructor would take seconds of a process to import PyTorch's compiler."""
+    """Runs ``torch.optim.SGD``'s steps; its constructor would take seconds to import PyTorch's compiler."""
 
     def __init__(self, parameters: Sequence[Tensor], plan: LocalPlan) -> None:
         self._parameters, self._plan = parameters, plan

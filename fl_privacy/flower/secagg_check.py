@@ -140,7 +140,7 @@ class _Asking(LegacyStrategy):
 
 
 class _TwoListsGrid(LocalGrid):
-    """Names one node in both lists of the last stage, keeps the shares that come back, and hands on what is expected."""
+    """Names one node in both lists of the last stage, keeps its shares, and hands on what is expected."""
 
     def __init__(self, clients: Sequence[int], client_app: ClientApp, victim: int) -> None:
         super().__init__(clients, client_app)

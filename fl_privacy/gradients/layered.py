@@ -35,7 +35,7 @@ _EXACT = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Factors ``G* = left core right'`` of each victim: orthonormal left (V, O, r) and right (V, D, q), core (V, r, q)."""
+    """Factors ``G* = left core right'``: orthonormal left (V, O, r) and right (V, D, q), core (V, r, q)."""
 
     left: Tensor
     core: Tensor

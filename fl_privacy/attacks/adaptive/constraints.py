@@ -75,7 +75,7 @@ class KnownFeatures:
     weight: Tensor
 
     def mismatch(self, images: Tensor) -> Tensor:
-        """Return the squared distance (V,) of the features of ``images`` (V, B, C, H, W), relative to the known ones."""
+        """Return the features' squared distance (V,) of ``images`` (V, B, C, H, W), relative to the known ones."""
         guessed = self.front(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         squared = self.values.flatten(1).square().sum(1)
         apart: Tensor = (guessed - self.values).flatten(1).square().sum(1)

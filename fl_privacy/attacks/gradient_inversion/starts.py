@@ -212,7 +212,7 @@ Shape = Sequence[int]
 
 
 class ImageSource(Protocol):
-    """Turns variables (V, n), the attack's own, and values that are held fixed, (V, m), into the images of V victims."""
+    """Turns the attack's own variables (V, n) and fixed values (V, m) into the images of V victims."""
 
     def size(self, shape: Shape) -> int:
         """Return the number n of variables of a victim."""

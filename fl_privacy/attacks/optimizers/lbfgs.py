@@ -283,7 +283,7 @@ class StrongWolfe:
 def _cubic_minimum(
     one: Tensor | tuple[Tensor, ...], other: Tensor | tuple[Tensor, ...], bounds: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Minimize the cubic through two (step, loss, slope) within ``bounds``; return their middle if there is no minimum."""
+    """Minimize the cubic through two (step, loss, slope) within ``bounds``; without a minimum return their middle."""
     (x1, f1, g1), (x2, f2, g2) = one, other
     d1 = g1 + g2 - 3 * (f1 - f2) / (x1 - x2)
     square = d1.square() - g1 * g2
