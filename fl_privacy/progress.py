@@ -41,7 +41,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def counted(what: str, items: Sequence[T]) -> Iterator[T]:
-    """Yield ``items`` one by one; before each, report how many are done. before each it is told how many are done.
+    """Yield ``items`` one by one; before each, report how many are done.
 
     Args:
         what: of which there are several, in the singular (``client``), or what is being done (``condensing images``).

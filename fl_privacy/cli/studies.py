@@ -287,7 +287,7 @@ def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
 
 
 def _names_a_table(setting: str) -> bool:
-    """Whether ``setting`` is ``data=`` one of rows."""
+    """Say whether ``setting`` is ``data=`` with a table of rows."""
     key, _, name = setting.partition("=")
     file = CONFIG_DIR / "data" / f"{name}.yaml"
     return key == "data" and name.isidentifier() and file.is_file() and "load_table" in file.read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "character"
 
 
 def find_column(columns: Sequence[str], chosen: str | None, usual: Sequence[str], *, kind: str, name: str) -> str:
-    """The column ``chosen`` by the user, else the first of the ``usual`` ones.
+    """Find the column ``chosen`` by the user, else the first of the ``usual`` ones.
 
     Args:
         columns: those that the table has.
@@ -39,7 +39,7 @@ def find_column(columns: Sequence[str], chosen: str | None, usual: Sequence[str]
 def encode_labels(
     parts: Sequence[Sequence[Any]], names: Sequence[str] | None, column: str, name: str
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Labels as indices into class names, alike in all ``parts``.
+    """Encode labels as indices into class names, alike in all ``parts``.
 
     Args:
         parts: the label column of the training set, of the test set.

@@ -42,7 +42,7 @@ _FIELDS = ("images", "labels", "groups")
 def cached(
     name: str, key: Sequence[str], make: Callable[[], tuple[Examples, Examples]], *, folder: Path | None = None
 ) -> tuple[Examples, Examples]:
-    """The examples that ``make`` returns, from ``folder`` if they have been made before.
+    """Return the examples that ``make`` returns, from ``folder`` if they have been made before.
 
     Args:
         name: of the data set, for the file's name.
@@ -187,7 +187,7 @@ def _with_classes(source: Source, classes: Sequence[str] | None, name: str) -> S
 
 
 def find_source(name: str, root: str | None = None) -> Source:
-    """Where the data set ``name`` is, see ``load_data``."""
+    """Find where the data set ``name`` is, see ``load_data``."""
     if name in _EMBEDDED:
         return _EMBEDDED[name]
     if name == "image_folder":
@@ -245,7 +245,7 @@ def _decode(part: Any, column: str, reading: _Reading, name: str) -> Tensor:
 
 
 def every_fifth(examples: LabelledExamples) -> Tensor:
-    """(N,) bool: every fifth example of the shuffled set, sorted by class."""
+    """Mark every fifth example (N,) of the shuffled set, sorted by class."""
     if len(examples) < _HELD_OUT:
         raise UserError(
             f"A data set without a test split is expected to have at least {_HELD_OUT} examples,"

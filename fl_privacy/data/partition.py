@@ -25,7 +25,7 @@ class Partition(Protocol):
     """Shares examples out between clients; the same seed gives the same shares."""
 
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
-        """For each client the sorted indices (N_i,) of its examples."""
+        """Return for each client the sorted indices (N_i,) of its examples."""
         ...
 
 
@@ -34,7 +34,7 @@ class Iid:
     """Every client gets an equal share at random."""
 
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
-        """Shares whose sizes differ by one at most."""
+        """Return shares whose sizes differ by one at most."""
         _check_clients(examples, num_clients)
         return [part.sort().values for part in _shuffled(len(examples), seed).tensor_split(num_clients)]
 
@@ -148,7 +148,7 @@ class Natural:
 
 
 def partition_table(examples: LabelledExamples, parts: Sequence[Tensor]) -> Tensor:
-    """How many examples of each class each client has.
+    """Count the examples of each class that each client has.
 
     Args:
         examples: the set that was shared out.
@@ -174,12 +174,12 @@ def _partitioners() -> Any:
 
 
 def _shuffled(count: int, seed: int) -> Tensor:
-    """flwr-datasets takes examples in the order it finds them."""
+    """Shuffle the examples, which flwr-datasets takes in the order it finds them."""
     return torch.randperm(count, generator=derive_generator(seed, "shuffle"))
 
 
 def _indices(partitioner: Any, columns: Mapping[str, Tensor]) -> list[Tensor]:
-    """The column ``index`` of every part that ``partitioner`` makes of a table."""
+    """Return the column ``index`` of every part that ``partitioner`` makes of a table."""
     table = {name: column.numpy() for name, column in columns.items()}
     partitioner.dataset = require("datasets").Dataset.from_dict(table)
     # Its warnings of repeated draws and its progress bars tell nothing; a division not found is raised.

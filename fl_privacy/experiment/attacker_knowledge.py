@@ -60,7 +60,7 @@ class AttackerKnowledge:
         return plain.told(defense=own or None, same_data=self.same_data(plain.id))
 
     def attacks_adaptively(self, id: VictimId) -> bool:
-        """Whether an adaptive attacker has anything to know of the client: what others say of themselves is not it."""
+        """Say whether an adaptive attacker has anything to know of the client, itself and not others."""
         return self.defense is not None and bool(self.defenses.get(id.client, True))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:

@@ -194,7 +194,7 @@ def _describe_defense(defense: Defense) -> str:
 
 
 def expect_readable_updates(aggregation: str, where: str) -> None:
-    """Refuse secure aggregation where every update is read.
+    """Refuse secure aggregation where every update has to be seen.
 
     Args:
         aggregation: ``secure_aggregation.name``.

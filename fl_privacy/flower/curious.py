@@ -52,7 +52,7 @@ class HonestButCurious(StrategyAround):
 
     @property
     def connected(self) -> int:
-        """Number of the nodes that were there when the round began."""
+        """Return the number of nodes that were there when the round began."""
         return len(self._node_ids)
 
     def configure_train(

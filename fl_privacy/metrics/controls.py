@@ -55,7 +55,7 @@ class Others:
     beside: Callable[[int], PublicImages | None] | None = None
 
     def of(self, victim: VictimId) -> "Others":
-        """What guesses at ``victim`` are compared with."""
+        """Return what guesses at ``victim`` are compared with."""
         return self if self.beside is None else replace(self, candidates=self.beside(victim.client))
 
 
@@ -134,7 +134,7 @@ def compare_texts(match: Match, others: Others, language: Language | None = None
 
 
 def compare_rows(match: Match, others: Others, schema: Schema) -> list[Figures]:
-    """Figures of each row of a victim that has a guess: whether it is exact, and what controls read of it."""
+    """Compute the figures of each row of a victim that has a guess: whether it is exact, and its controls."""
     found = match.found
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     exact = exact_rows(schema, guesses, truths)[found].tolist()

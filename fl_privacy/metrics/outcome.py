@@ -137,7 +137,7 @@ def _of_text(record: Mapping[str, Any]) -> Outcome | None:
 
 
 def _of_row(record: Mapping[str, Any]) -> Outcome | None:
-    """Of a row of a table, which is recognizable where more of its cells are right than without the update."""
+    """Return the outcome of a row: recognizable where more cells are right than without the update."""
     found, control = _number(record, TABLE_METRIC), _number(record, "control_cells")
     if found is None or control is None:
         return None

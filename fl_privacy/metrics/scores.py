@@ -152,7 +152,7 @@ def evaluate_all(
 def _of_rows(
     reconstructions: Sequence[Reconstruction], truths: Sequence[Batch], schema: Schema, others: Others | None
 ) -> list[VictimScore]:
-    """Of rows of a table."""
+    """Score rows of a table."""
     matches = [match_rows(r, t, schema) for r, t in zip(reconstructions, truths, strict=True)]
     compared = None if others is None else [compare_rows(m, others, schema) for m in matches]
     measured: list[dict[str, float]] = []

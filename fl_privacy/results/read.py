@@ -97,7 +97,7 @@ class Run:
         return read_sentences(self.path / "reconstructions")
 
     def read_rows(self) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
-        """Likewise, the rows of a run that attacked a table."""
+        """Return the rows by (victim id, number), and what is wrong with the files they are in."""
         return read_rows(self.path / "reconstructions")
 
     def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm]], list[str]]:

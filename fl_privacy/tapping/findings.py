@@ -49,7 +49,7 @@ class Leak:
     why: str
 
     def at(self, where: str) -> "Leak":
-        """The same elsewhere."""
+        """Return the same leak elsewhere."""
         return replace(self, where=where)
 
 
@@ -79,7 +79,7 @@ class Loaded:
 
 
 def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: bool) -> list[Leak]:
-    """What a reply gives away in clear.
+    """List what a reply gives away in clear.
 
     Args:
         sent: the reply.
@@ -104,7 +104,7 @@ def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: 
 
 
 def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int]) -> Iterator[Leak]:
-    """What an array is, where what was loaded tells."""
+    """Yield what an array is, where what was loaded shows it."""
     if array.dtype.kind in "SUO" or (array.dtype == np.uint8 and array.ndim == 1):
         yield from _of_bytes(array.tobytes(), where)
         return
@@ -123,7 +123,7 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int]) -
 
 
 def _of_each(array: np.ndarray, where: str) -> Leak:
-    """An array with an entry for each example."""
+    """Report an array with an entry for each example."""
     entry = "one number" if array.size == len(array) else f"one vector of {array[0].size} numbers"
     return Leak(
         severity="facts",
@@ -173,7 +173,7 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
 
 
 def stated_privacy(sent: Sent) -> dict[str, float]:
-    """Figures of differential privacy that a reply states, by name."""
+    """Return figures of differential privacy that a reply states, by name."""
     return {
         key: float(value)
         for (_, key), value in sent.values.items()
@@ -232,7 +232,7 @@ def _is_text(content: bytes) -> bool:
 
 
 def _equal_rows(array: np.ndarray, loaded: Loaded) -> int:
-    """Rows of ``array`` that are rows of what was loaded, 0 where they are too few to say."""
+    """Count the rows of ``array`` that are rows of what was loaded, 0 where they are too few to say."""
     if array.ndim < 2 or array.dtype.kind not in "fiu" or not len(array):
         return 0
     flat = array.reshape(len(array), -1).astype(np.float32)
@@ -263,7 +263,7 @@ def _equal_column(array: np.ndarray, loaded: Loaded, counts: set[int]) -> str | 
 
 
 def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
-    """Whether ``array`` says how many, or what share, of the client's examples are of each class."""
+    """Say whether ``array`` is how many, or what share, of the client's examples are of each class."""
     labels = loaded.labels
     if labels is None or not len(labels) or array.ndim != 1 or array.dtype.kind not in "fiu" or len(array) < 2:
         return False

@@ -258,7 +258,10 @@ def _reconstruction(victim: PreparedVictim, attempts: Sequence[_Restarted], prep
 
 
 def _rows(settings: Settings, attempts: Sequence[_Restarted], chosen: _Restarted) -> tuple[Tensor, Tensor]:
-    """Rows (B, F) of a table and how sure each cell (B, C) is: of the attempt that was accepted, or of all together."""
+    """Return rows (B, F) of a table and how sure each cell (B, C) is.
+
+    They are of the attempt that was accepted, or of all together.
+    """
     assert isinstance(settings.source, TableRows)
     schema, finite = settings.source.schema, [a for a in attempts if math.isfinite(a.loss)]
     pooled = pool(

@@ -246,7 +246,7 @@ class Prepared:
         return RecordedEvaluation() if pays and self._like.device.type == "cpu" else Problem.evaluate
 
     def read(self, inputs: Tensor) -> Tensor:
-        """What was found, as it is reported: images in [0, 1], the tokens of texts, or rows as a model takes them."""
+        """Convert the result to what is reported: images in [0, 1], the tokens of texts, or rows."""
         source = self.settings.source
         if isinstance(source, WordEmbeddings):
             return source.read(inputs).cpu()
