@@ -60,7 +60,7 @@ def draw_all(papers: Sequence[Paper], kept: Kept, folder: Path = FOLDER) -> None
 
 
 def draw(found: Figures, names: Sequence[str]) -> Any:
-    """Bars with 95 % intervals for the figures of each line."""
+    """Draw bars with 95 % intervals of the measured figures, one for each line."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(7.2, 0.32 * len(found) + 0.9), dpi=110, layout="constrained", facecolor="white")
@@ -86,5 +86,5 @@ def draw(found: Figures, names: Sequence[str]) -> Any:
 
 
 def _reach(one: Measured) -> tuple[float, float]:
-    """How far the interval reaches to both sides."""
+    """Return how far the interval extends below and above the mean."""
     return (0.0, 0.0) if one.low is None or one.high is None else (one.mean - one.low, one.high - one.mean)

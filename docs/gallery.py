@@ -92,7 +92,7 @@ def _figures(leakage: Leakage) -> dict[str, object]:
 
 
 def _framed(image: np.ndarray | None, like: np.ndarray) -> np.ndarray:
-    """With a white frame; grey where there is none."""
+    """Put a white frame around an image; a grey one stands in for a missing image."""
     shown = np.full_like(like, 128) if image is None else image
     return np.pad(shown, ((0, 0), (2, 2), (2, 2)), constant_values=255)
 

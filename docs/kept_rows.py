@@ -25,14 +25,14 @@ class Measured:
     n: int | None = None
 
     def times(self, factor: float) -> "Measured":
-        """In another unit."""
+        """Convert the figure and its interval to another unit by multiplying with ``factor``."""
         ends = (None if end is None else factor * end for end in (self.low, self.high))
         low, high = ends
         return replace(self, mean=factor * self.mean, low=low, high=high)
 
 
 def read_rows(name: str, folder: Path = ROWS) -> list[Row]:
-    """The rows of ``name``, none where it has not been run."""
+    """Load the rows of experiment ``name``; return none if it has not been run."""
     path = folder / name / "rows.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
@@ -51,7 +51,7 @@ class Kept:
 
 
 def value_of(row: Row, name: str) -> Any:
-    """Of a field, of a setting of the run behind the row, or of a field within a field (``figures.bpmse``)."""
+    """Look up a field of a row, of its run's settings, or within a field (``figures.bpmse``)."""
     if name in row:
         return row[name]
     if name in (settings := row.get("settings", {})):
@@ -62,7 +62,7 @@ def value_of(row: Row, name: str) -> Any:
 
 
 def choose(rows: Sequence[Row], where: Mapping[str, Any]) -> Row | None:
-    """The one row whose values are those of ``where``, where ``any`` asks for nothing; ``None`` if there is none.
+    """Find the one row that matches ``where``, in which ``any`` allows every value; ``None`` if there is none.
 
     Raises:
         ValueError: several rows fit.
@@ -77,7 +77,7 @@ def choose(rows: Sequence[Row], where: Mapping[str, Any]) -> Row | None:
 def measured(
     row: Row, of: str, *, interval: Sequence[str] = (), n: str | None = None, share: str | None = None
 ) -> Measured | None:
-    """A figure of ``row``; ``None`` if the row has none.
+    """Take one measured figure from ``row``; ``None`` if the row lacks it.
 
     Args:
         row: it is read from.
@@ -108,7 +108,7 @@ def measured(
 
 
 def rows_table(name: str, folder: Path = ROWS, columns: Sequence[str] = ()) -> str:
-    """All rows of ``name``, a table for each kind of rows; "Not run." without any.
+    """Render all rows of ``name`` as tables, one for each kind of rows; "Not run." without any.
 
     Args:
         name: of the folder.
@@ -122,7 +122,7 @@ def rows_table(name: str, folder: Path = ROWS, columns: Sequence[str] = ()) -> s
 
 
 def honest_table(name: str, folder: Path = ROWS) -> str:
-    """Mechanisms whose claim is true: seeds, accusations, and bounds above the claim, summed over rows of ``name``."""
+    """Sum up, per mechanism with a true claim, how often seeds were accused and bounds exceeded the claim."""
     sums: dict[str, list[int]] = {}
     for row in read_rows(name, folder):
         found = sums.setdefault(row["mechanism"], [0, 0, 0, row["draws"]])
@@ -137,7 +137,7 @@ def honest_table(name: str, folder: Path = ROWS) -> str:
 
 
 def batches_table(name: str, folder: Path = ROWS) -> str:
-    """Means over batches of rows of a table, by the settings that tell them apart; "Not run." without any."""
+    """Render means over the batches of a table's rows, by their settings; "Not run." without any."""
     groups: dict[tuple[tuple[str, Any], ...], list[Row]] = {}
     for row in read_rows(name, folder):
         key = tuple((each, row[each]) for each in ("size", "noise", "steps", "model") if each in row)
@@ -172,7 +172,7 @@ _OF_BATCHES = {
 
 
 def _mean_of(figure: str, values: Sequence[float]) -> str:
-    """Of seconds the mean, of what is counted the sum, of shares the mean with its 95 % interval over batches."""
+    """Aggregate a figure over batches: the mean of seconds, the sum of counts, shares with a 95 % interval."""
     mean = sum(values) / len(values)
     if figure.endswith("seconds"):
         return f"{mean:.2f}" if mean < 1 else f"{mean:.1f}"
@@ -185,7 +185,7 @@ def _mean_of(figure: str, values: Sequence[float]) -> str:
 
 
 def attacks_table(name: str, folder: Path = ROWS) -> str:
-    """Attacks by networks: mean PSNR in dB and share recognizable, of the rows of ``name``; what ``auto`` proved."""
+    """Render attacks by networks: mean PSNR in dB, share recognizable, and what ``auto`` proved."""
     cells: dict[str, dict[str, str]] = {}
     rows = read_rows(name, folder)
     for row in rows:
@@ -217,23 +217,23 @@ def _read_of(row: Row) -> str:
 
 
 def _each(rows: Sequence[Row], name: str) -> str:
-    """The values that rows have, in words."""
+    """List the distinct values that rows have for a field, in words."""
     return " or ".join(dict.fromkeys(_told(row[name]) for row in rows))
 
 
 def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table."""
+    """Render a table in Markdown."""
     whole = [heads, ["---"] * len(heads), *lines]
     return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in whole)
 
 
 def escaped(text: str) -> str:
-    """As a cell of a table can hold it."""
+    """Escape text so that a cell of a Markdown table can hold it."""
     return text.replace("|", "\\|")
 
 
 def _rows_of_a_kind(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """A column for whatever one of them has a figure of."""
+    """Render one kind of rows, with a column for every figure that one of them has."""
     known = dict.fromkeys(name for row in rows for name, value in row.items() if value is not None)
     names = list(columns or known)
     heads = [name.rpartition(".")[2].replace("_", " ") for name in names]

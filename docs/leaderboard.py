@@ -58,7 +58,7 @@ def _place(setting: Figures) -> Figures:
 
 
 def leaderboard(track: str, kept: Path = KEPT) -> str:
-    """The board in Markdown, with a link to the page; that it is withdrawn where none is kept."""
+    """Render a leaderboard in Markdown, or a note that it is withdrawn where none is kept."""
     path = kept / f"{track}.json"
     if not path.is_file():
         return (

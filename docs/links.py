@@ -40,7 +40,7 @@ class Page(HTMLParser):
 
 
 def broken_in_site(site: Path) -> Iterator[str]:
-    """Links of the built site that lead nowhere, with the page that they are on."""
+    """List broken links of the built site, each with the page that it is on."""
     pages = {path: Page() for path in sorted(site.rglob("*.html"))}
     for path, page in pages.items():
         page.feed(path.read_text())
@@ -53,7 +53,7 @@ def broken_in_site(site: Path) -> Iterator[str]:
 
 
 def broken_in_markdown(files: list[Path]) -> Iterator[str]:
-    """Links of Markdown files that lead nowhere; pages that are made from the code are the site's alone."""
+    """List broken links of Markdown files; links to generated pages are checked on the site only."""
     places = {path: set(map(slug, HEAD.findall(_prose(path)))) for path in files}
     for path in files:
         for target in dict.fromkeys(LINK.findall(_prose(path))):
@@ -63,7 +63,7 @@ def broken_in_markdown(files: list[Path]) -> Iterator[str]:
 
 
 def _why_broken(target: str, page: Path, root: Path, places: Mapping[Path, set[str]], base: str) -> str:
-    """Empty where the link is sound."""
+    """Explain why a link is broken; empty where it is sound."""
     if target.startswith(MADE_HERE):
         return ""
     parts = urlsplit(target)
@@ -85,31 +85,31 @@ def _why_broken(target: str, page: Path, root: Path, places: Mapping[Path, set[s
 
 
 def _prose(path: Path) -> str:
-    """The text without its listings."""
+    """Return the file's text without its code listings."""
     return re.sub(r"`[^`\n]*\]\([^`\n]*`", "", FENCE.sub("", path.read_text()))
 
 
 def slug(head: str) -> str:
-    """The place of a heading, as the site and the repository's host name it."""
+    """Turn a heading into its anchor, as the site and the repository's host name it."""
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", head)
     return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", plain.lower()))
 
 
 def markdown_files() -> list[Path]:
-    """Those of the repository that are not pages of the site."""
+    """List the repository's Markdown files that are not pages of the published site."""
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     found = [ROOT / name for name in listed.splitlines()] or sorted(ROOT.glob("*.md"))
     return [path for path in found if (ROOT / "docs" / "published") not in path.parents]
 
 
 def site_address() -> str:
-    """Where the site is to be, as ``mkdocs.yml`` says."""
+    """Return the address of the site that ``mkdocs.yml`` configures."""
     line = next(line for line in (ROOT / "mkdocs.yml").read_text().splitlines() if line.startswith("site_url:"))
     return line.partition(" ")[2].strip()
 
 
 def foreign_addresses() -> Iterator[str]:
-    """Where the project's own addresses do not agree."""
+    """List places where the project's own addresses do not agree."""
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["repository-code"]
     home = urls["Repository"]

@@ -57,19 +57,19 @@ FORMULA = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE)
 
 @cache
 def methods() -> dict[str, dict[str, Any]]:
-    """Kind -> name -> what ``methods.yaml`` says of it."""
+    """Load ``methods.yaml``: kind -> name -> its entry."""
     return yaml.safe_load((DOCS / "methods.yaml").read_text())
 
 
 @cache
 def figures() -> dict[str, Any]:
-    """What ``make gallery`` measured, by the file name of its picture."""
+    """Load what ``make gallery`` measured, by the file name of its picture."""
     path = DOCS / "assets" / "gallery" / "figures.json"
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def on_config(config: Any) -> Any:
-    """The pages that are made here take their places."""
+    """Add the generated pages to the site's navigation."""
     for entry in config.nav:
         for kind, folder in FOLDERS.items():
             if folder.capitalize() in entry:
@@ -82,7 +82,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Pages that are made from the code or lie elsewhere."""
+    """Add the pages that are generated from the code or lie outside of ``docs/``."""
     made = {page: _from_root(path) for page, path in FROM_ROOT.items()}
     for kind, folder in FOLDERS.items():
         for name, told in methods()[kind].items():
@@ -99,7 +99,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Lists and formulas in the place of their marks; files outside of ``docs/`` where the site has them."""
+    """Replace the marks of a page by lists and formulas, and links to files outside of ``docs/``."""
     made = MARK.sub(lambda m: MADE[m[1]](m[2]), markdown)
     for place, path in FROM_ROOT.items():
         made = made.replace(f"](../{path}", f"]({place}")
@@ -107,7 +107,7 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 
 def method_page(kind: str, name: str, told: dict[str, Any]) -> str:
-    """Idea, formula, settings, our picture and figures, the paper's."""
+    """Render the page of a method: idea, formula, settings, our picture and figures, the paper's."""
     shown = " ".join(f"`{kind}={option}`" for option in told["options"])
     parts = [f"# {told['title']}\n", shown, told["idea"], f"$${told['formula']}$$", f"Source: {told['source']}."]
     parts.append("## What it does to digits\n")
@@ -148,7 +148,7 @@ def _seen(name: str, needs: str | None) -> str:
 
 
 def settings_of(kind: str, option: str) -> str:
-    """A table of what the option takes: from its file, and for all else from the signature of what it builds."""
+    """Tabulate the settings of an option: from its file, else from the signature of its target."""
     section = OmegaConf.load(options(kind)[option])
     if not isinstance(section, DictConfig) or "_target_" not in section:
         return "It takes no settings."
@@ -170,7 +170,7 @@ def _value(value: object) -> str:
 
 
 def _meanings(docstring: str) -> dict[str, str]:
-    """Parameter -> what the section Args says of it, on one line."""
+    """Map each parameter to its text in the docstring's section Args, on one line."""
     _, _, args = docstring.partition("Args:\n")
     found: dict[str, str] = {}
     names: list[str] = []
@@ -186,7 +186,7 @@ def _meanings(docstring: str) -> dict[str, str]:
 
 
 def catalog(group: str) -> str:
-    """All options of a group with a line each, linked to their pages."""
+    """Tabulate all options of a group, a line each, with links to their pages."""
     pages = {option: name for name, told in methods().get(group, {}).items() for option in told["options"]}
     rows = [
         f"| {f'[`{option}`]({pages[option]}.md)' if option in pages else f'`{option}`'} | {_cell(group, option)} |"
@@ -200,7 +200,7 @@ def _cell(group: str, option: str) -> str:
 
 
 def metrics_table() -> str:
-    """All metrics."""
+    """Tabulate all metrics."""
     rows = [
         f"| `{name}` | {metric.title} | {metric.leaks} | {_bound(metric)} | {escaped(metric.description)} |"
         for name, metric in METRICS.items()
@@ -225,7 +225,7 @@ def _bound(metric: Any) -> str:
 
 @cache
 def formula(tex: str) -> str:
-    """The formula as an inline drawing in the color of the text; its source for who can't see it."""
+    """Draw a formula as inline SVG in the color of the text, with its source as the label."""
     from matplotlib import mathtext, rc_context  # noqa: PLC0415
     from matplotlib.font_manager import FontProperties  # noqa: PLC0415
 
@@ -243,6 +243,6 @@ def formula(tex: str) -> str:
 
 
 def _from_root(path: str) -> str:
-    """A file of the repository, whose links to other files become names."""
+    """Load a file of the repository, with links to other files replaced by their names."""
     text = (ROOT / path).read_text()
     return re.sub(r"\[([^\]]+)\]\((?!https?:|#)[^)]+\)", r"\1", text)

@@ -35,7 +35,7 @@ class Column:
     """Chooses the row whose figure this one is a multiple of."""
 
     def read(self, rows: Sequence[Row], where: Mapping[str, Any]) -> Measured | None:
-        """Of the row that ``where`` chooses."""
+        """Compute this column's figure from the row that ``where`` chooses."""
         found = self._of(rows, {**where, **self.where})
         if found is None or self.over is None:
             return found and found.times(self.times)
@@ -47,7 +47,7 @@ class Column:
         return row and measured(row, self.of, interval=self.interval, n=self.n, share=self.share)
 
     def told(self, ours: Measured | None) -> str:
-        """With its interval."""
+        """Format a figure with its interval; a mark stands in for one that was not run."""
         if ours is None:
             return NOT_RUN
         ends = [format(end, self.digits) for end in (ours.low, ours.high) if end is not None]
@@ -76,13 +76,13 @@ class Table:
     """Of rows, these columns."""
 
     def read(self, kept: Kept, line: str, column: str) -> Measured | None:
-        """A figure of ours."""
+        """Compute our figure for a line and a column of the table."""
         told = self.lines[line]
         rows = kept[told.get("rows", self.rows)]
         return self.columns[column].read(rows, {**self.where, **told.get("where", {})})
 
     def judged(self, kept: Kept) -> Verdict | None:
-        """``None`` where nothing is published."""
+        """Judge whether our figures reproduce the table; ``None`` where nothing is published."""
         if not self.verdict:
             return None
         columns = [
@@ -101,16 +101,16 @@ class Table:
 
     @property
     def judged_columns(self) -> list[str]:
-        """Names of the figures that the verdict is on; with ``across`` they have an order among each other."""
+        """Return the names of the figures that are judged; ``across`` compares them with each other."""
         figure = self.verdict["figure"]
         return [figure] if isinstance(figure, str) else list(figure)
 
     def published(self, line: str, column: str) -> float | None:
-        """What the paper has."""
+        """Look up the paper's figure for a line and a column."""
         return self.lines[line].get("published", {}).get(column)
 
     def is_void(self, line: str, column: str) -> bool:
-        """Whether there is nothing to measure."""
+        """Say whether a cell of the table has nothing to measure."""
         return column in self.lines[line].get("void", ())
 
 
@@ -126,7 +126,7 @@ class Paper:
 
 
 def load_papers(folder: Path = PUBLISHED) -> list[Paper]:
-    """In the order of their files."""
+    """Load all papers' tables, in the order of their files."""
     return [_paper(yaml.safe_load(path.read_text())) for path in sorted(folder.glob("*.yaml"))]
 
 

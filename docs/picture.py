@@ -27,7 +27,7 @@ ROWS = {
 
 
 def read(settings: str) -> tuple[list[np.ndarray], list[np.ndarray], float]:
-    """Originals, what the attacker that read most made of them, and its mean PSNR in dB."""
+    """Run an attack; return originals, the better attacker's guesses, and their mean PSNR in dB."""
     printed = io.StringIO()
     with redirect_stdout(printed):
         status = run_command_line(["attack", *COMMON.split(), *settings.split(), f"out={RUNS}"])

@@ -27,7 +27,7 @@ SLOT = re.compile(r"\{\{ *(verdict )?([^}]+?) *\}\}")
 
 
 def render(papers: Sequence[Paper], kept: Kept) -> str:
-    """The page of all tables."""
+    """Render the page of all tables."""
     parts = [MADE, (PUBLISHED / "results.md").read_text().strip(), _overview(papers, kept)]
     for paper in papers:
         parts += [f"## {paper.title}", paper.about.strip(), _contents(paper, kept)]
@@ -38,7 +38,7 @@ def render(papers: Sequence[Paper], kept: Kept) -> str:
 
 
 def _overview(papers: Sequence[Paper], kept: Kept) -> str:
-    """How many tables came to what, a line for each paper."""
+    """Count the verdicts of each paper's tables, a line for each paper."""
     found = {paper.title: [v.counts_as for table in paper.tables if (v := table.judged(kept))] for paper in papers}
     found = {title: verdicts for title, verdicts in found.items() if verdicts}
     found["**all**"] = [verdict for verdicts in found.values() for verdict in verdicts]
@@ -47,7 +47,7 @@ def _overview(papers: Sequence[Paper], kept: Kept) -> str:
 
 
 def _contents(paper: Paper, kept: Kept) -> str:
-    """Verdicts on the tables of a paper; nothing where none has one."""
+    """List the verdicts on the tables of a paper; empty where none has one."""
     lines = []
     for table in paper.tables:
         if verdict := table.judged(kept):
@@ -56,7 +56,7 @@ def _contents(paper: Paper, kept: Kept) -> str:
 
 
 def _section(table: Table, kept: Kept) -> Iterator[str]:
-    """Verdict, settings, commands and figures."""
+    """Yield the parts of a table's section: verdict, settings, commands and figures."""
     yield f"### {table.at}: {table.title}" if table.at else f"### {table.title}"
     if verdict := table.judged(kept):
         reason = verdict.reason[:1].upper() + verdict.reason[1:]
@@ -78,7 +78,7 @@ def _section(table: Table, kept: Kept) -> Iterator[str]:
 
 
 def _figures(table: Table, kept: Kept) -> str:
-    """Published and measured side by side."""
+    """Render the published and the measured figures side by side."""
     heads, sides = [""], [list(table.lines)]
     for name, column in table.columns.items():
         published = [table.published(line, name) for line in table.lines]
@@ -108,7 +108,7 @@ class Slots:
         self._kept = kept
 
     def figure(self, slot: re.Match[str]) -> str:
-        """Of one slot."""
+        """Format the figure that one slot of the text asks for."""
         paper, name, *rest = slot[2].split("/")
         table = self._tables[f"{paper}/{name}"]
         if slot[1]:
@@ -118,11 +118,11 @@ class Slots:
         return table.columns[column].told(table.read(self._kept, line, column))
 
     def filled(self, text: str) -> str:
-        """All of a text."""
+        """Fill in all slots of a text."""
         return SLOT.sub(self.figure, text)
 
     def told(self, block: str) -> str:
-        """A paragraph or a point of a list; what rests on a figure that was not measured gives way to its command."""
+        """Fill in a paragraph or list item; if a figure was not measured, show its command in place of it."""
         missing = [slot for slot in SLOT.finditer(block) if self.figure(slot) == NOT_RUN]
         if not missing or block.startswith("|"):
             return self.filled(block)
@@ -132,7 +132,7 @@ class Slots:
 
 
 def render_findings(papers: Sequence[Paper], kept: Kept) -> str:
-    """The chapter of findings."""
+    """Render the page of findings."""
     slots, drawn = Slots(papers, kept), drawable(papers, kept)
     text = (PUBLISHED / "findings.md").read_text().replace("{{not reproduced}}", _not_reproduced(papers, kept))
     blocks = [
@@ -142,7 +142,7 @@ def render_findings(papers: Sequence[Paper], kept: Kept) -> str:
 
 
 def _not_reproduced(papers: Sequence[Paper], kept: Kept) -> str:
-    """Every such table and why, as far as that is known."""
+    """List every table that was not reproduced, and why, as far as that is known."""
     lines = []
     for paper in papers:
         for table in paper.tables:
@@ -154,7 +154,7 @@ def _not_reproduced(papers: Sequence[Paper], kept: Kept) -> str:
 
 
 def pages(folder: Path = ROWS) -> dict[Path, str]:
-    """Where each page is kept, and what stands in it."""
+    """Return the content of each generated page, by its path."""
     papers, kept = load_papers(), Kept(folder)
     return {PAGES["RESULTS.md"]: render(papers, kept), PAGES["findings.md"]: render_findings(papers, kept)}
 

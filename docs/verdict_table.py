@@ -11,7 +11,7 @@ DATA = ("mnist", "fashion_mnist", "cifar10_exact", "olivetti", "tiny_imagenet")
 
 
 def pairs_table(name: str, folder: Path = ROWS) -> str:
-    """Tables of the rows of ``name``: one for each group of kinds, where the rule was measured on images held back."""
+    """Render the verdict rows of ``name`` as tables, one for each group of kinds; "Not run." without any."""
     rows = [row for row in read_rows(name, folder) if row["split"] == "test"]
     parts = []
     for moved in (False, True):
@@ -44,7 +44,7 @@ def _cell(row: Row) -> str:
 
 
 def _sizes(rows: Sequence[Row], data: str) -> str:
-    """``200 of 1000``: images, and candidates of each."""
+    """Say how many images and how many candidates each has, like ``200 of 1000``."""
     of = [row for row in rows if row["data"] == data]
     images = "/".join(dict.fromkeys(str(row["images"]) for row in of))
     return f"{images} among {'/'.join(dict.fromkeys(str(row['candidates']) for row in of))}"

@@ -27,7 +27,7 @@ class Outcome(StrEnum):
 
     @property
     def as_far_as_measured(self) -> str:
-        """What it counts as where some figures are missing."""
+        """Return the outcome as it counts where some figures are missing."""
         return f"{self}, in part measured" if self in (Outcome.REPRODUCED, Outcome.ORDERING) else str(self)
 
 
@@ -56,7 +56,7 @@ class Rule:
     above: Sequence[Sequence[str]] = ()
 
     def agree(self, published: float, ours: float) -> bool:
-        """Whether ``ours`` is close enough."""
+        """Say whether our figure is close enough to the published one."""
         if self.within is not None:
             return abs(ours - published) <= self.within
         if self.factor is not None:
@@ -67,7 +67,7 @@ class Rule:
 
     @property
     def in_words(self) -> str:
-        """What it asks for."""
+        """Say in words what the rule asks for."""
         if self.within is not None:
             return f"within {self.within:g} of the published ones"
         if self.factor is not None:
@@ -77,7 +77,7 @@ class Rule:
         return f"on the published side of {self.side:g}"
 
     def held_apart(self, one: float, other: float) -> bool:
-        """Whether two published figures have an order."""
+        """Say whether two published figures are far enough apart to have an order."""
         if self.factor is not None:
             return abs(math.log(one / other)) > math.log(max(self.apart, 1.0))
         return abs(one - other) > self.apart
@@ -101,7 +101,7 @@ class Column:
 
     @property
     def there(self) -> list[Line]:
-        """Those that are published and measured."""
+        """Return the lines that are both published and measured."""
         return [line for line in self.lines if line.published is not None and line.ours is not None]
 
 
@@ -116,19 +116,19 @@ class Verdict:
 
     @property
     def told(self) -> str:
-        """In words that say how much of the table it is on."""
+        """Say the outcome in words, with the share of the table that it rests on."""
         if self.measured == self.total or self.outcome is Outcome.NOT_RUN:
             return str(self.outcome)
         return f"{self.outcome}, {self.measured} of {self.total} measured"
 
     @property
     def counts_as(self) -> str:
-        """One of ``COUNTED``."""
+        """Return the entry of ``COUNTED`` that the verdict counts as."""
         return str(self.outcome) if self.measured == self.total else self.outcome.as_far_as_measured
 
 
 def judge(columns: Sequence[Column], figure: str) -> Verdict:
-    """What a table comes to; ``figure`` is what its figures are called."""
+    """Judge a table by its columns; ``figure`` names what it measures in the reason."""
     lines = [line for column in columns for line in column.lines]
     if above := columns[0].rule.above:
         claimed = {name for pair in above for name in pair}
@@ -159,7 +159,7 @@ def judge(columns: Sequence[Column], figure: str) -> Verdict:
 
 
 def _apart(column: Column) -> list[tuple[Line, Line]]:
-    """Pairs that were measured and that the paper holds apart, the larger published figure first."""
+    """List the measured pairs that the paper holds apart, the larger published figure first."""
     return [
         (a, b) if a.published > b.published else (b, a)
         for a, b in combinations(column.there, 2)
@@ -168,7 +168,7 @@ def _apart(column: Column) -> list[tuple[Line, Line]]:
 
 
 def _ordered(signs: Sequence[int], names: Sequence[str], *, total: int) -> tuple[Outcome, str]:
-    """Of pairs, 1 where ours is in the published order, 0 where the intervals overlap, -1 where it is the other way."""
+    """Judge the order of pairs by their signs: 1 as published, 0 undecided, -1 the other way around."""
     if not signs:
         return Outcome.NOT_RUN, ""
     right, open_ = signs.count(1), signs.count(0)
@@ -188,7 +188,7 @@ def _claimed(lines: Sequence[Line], above: Sequence[Sequence[str]]) -> tuple[lis
 
 
 def _compare(high: Measured, low: Measured) -> int:
-    """1 where ``high`` is above ``low``, -1 where it is below, 0 where an interval reaches the other figure, or its."""
+    """Return 1 if ``high`` is above ``low``, -1 if below, 0 if an interval covers the other's mean."""
     sign = (high.mean > low.mean) - (high.mean < low.mean)
     upper, lower = (high, low) if sign > 0 else (low, high)
     bottom = upper.mean if upper.low is None else upper.low
@@ -201,7 +201,7 @@ def _named(above: Line, below: Line) -> str:
 
 
 def rule_of(told: Mapping[str, Any], figure: str) -> Rule:
-    """As a file of tables has it; a value may differ by figure."""
+    """Build a rule from a file of tables, where a value may differ by figure."""
     rule = {name: value for name, value in told.items() if name not in ("figure", "across")}
     return Rule(**{name: v[figure] if isinstance(v, Mapping) else v for name, v in rule.items()})
 

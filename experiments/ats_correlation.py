@@ -51,19 +51,19 @@ FIGURES = ("transformed", "original", "noise", "plain")
 
 
 def random_scores(search: Path) -> dict[str, float]:
-    """Privacy scores of the random policies of a search, without the single operations that come first."""
+    """Load the privacy scores of a search's random policies, without the single operations before them."""
     records, _ = read_records(search / SCORES)
     return {record["policy"]: record["privacy"] for record in records if "-" in record["policy"]}
 
 
 def images_of_all_classes(examples: Examples, number: int) -> Batch:
-    """The first ones, the classes in turn."""
+    """Take the first ``number`` images, the classes in turn."""
     by_class = [(examples.labels == label).nonzero().flatten() for label in range(examples.num_classes)]
     return examples.batch(torch.tensor([int(by_class[k % len(by_class)][k // len(by_class)]) for k in range(number)]))
 
 
 def transformed_as(images: Tensor, name: str, table: Table) -> Tensor:
-    """By one of the policies in ``name``, joined by `+`, drawn for each image."""
+    """Transform each image by one of the policies in ``name``, which `+` joins."""
     if name == "none":
         return images
     policies = [Policy.parse(part, table) for part in name.split("+")]
@@ -71,7 +71,7 @@ def transformed_as(images: Tensor, name: str, table: Table) -> Tensor:
 
 
 def start_like(images: Tensor) -> Tensor:
-    """Noise such as attacks on normalized images start from, clamped."""
+    """Draw the clamped noise that attacks on normalized images start from."""
     noise = torch.randn(images.shape, generator=derive_generator(1, "experiment", "noise"))
     return (0.5 + 0.25 * noise).clamp(0, 1)
 
@@ -101,7 +101,7 @@ class Attacked:
         self._attack = build_attack(own.attack, device="cpu")
 
     def __call__(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """A record of each policy in ``names``, attacked together."""
+        """Attack the images under each policy in ``names`` together and return a record of each."""
         goals = [transformed_as(self._batch.inputs, name, self._table) for name in names]
         observed = [
             self._observe(sent, Batch(images[k : k + 1], self._batch.labels[k : k + 1]), VictimId(0, 0, k, part=name))
@@ -143,7 +143,7 @@ class Attacked:
 
 
 def attack_all(names: Sequence[str], arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The records of ``names``, as far as the time allows; those in the file are taken from there."""
+    """Attack all policies in ``names`` that time allows; records that the file has are reused."""
     settings = {k: str(v) for k, v in vars(arguments).items() if k in ("search", "weights", "attack", "victims")}
     settings |= {"kind": "settings", "iterations": arguments.iterations, "restarts": arguments.restarts}
     settings |= {"epochs": arguments.epochs} if arguments.epochs else {}
@@ -166,7 +166,7 @@ def attack_all(names: Sequence[str], arguments: argparse.Namespace) -> dict[str,
 
 
 def predicted(wanted: Tensor, given: Tensor) -> Tensor:
-    """(N,) the line through (``given``, ``wanted``) by least squares, at ``given``."""
+    """Fit ``wanted`` to ``given`` by a least-squares line and return its (N,) values at ``given``."""
     centered = given - given.mean()
     return wanted.mean() + centered * (centered @ wanted) / (centered @ centered)
 
@@ -178,7 +178,7 @@ def in_words(values: Sequence[float]) -> str:
 
 
 def correlate(scores: dict[str, float], records: Sequence[dict[str, Any]], kept: RowFile, key: Row) -> None:
-    """Print and keep how the scores of the policies in ``records`` go with what was read under them."""
+    """Print and keep how the scores of policies correlate with what their attacks reconstructed."""
     own = [scores[record["policy"]] for record in records]
     figures = [torch.tensor([record[key] for record in records]).mean(1) for key in FIGURES]
     transformed, original, noise, plain = figures

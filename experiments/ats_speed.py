@@ -27,7 +27,7 @@ MODELS = {
 
 
 def by_loop(model, state, batch, goals, points):
-    """The privacy curve's mean of each sample."""
+    """Compute the mean of each sample's privacy curve by a plain loop."""
     start = torch.rand(batch.inputs.shape, generator=derive_generator(0, "start")).to(goals)
 
     def gradient(image, label):
@@ -51,7 +51,7 @@ def seconds(work):
 
 
 def compare(make, images, together, repeats, device):
-    """(ratio, seconds of one policy) of each repeat."""
+    """Time engine and loop; return (ratio, seconds of one policy) of each repeat."""
     torch.manual_seed(0)
     model, plan = make().to(device), PrivacyPlan()
     state, shape = ModelState.of(model), (1, 28, 28)

@@ -41,7 +41,7 @@ from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observatio
 
 
 def convnet_3(width: int = 32) -> nn.Module:
-    """Three convolutions of 32, 64 and 64 channels with batch norm, poolings behind the last two."""
+    """Build three convolutions with batch norm (32, 64, 64 channels), the last two with pooling."""
     layers = []
     for inner, outer, pooled in ((3, width, False), (width, 2 * width, True), (2 * width, 2 * width, True)):
         layers += [nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU()]
@@ -122,7 +122,7 @@ class Loop:
         return torch.autograd.grad(loss, self._parameters, create_graph=True)
 
     def _differentiate(self, loss: Tensor, image: Tensor) -> None:
-        """By the image and, as ``backward`` does, by all parameters."""
+        """Differentiate the loss by the image and, unless lean, by all parameters as ``backward`` does."""
         if self._lean:
             (image.grad,) = torch.autograd.grad(loss, image)
             return
@@ -195,7 +195,7 @@ def _of_convolution(arguments, result) -> int:
 
 
 def _of_derivatives(arguments, result) -> int:
-    """Of images, of weights, or of both."""
+    """Count the operations of a convolution's derivatives: by images, by weights, or by both."""
     return 2 * arguments[0].numel() * arguments[2][0].numel() * sum(arguments[-1][:2])
 
 
@@ -226,7 +226,7 @@ def _hashable(argument: object) -> object:
 
 
 def seconds_alone(product: tuple[object, ...], device: str, clock: Clock) -> float:
-    """The least of a few, on all threads or on one, as the engine, too, takes one where that is faster."""
+    """Measure one product alone: the least time of a few runs, on all threads or on one."""
     func, *arguments = product
     made = [argument.filled(device) if isinstance(argument, Shape) else argument for argument in arguments]
     taken = []
@@ -237,7 +237,7 @@ def seconds_alone(product: tuple[object, ...], device: str, clock: Clock) -> flo
 
 
 def peak(attack: GradientInversion, seen: list[Observation], device: str, clock: Clock) -> tuple[float, float]:
-    """Operations of the products of one evaluation of one victim, and how many of them a second these do alone."""
+    """Count the operations of one victim's evaluation, and how many a second their products do alone."""
     (group,) = group_victims(victims_of(list(enumerate(seen))))
     prepared = prepare(attack, group, 0)
     first = [0] * len(prepared.victims)
@@ -261,7 +261,7 @@ def seconds(work: Callable[[int], object], iterations: int, device: str, clock: 
 
 
 def loop_seconds(work: Callable[[int], object], iterations: int, arguments: argparse.Namespace) -> float:
-    """One iteration without what happens once: the difference of a long and a short run."""
+    """Measure seconds of one iteration without the setup, as the difference of a long and a short run."""
     clock = CLOCKS[arguments.clock]
     long, short = (seconds(work, n, arguments.device, clock) for n in (2 + iterations, 2))
     return (long - short) / iterations
@@ -272,8 +272,10 @@ class EnoughError(Exception):
 
 
 def engine_seconds(attack: GradientInversion, seen: list[Observation], clock: Clock, evaluations: int) -> float:
-    """One evaluation of all victims, without what happens once: the median gap between reports of the whole attack,
-    which is stopped after so many ``evaluations``."""
+    """Measure seconds of one evaluation of all victims, without the setup.
+
+    It is the median gap between reports of the whole attack, which is stopped after ``evaluations``.
+    """
     reports: list[float] = []
 
     def progress(done: int, total: int) -> None:
@@ -293,7 +295,7 @@ def memory_mb(device: str) -> float:
 
 
 def settings_of(attack: str, compile: Compile) -> GradientInversion:
-    """As long as published."""
+    """Build the attack with its published number of iterations."""
     if attack == "inverting_gradients":
         return inverting_gradients(compile=compile)
     optimizer = LBFGS(inner=MOVES, tolerance_grad=0, tolerance_change=0)

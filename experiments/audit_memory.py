@@ -42,18 +42,18 @@ class Net(nn.Sequential):
 
 @cache
 def pictures(client: int) -> list[tuple[Tensor, int]]:
-    """Images of a client."""
+    """Draw the random images of a client."""
     drawn = torch.rand((IMAGES, 1, SIDE, SIDE), generator=torch.Generator().manual_seed(client))
     return [(image, place % CLASSES) for place, image in enumerate(drawn)]
 
 
 def own(context: Context) -> list[tuple[Tensor, int]]:
-    """Images of the client of ``context``."""
+    """Draw the images of the client of ``context``."""
     return pictures(int(context.node_config["partition-id"]))
 
 
 def train(net: nn.Module, loader: DataLoader[Any]) -> None:
-    """An epoch of SGD."""
+    """Train for one epoch of SGD."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for images, labels in loader:
         optimizer.zero_grad()
@@ -75,7 +75,7 @@ def train_message(message: Message, context: Context) -> Message:
 
 
 def train_all(clients: int, rounds: int, audited: bool) -> None:
-    """A training, in this process."""
+    """Run one training in this process and print its peak memory in MiB."""
     torch.manual_seed(0)
     strategy: Any = FedAvg(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
     initial, grid = ArrayRecord(Net().state_dict()), LocalGrid(range(clients), app)
@@ -91,7 +91,7 @@ def train_all(clients: int, rounds: int, audited: bool) -> None:
 
 
 def peak_mib(clients: int, rounds: int, audited: bool) -> float:
-    """The largest resident memory of such a training's process."""
+    """Measure the peak resident memory, in MiB, of a training in a process of its own."""
     command = [sys.executable, __file__, "--here", json.dumps([clients, rounds, audited])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout.splitlines()[-1])

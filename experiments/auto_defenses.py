@@ -66,7 +66,7 @@ def attacks(evaluations: int) -> Mapping[str, tuple[str, ...]]:
 
 
 def attacked(defense: str, attack: str, options: argparse.Namespace) -> Row:
-    """One run of ``fl-privacy attack``, in which both attackers attack the same uploads."""
+    """Run ``fl-privacy attack`` once, where both attackers attack the same uploads."""
     arguments = (
         "attack",
         f"data={options.data}",

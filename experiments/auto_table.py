@@ -115,7 +115,7 @@ class Row:
 
 
 def cells() -> Iterator[tuple[Cell, Sequence[str]]]:
-    """With the attacks on them, the most telling ones first."""
+    """List the table's cells with the attacks on them, the most telling ones first."""
     for batch, trained in ((1, False), (1, True), (4, False), (4, True), (16, False), (16, True)):
         for attacks in (("auto", *STRONG), OTHERS):
             for model in MODELS:
@@ -123,7 +123,7 @@ def cells() -> Iterator[tuple[Cell, Sequence[str]]]:
 
 
 def network(cell: Cell, data: Dataset, options: argparse.Namespace) -> nn.Module:
-    """With the values that clients are sent; training is kept in a file."""
+    """Build the network of a cell, trained if it asks for that; the training is kept in a file."""
     kind, settings = MODELS[cell.model]
     channels, size, _ = data.train.input_shape
     model = build_model(
@@ -150,7 +150,7 @@ def train(model: nn.Module, data: Dataset, options: argparse.Namespace) -> None:
 
 
 def victims_of(model: nn.Module, cell: Cell, data: Dataset, options: argparse.Namespace) -> Iterator[Any]:
-    """Observation and truth of each; batch norm of the uploads runs in evaluation mode."""
+    """Yield each victim's observation and truth; batch norm runs in evaluation mode."""
     sent = ModelState.of(model)
     order = torch.randperm(len(data.test), generator=torch.Generator().manual_seed(options.seed))
     for number in range(options.victims):
@@ -176,7 +176,7 @@ def timed(work: Callable[[], list[Reconstruction]]) -> tuple[list[Reconstruction
 
 
 def sized(attack: ReconstructionAttack, seen: Sequence[Observation], seconds: float) -> ReconstructionAttack:
-    """``attack`` with as many iterations as fit into so many CPU seconds, from one start."""
+    """Set the attack's iterations to as many as fit into ``seconds`` of CPU time, from one start."""
     if not isinstance(attack, GradientInversion):
         return attack
     attack = replace(attack, restarts=1, enough=0.0, compile="off")
@@ -233,7 +233,7 @@ def read_rows(path: Path) -> dict[tuple[Cell, str], Row]:
 
 
 def table(rows: Mapping[tuple[Cell, str], Row]) -> str:
-    """Cells by attacks: mean PSNR in dB, share recognizable; of ``auto`` also what is proven and who won."""
+    """Tabulate cells by attacks: mean PSNR in dB, share recognizable; what ``auto`` proved and which won."""
     names = [name for name in ("auto", *STRONG, *OTHERS) if any(own == name for _, own in rows)]
     lines = [f"| cell | seconds | proven | {' | '.join(names)} | won |", f"|{'---|' * (len(names) + 4)}"]
     for cell in dict.fromkeys(cell for cell, _ in cells()):

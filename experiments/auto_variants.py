@@ -39,7 +39,7 @@ class Coarse:
     side: int = 8
 
     def __call__(self, blank: Blank) -> Tensor:
-        """Variables of ``blank.shape``."""
+        """Draw a coarse random image and return it as variables of ``blank.shape``."""
         few = torch.rand((*blank.shape[:-2], self.side, self.side), generator=blank.generator)
         pixels = F.interpolate(few, size=blank.shape[-2:], mode="bilinear", align_corners=False)
         return blank.space.to_variables(0.5 + self.spread * (pixels - 0.5))
@@ -50,7 +50,7 @@ def coarse(attack: GradientInversion) -> GradientInversion:
 
 
 def plateau(change: float) -> Callable[[GradientInversion], GradientInversion]:
-    """Ends a descent of L-BFGS whose loss or whose step falls below ``change``."""
+    """Make a change that ends L-BFGS once its loss or its step changes by less than ``change``."""
 
     def ending(attack: GradientInversion) -> GradientInversion:
         optimizer = attack.optimizer
@@ -71,7 +71,7 @@ VARIANTS: Mapping[str, Callable[[GradientInversion], GradientInversion]] = {
 
 
 def attacked(cell: Cell, variant: str, data: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Mean PSNR and CPU seconds of a variant."""
+    """Attack a cell by a variant; return its mean PSNR and CPU seconds."""
     usual, model = auto.entries, network(cell, data, options)
     seen, truths = zip(*victims_of(model, cell, data, options), strict=True)
 

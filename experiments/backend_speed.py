@@ -27,7 +27,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds() -> float:
-    """Of this process, precisely, and of its descendants, in hundredths."""
+    """Return the CPU seconds of this process, precisely, and of its descendants, in hundredths."""
     total = time.process_time()
     for pid in descendants(os.getpid()):
         if pid == os.getpid():
@@ -41,7 +41,7 @@ def cpu_seconds() -> float:
 
 
 def round_seconds(backend: str, overrides: list[str], *, skipped: int) -> tuple[float, float]:
-    """CPU and wall-clock seconds of a round, over the rounds after the first ``skipped``."""
+    """Measure CPU and wall-clock seconds of a round, over the rounds after the first ``skipped``."""
     config = compose_run(overrides)
     federation = build_federation(config)
     source: Callable[[], Any] = partial(clients_of, to_yaml(config))

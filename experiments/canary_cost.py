@@ -30,7 +30,7 @@ TRAINING = "federation=fedavg federation.clients=4 federation.plan.batch_size=32
 
 
 def measured(words: str) -> tuple[float, float]:
-    """Median processor seconds of a round and of its canaries, the first round left out."""
+    """Measure median processor seconds of a round and of its canaries, without the first round."""
     reads: list[tuple[float, float]] = []
     read = CanaryStage.read
 

@@ -28,7 +28,7 @@ from fl_privacy.types import Tensors
 
 
 def bare_rounds(federation: Federation, weights: Tensors) -> Iterator[Tensors]:
-    """The global weights after each round of FedSGD from ``weights``, as one would write it for a paper."""
+    """Yield the global weights after each round of FedSGD, written as plainly as for a paper."""
     plan, server, clients = federation.server.local_plan, federation.server, federation.clients
     net = copy.deepcopy(federation.model).train()
     own = dict(net.named_parameters())
@@ -53,7 +53,7 @@ def bare_rounds(federation: Federation, weights: Tensors) -> Iterator[Tensors]:
 
 
 def measure(backend: str, overrides: list[str]) -> tuple[list[float], list[float]]:
-    """CPU seconds of each counted round: the federation's, and the bare loop's."""
+    """Measure CPU seconds of each counted round, of the federation and of the bare loop."""
     config = compose_run(overrides)
     federation = build_federation(config)
     weights = federation.server.state.parameters

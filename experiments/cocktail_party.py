@@ -41,7 +41,7 @@ class Case:
     pruned: float = 0.0
 
     def changed(self, tensors: dict[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
-        """What the client sends."""
+        """Apply noise and pruning of this case to what the client sends."""
         std = self.noise * float(next(iter(tensors.values())).square().mean().sqrt())
         if std:
             tensors = {name: v + std * torch.randn(v.shape, generator=rng) for name, v in tensors.items()}

@@ -28,7 +28,7 @@ KEPT = {"mean", "ci95", "n", "median", "min", "max"}
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Names with points -> values; an option's target is its name's own business."""
+    """Flatten nested settings into dotted names and values, without ``_target_`` and unset ones."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}.")
@@ -37,19 +37,19 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def statistics(leakage: Mapping[str, Any]) -> Row:
-    """Of an attacker in a round, without what follows from the rest."""
+    """Collect an attacker's statistics in a round, without what follows from the rest."""
     found = {name: leakage[name] for name in COPIED[1:] if leakage.get(name)}
     found["recognizable"] = {t["metric"]: t["recognizable"] for t in found.pop("thresholds", ())}
     return {**{name: shortened(statistic) for name, statistic in leakage["metrics"].items()}, **found}
 
 
 def shortened(statistic: Mapping[str, Any]) -> Row:
-    """Without what follows from the rest."""
+    """Keep the fields of a statistic that do not follow from the rest."""
     return {key: value for key, value in statistic.items() if key in KEPT}
 
 
 def rows_of(folder: Path) -> list[Row]:
-    """What the run in ``folder`` comes to; none if it has not finished, or was written by an older version."""
+    """Collect the rows of the run in ``folder``; none if it is unfinished or of an older version."""
     summary = json.loads((folder / "summary.json").read_text())
     if summary["status"] != "finished" or "attacked" not in summary:
         return []
@@ -81,19 +81,19 @@ def rows_of(folder: Path) -> list[Row]:
 
 
 def inference(finding: Mapping[str, Any]) -> Row:
-    """A method's measures, without its curve."""
+    """Collect the measures of an inference method, without its curve."""
     names = ("about", "method", "positives", "negatives", "epsilon", "proven_epsilon")
     return {**{name: finding.get(name) for name in names}, **finding["measures"]}
 
 
 def caps_under(folders: Sequence[Path]) -> list[Row]:
-    """What trade-offs wrote of their mechanisms, a row for each mechanism, distance and attack."""
+    """Collect the caps that trade-offs wrote, a row for each mechanism, distance and attack."""
     found = [path for folder in folders for path in sorted(folder.rglob("trade_off_cap.json"))]
     return [{"run": f"{path.parent.name}, CAP", **cap} for path in found for cap in json.loads(path.read_text())]
 
 
 def runs_under(folders: Sequence[Path]) -> list[Path]:
-    """Folders of runs with a summary, those that were replaced left out."""
+    """List the folders of runs with a summary, without those that were replaced."""
     found = {path.parent for folder in folders for path in folder.rglob("summary.json")}
     return sorted(folder for folder in found if (folder / "run.json").is_file() and "-previous-" not in folder.name)
 

@@ -29,7 +29,7 @@ STARTS = ("noise", "real")
 
 
 def methods(scale: int, images: int) -> dict[str, Callable[..., Defense]]:
-    """Each with the settings of the table in RESULTS.md, its updates ``scale`` times as many (0: the starts)."""
+    """Build each condensation method as RESULTS.md has it, with ``scale`` times its updates (0: the starts)."""
     matching = {"networks": scale, "outer_steps": 5, "inner_steps": 3}
     small = {"images_per_class": images, "width": 8, "real_batch": 16}
     return {
@@ -46,13 +46,13 @@ def condensed(defense: Defense, own: Batch, num_classes: int, client: int) -> Ba
 
 
 def nearest(images: Tensor, labels: Tensor, own: Batch) -> Tensor:
-    """(N, ...) the image of ``own`` of the same class that is nearest to each."""
+    """Find for each image the nearest one of ``own`` of the same class, (N, ...)."""
     distances = torch.cdist(images.flatten(1), own.inputs.flatten(1))
     return own.inputs[distances.masked_fill(labels[:, None] != own.labels, torch.inf).argmin(1)]
 
 
 def level(images: Tensor, others: Tensor) -> float:
-    """PSNR in dB of the mean squared error of all images."""
+    """Compute the PSNR in dB of the mean squared error over all images."""
     return float(-10 * mse(images, others).mean().log10())
 
 

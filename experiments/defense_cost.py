@@ -75,7 +75,7 @@ FILES = tempfile.TemporaryDirectory()
 
 
 def evaluator(widths: tuple[int, int, int]) -> str:
-    """File of an evaluation network; what it learned does not change what it costs."""
+    """Save an untrained evaluation network and return its file; training would not change its cost."""
     file = Path(FILES.name) / f"{widths[0]}.safetensors"
     save_evaluator(EvaluationNetwork(input_shape=(3, 32, 32), widths=widths), file, {})
     return str(file)
@@ -118,7 +118,7 @@ TABLE_4 = {
 
 
 def seconds(model: nn.Module, defense: Defense, batch: Batch, clock: Clock = time.perf_counter) -> float:
-    """Of one defended step."""
+    """Measure seconds of one defended step."""
     synchronize(batch.inputs.device)
     started = clock()
     local_update(
@@ -137,13 +137,13 @@ def seconds(model: nn.Module, defense: Defense, batch: Batch, clock: Clock = tim
 
 
 def measured(model: nn.Module, defense: Defense, batch: Batch, *, repeats: int) -> tuple[float, float]:
-    """Median seconds of a step, and median ratio to an undefended one right before it; the first pair warms up."""
+    """Measure median seconds of a defended step, and its median ratio to a plain one right before it."""
     pairs = [(seconds(model, none(), batch), seconds(model, defense, batch)) for _ in range(repeats + 1)][1:]
     return statistics.median(d for _, d in pairs), statistics.median(d / base for base, d in pairs)
 
 
 def pairs(name: str, label: str, batch_size: int, repeats: int, clock: Clock) -> list[tuple[float, float]]:
-    """Seconds of a step defended by ``label``, or of Opacus' fast gradient clipping, and of a plain one next to it.
+    """Time steps defended by ``label``, or by Opacus' fast gradient clipping, each beside a plain one.
 
     Freed memory is kept, as in every round of a federation.
     """
@@ -175,7 +175,7 @@ class OpacusStep:
                 module.eval()
 
     def __call__(self) -> float:
-        """Seconds of a step."""
+        """Measure seconds of one step."""
         started = self._clock()
         self._optimizer.zero_grad()
         self._criterion(self._module(self._batch.inputs), self._batch.labels).backward()
@@ -184,8 +184,10 @@ class OpacusStep:
 
 
 def soteria_pairs(name: str, label: str, repeats: int, clock: Clock) -> list[tuple[float, float]]:
-    """Seconds of Soteria's scores of a batch of 8, and of a backward pass for each feature of each example; memory is
-    kept likewise."""
+    """Time Soteria's scores of a batch of 8 beside one backward pass for each feature and example.
+
+    Freed memory is kept, as in every round of a federation.
+    """
     torch.manual_seed(0)
     model, batch = MODELS[name](in_channels=3, image_size=32, num_classes=10), random_batch(8)
     sent = ModelState.of(model)

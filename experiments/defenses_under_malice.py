@@ -52,7 +52,7 @@ STEPS = LocalPlan(shares="delta", lr=0.01, steps=4, batch_size=8)
 
 
 def read_batch(data: Dataset, defense: Defense, attack: ServerAttack, kind: str, options: Any, *, size: int) -> Row:
-    """Of one batch."""
+    """Let a malicious server attack one batch and score what it reconstructs."""
     seen, truth = probed(data, attack.informed(public(data)), network(data, kind, **options), size, 0, defense=defense)
     found = attack.informed(public(data)).read(seen)
     if isinstance(found, Observation):
@@ -61,7 +61,7 @@ def read_batch(data: Dataset, defense: Defense, attack: ServerAttack, kind: str,
 
 
 def read_mean(data: Dataset, defense: Defense) -> Row:
-    """LOKI: of four clients."""
+    """Let LOKI attack the mean of four clients and score what it reconstructs."""
     attack = Loki(bins=128).informed(public(data))
     model = attack.architecture(network(data, "lenet", activation="relu"), data.train.input_shape, 4)
     members = {k: replace(member(data, model, STEPS, k, 32), defense=defense) for k in range(4)}
@@ -70,7 +70,10 @@ def read_mean(data: Dataset, defense: Defense) -> Row:
 
 
 def read_one_client(data: Dataset, defense: Defense) -> Row:
-    """Inconsistent models: the error of the one client's update, as it would be without others and undefended."""
+    """Measure the error of the one client's update that inconsistent models isolate.
+
+    It is relative to the update as it would be without the others and undefended.
+    """
     attack, model = Inconsistent(client=1).informed(public(data)), network(data, "lenet", activation="relu")
     plain = {k: member(data, model, STEPS, k, 32) for k in range(4)}
     members = {k: replace(client, defense=defense) for k, client in plain.items()}
@@ -84,7 +87,7 @@ def read_one_client(data: Dataset, defense: Defense) -> Row:
 
 
 def members_of(data: Dataset, defense: Defense) -> Row:
-    """Membership traps: 32 images of the client and 30 others, one step on 500 images."""
+    """Measure membership traps: 32 images of the client, 30 others, one step on 500 images."""
     mine, others = data.train.batch(torch.arange(32)).inputs, public(data, 300)
     attack = MembershipTrap().informed(torch.cat([mine, others]))
     model = network(data, "mlp", widths=(500, 62))
@@ -111,7 +114,7 @@ SERVERS: Mapping[str, Callable[[Dataset, Defense], Row]] = {
 
 
 def measured(data: Dataset, server: str, name: str, evaluator: Path | None) -> Row:
-    """A defense that can't be set up, or on which a server can't act, says why."""
+    """Measure a server's attack on a defense; where one can't be set up, return the reason."""
 
     def measure() -> Row:
         chosen, _, rest = name.partition(":")

@@ -46,7 +46,7 @@ def gradient(step: LocalStep) -> Tensors:
 
 
 def refined(model: nn.Module, batch: Batch, file: Path, state: ClientState, round: int) -> tuple[Tensor, float]:
-    """Robust data (B, C, H, W), and how far their gradient is from the true one, as a share of its length."""
+    """Refine a batch; return robust data (B, C, H, W) and the relative error of their gradient."""
     defense = refiner(evaluator=str(file), warm_start=True, iterations=ITERATIONS, epsilon=1e9)
     step = step_of(model, batch, state, round)
     true = gradient(step)
@@ -59,7 +59,7 @@ def refined(model: nn.Module, batch: Batch, file: Path, state: ClientState, roun
 
 
 def moved(model: nn.Module, batch: Batch, lr: float) -> None:
-    """A step of training."""
+    """Take one step of training in place."""
     step = step_of(model, batch, ClientState(), 0)
     with torch.no_grad():
         for name, g in gradient(step).items():
@@ -67,7 +67,7 @@ def moved(model: nn.Module, batch: Batch, lr: float) -> None:
 
 
 def ratio_of_seconds(model: nn.Module, batch: Batch, file: Path, iterations: int, repeats: int) -> float:
-    """CPU time of a defended step to a plain one right before it, median."""
+    """Measure the median ratio of CPU time of a defended step to a plain one right before it."""
     defense, clock = refiner(evaluator=str(file), iterations=iterations), time.process_time
     pairs = [(seconds(model, none(), batch, clock), seconds(model, defense, batch, clock)) for _ in range(repeats + 1)]
     return statistics.median(defended / plain for plain, defended in pairs[1:])

@@ -78,7 +78,7 @@ PAPER = {"Jetson Nano": 18.22, "Coral USB": 23.74, "Neural Stick": 24.59, "Coral
 
 
 def one_round(model: nn.Module, defense: Defense, batch: Batch) -> dict[str, Any]:
-    """Cost of a round of a client that holds ``batch``."""
+    """Measure the cost of one round of a client that holds ``batch``."""
     before, started, cpu = joules_so_far(), time.perf_counter(), time.process_time()
     result = local_update(
         model,
@@ -101,7 +101,7 @@ def one_round(model: nn.Module, defense: Defense, batch: Batch) -> dict[str, Any
 
 
 def measure(model_name: str, defense_name: str, batch_size: int, repeats: int) -> dict[str, Any]:
-    """A cell, in this process, which its parent limits."""
+    """Measure one cell in this process, which its parent limits."""
     torch.set_num_threads(1)
     size, build = MODELS[model_name]
     torch.manual_seed(0)
@@ -128,7 +128,7 @@ def measure(model_name: str, defense_name: str, batch_size: int, repeats: int) -
 
 
 def cell(model: str, defense: str, batch_size: int, *, memory: int, core: int, repeats: int) -> dict[str, Any]:
-    """The row of a cell, measured in a process that is held to one core and ``memory`` MiB."""
+    """Measure one cell in a process limited to one core and ``memory`` MiB, and return its row."""
     command = [sys.executable, __file__, "--cell", model, defense, str(batch_size), "--repeats", str(repeats)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     ended = run_limited(command, memory=memory * MIB, core=core, environment=environment)

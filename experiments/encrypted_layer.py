@@ -21,7 +21,7 @@ from fl_privacy.models import LeNet5
 
 
 def multiplications(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """Of a forward pass of one image."""
+    """Count the multiplications in a forward pass of one image."""
     counted: list[int] = []
 
     def count(layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:

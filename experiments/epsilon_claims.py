@@ -82,7 +82,7 @@ def local_dp_mod(sensitivity: float) -> Many:
 
 
 def nvflare_svt(update: Tensors, n: int) -> Tensors:
-    """The sparse vector technique at NVFlare's defaults, as its source describes it, in code of our own.
+    """Apply the sparse vector technique at NVFlare's defaults, rewritten from its source's description.
 
     What is above a noisy threshold is a candidate; a tenth of the values is chosen of these with replacement and gets
     noise; a candidate that is not chosen leaves as it is.
@@ -151,7 +151,7 @@ def faults(rows: RowFile) -> None:
 
 
 def _by_figures(rows: RowFile) -> None:
-    """An accountant that counts batches as sampled at a rate that the loader does not have."""
+    """Check an accountant that counts batches as sampled at a rate that the loader does not have."""
     by_poisson = recompute(Facts(noise_multiplier=1.0, sample_rate=0.01, sampling="poisson", rounds=1000), delta=DELTA)
     assert by_poisson.epsilon is not None
     made = claim(by_poisson.epsilon, unit="example", rounds=1000)
@@ -175,7 +175,7 @@ def _by_figures(rows: RowFile) -> None:
 
 
 def draws(rows: RowFile) -> None:
-    """The Gaussian mechanism: lower bounds beside the true epsilon."""
+    """Check the Gaussian mechanism: lower bounds beside the true epsilon."""
     for epsilon in (0.5, 1.0, 3.0, 8.0):
         for number in (500, 1000, 2000, 5000, 10_000, 20_000):
             subject = gaussian(epsilon, number)
@@ -189,7 +189,7 @@ def draws(rows: RowFile) -> None:
 
 
 def one_run(rows: RowFile, trials: int = 20) -> None:
-    """One training with m canaries, each score N(mu, 1) where it took part, N(0, 1) where not; mean over trials."""
+    """Check one training with m canaries, with scores N(mu, 1) inside and N(0, 1) outside; mean over trials."""
     rng = np.random.default_rng(0)
     for epsilon in (0.5, 1.0, 3.0, 8.0):
         for canaries in (100, 500, 1000, 10_000):
@@ -209,7 +209,10 @@ def one_run(rows: RowFile, trials: int = 20) -> None:
 
 
 def adaptive(kind: type, *mods: object) -> ManyAtOnce:
-    """One round of a strategy that adapts its norm, drawn one by one: its noise goes by a norm that is drawn itself."""
+    """Run one round of a strategy with adaptive clipping n times, one draw after the other.
+
+    Its noise goes by a norm that is drawn itself.
+    """
 
     def many(update: Tensors, n: int) -> Tensors:
         from fl_privacy.flower.dp_mechanisms import mechanism_of_strategy  # noqa: PLC0415
@@ -225,7 +228,7 @@ def adaptive(kind: type, *mods: object) -> ManyAtOnce:
 
 
 def flower(rows: RowFile) -> None:
-    """Flower's own mod and strategies at their own words."""
+    """Check Flower's own mod and strategies against the epsilon that they state."""
     for sensitivity in (0.0, 0.5, 1.0):
         mod = LocalDpMod(1.0, sensitivity, 1.0, DELTA)
         np.random.seed(2)

@@ -21,7 +21,7 @@ BLOCK = 20
 
 
 def checked(honest: Honest, first: int) -> Row:
-    """Figures of a mechanism over ``BLOCK`` seeds."""
+    """Check a mechanism over ``BLOCK`` seeds and return its figures."""
     started = time.process_time()
     accused, above, lowers = 0, 0, []
     for seed in range(first, first + BLOCK):

@@ -54,7 +54,7 @@ class Subject:
     noise: Literal["gaussian", "other"] = "gaussian"
 
     def asked(self) -> dict[str, Any]:
-        """Arguments of ``check_mechanism``."""
+        """Return the arguments of ``check_mechanism``."""
         return {
             "claimed": self.claim,
             "like": self.like,
@@ -72,7 +72,7 @@ ONE = {"weight": torch.zeros(40)}
 
 
 def std_for(epsilon: float) -> float:
-    """Standard deviation of Gaussian noise at a sensitivity of 1."""
+    """Return the standard deviation of Gaussian noise for ``epsilon`` at a sensitivity of 1."""
     return 1 / gaussian_mu(epsilon, DELTA)
 
 
@@ -99,14 +99,14 @@ def gaussian(epsilon: float, seed: int, *, std: float | None = None, **more: Any
 
 
 def copies(update: Tensors, n: int) -> Tensors:
-    """(n, ...) of each tensor: their norm together is sqrt(n) times that of one."""
+    """Stack n copies of an update, (n, ...); their joint norm is sqrt(n) times that of one."""
     return {name: value.expand(n, *value.shape).clone() for name, value in update.items()}
 
 
 def of_defense(
     make: Callable[[float], Defense], epsilon: float, seed: int, like: Tensors = THREE, **more: Any
 ) -> Subject:
-    """The upload hooks of one of the package's defenses, ``make`` of a clipping norm, on n copies of an update at once.
+    """Wrap a defense's upload hooks, built for a clipping norm, to run on n copies of an update at once.
 
     Clipped to sqrt(n) together, each copy is clipped to 1; noise is drawn for each value in any case.
     """
@@ -122,7 +122,7 @@ def of_defense(
 
 
 def laplace(epsilon: float, seed: int) -> Subject:
-    """One value in [-1, 1]: dp_noise with Laplace noise, private without any delta."""
+    """Build dp_noise with Laplace noise on one value in [-1, 1], private without any delta."""
     pure = Claim(epsilon=epsilon, delta=0.0)
 
     def make(norm: float) -> Defense:
@@ -144,7 +144,7 @@ class Heads(nn.Module):
         return self.weight(inputs)
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Mean over the batch of the sum over the heads."""
+        """Compute the loss: the sum over the heads, averaged over the batch."""
         each = outputs.view(len(labels), -1, self.classes)
         repeated = labels[:, None].expand(each.shape[:2])
         return nn.functional.cross_entropy(each.flatten(0, 1), repeated.flatten(), reduction="sum") / len(labels)
@@ -172,7 +172,7 @@ class Batches:
 
 
 def example_unit(epsilon: float, seed: int) -> Subject:
-    """One step of our dp_sgd, times the batch size."""
+    """Build one step of our dp_sgd, times the batch size."""
     made, rng = Batches.made(seed), torch.Generator().manual_seed(seed)
     (hook,) = dp_sgd(clip_norm=1.0, noise_multiplier=std_for(epsilon)).gradient
     heads, plan = Heads(made.weight, 1), LocalPlan(lr=0.1, batch_size=4)
@@ -186,7 +186,7 @@ def example_unit(epsilon: float, seed: int) -> Subject:
 
 
 def local_dp_mod(epsilon: float, seed: int) -> Subject:
-    """Flower's LocalDpMod with a sensitivity of its clipping norm, on n copies of an update at once."""
+    """Build Flower's LocalDpMod at its clipping norm, on n copies of an update at once."""
     np.random.seed(seed)
 
     def many(update: Tensors, n: int) -> Tensors:
@@ -196,7 +196,7 @@ def local_dp_mod(epsilon: float, seed: int) -> Subject:
 
 
 def fixed(kind: Any, *mods: Any) -> Make:
-    """A strategy of Flower's with a fixed clipping norm, on n copies of an update at once.
+    """Wrap a Flower strategy with a fixed clipping norm, to run on n copies of an update at once.
 
     Its noise is the multiplier times the clipping norm of all copies together, hence the multiplier over sqrt(n).
     """
@@ -218,7 +218,7 @@ RATE = 0.5
 
 @cache
 def sampled_multiplier(epsilon: float) -> float:
-    """Noise multiplier of one step whose batch takes each example with probability ``RATE``."""
+    """Find the noise multiplier of one step that samples each example with probability ``RATE``."""
 
     def excess(log: float) -> float:
         got = composed_epsilons(noise_multiplier=math.exp(log), sample_rate=RATE, steps=1, delta=DELTA)
@@ -228,7 +228,7 @@ def sampled_multiplier(epsilon: float) -> float:
 
 
 def opacus(epsilon: float, seed: int) -> Subject:
-    """One step of Opacus' optimizer on a Poisson sample, with the canary in the data or not.
+    """Build one step of Opacus' optimizer on a Poisson sample, with the canary in the data or not.
 
     Steps that sampled the same examples are one step of a network of as many heads.
     """
@@ -272,7 +272,10 @@ def opacus(epsilon: float, seed: int) -> Subject:
 
 
 def sparse_vector(epsilon: float, seed: int, *, queries_noised: bool = True) -> Subject:
-    """The sparse vector technique: which of ten queries is the first above a noisy threshold (Lyu, Su, Li 2017)."""
+    """Build the sparse vector technique: find the first of ten queries above a noisy threshold.
+
+    Source: Lyu, Su, Li 2017.
+    """
     rng = np.random.default_rng(seed)
 
     def many(answers: Tensor, n: int) -> Tensors:

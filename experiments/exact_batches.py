@@ -18,7 +18,7 @@ from fl_privacy.types import Batch, Certainty, LocalPlan, ModelState, Observatio
 
 
 def observe(width: int, truth: Batch, victim: int, seed: int) -> Observation:
-    """The gradient of ``truth`` by an untrained network whose first layer has so many outputs."""
+    """Observe the gradient of ``truth`` by an untrained network whose first layer has ``width`` outputs."""
     settings = {"widths": [width, 128], "mean": [0.5], "std": [0.25]}
     channels, size = truth.inputs.shape[1:3]
     model = build_model(MLP, seed=seed, in_channels=channels, image_size=size, num_classes=10, **settings).eval()

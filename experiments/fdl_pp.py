@@ -101,7 +101,7 @@ class Course:
 
 
 def some(number: int, most: int | None) -> Tensor:
-    """Indices of up to ``most`` of ``number`` examples."""
+    """Draw the indices of up to ``most`` of ``number`` examples."""
     return torch.randperm(number, generator=torch.Generator().manual_seed(0))[:most]
 
 
@@ -139,7 +139,7 @@ def federation_of(options: argparse.Namespace, method: str) -> Federation:
 
 
 def trained(federation: Federation, method: str, options: argparse.Namespace) -> Done:
-    """What training comes to; it goes on where it was stopped before."""
+    """Train by a method, or go on where training was stopped before."""
     nothing = Done(states={client: ClientState() for client in federation.clients})
     if method in SECURE:
         reports, started = list[RoundReport](), time.process_time()
@@ -155,7 +155,7 @@ def trained(federation: Federation, method: str, options: argparse.Namespace) ->
 
 
 def further(federation: Federation, done: Done, *, last: int) -> Done:
-    """The training as far as round ``last``."""
+    """Continue the training up to round ``last``."""
     course, reports, started = Course(federation, list(done.course)), list[RoundReport](), time.process_time()
     watched = Audit(rounds=frozenset(range(1, last + 1)), probes=(Probe(VICTIM, 0),))
     states = run_rounds(
@@ -177,7 +177,7 @@ def further(federation: Federation, done: Done, *, last: int) -> Done:
 def captured(
     federation: Federation, kept: Mapping[int, ClientState], victims: Examples, options: argparse.Namespace
 ) -> tuple[list[Observation], list[Batch]]:
-    """Observations of victims behind the last model, with features that are shown, and the truth."""
+    """Observe victims on the last model, with the features that are shared, and return the truth too."""
     owner = replace(federation.clients[VICTIM], examples=victims, indices=torch.arange(len(victims)))
     experiment = replace(
         Experiment.of_federation(federation),
@@ -198,7 +198,7 @@ def captured(
 def summed(
     federation: Federation, victims: Examples, options: argparse.Namespace
 ) -> tuple[list[Observation], list[Batch]]:
-    """What masks leave to see: the mean update of all clients, of whom each has one image."""
+    """Observe the mean update of all clients, one image each, which is all that masks leave visible."""
     every, sent = torch.arange(len(victims)), federation.server.state
     owners = [replace(p, examples=victims, indices=every) for p in federation.clients.values()]
     probes = [o.probe(sent, ClientState(), round=options.rounds, probe=0, batch_size=1).upload for o in owners]
@@ -221,7 +221,7 @@ def summed(
 
 
 def attacks(options: argparse.Namespace) -> dict[str, tuple[ReconstructionAttack, bool]]:
-    """By name, and whether the attacker knows of the defense."""
+    """Return the attacks by name, and whether each knows the defense."""
     search = {"iterations": options.inversion_iterations, "lr": 1.0, "line_search": "strong_wolfe"}
     inversion = {**search, "total_variation": 1e-4, "restarts": options.restarts}
     recovery = {
@@ -247,7 +247,7 @@ def attacks(options: argparse.Namespace) -> dict[str, tuple[ReconstructionAttack
 
 
 def scores(found: Sequence[Reconstruction], truth: Sequence[Batch]) -> dict[str, list[float]]:
-    """Of each image that there is a guess at. Whoever looks for layers too may find the image's negative."""
+    """Score each image that has a guess, and its negative too, which attacks on layers may find."""
     guesses, originals = list[Tensor](), list[Tensor]()
     for reconstruction, batch in zip(found, truth, strict=True):
         matched = match(reconstruction, batch)
@@ -269,7 +269,7 @@ def attacked(
     federation: Federation,
     options: argparse.Namespace,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Scores and the first picture of each attack."""
+    """Run all attacks on a method; return the scores and the first picture of each."""
     results, pictures = {}, {}
     for name, (attack, informed) in attacks(options).items():
         if (informed and not federation.server.personal) or (method in SECURE and name.startswith("MI")):
@@ -296,7 +296,7 @@ def attacked(
 
 
 def accounted(federation: Federation, scale: float, rounds: int) -> dict[str, float]:
-    """What noise of ``scale`` would guarantee if no update had a larger norm than the largest of the last model."""
+    """Compute the privacy that noise of ``scale`` guarantees if no update exceeds the last model's norms."""
     clean = [replace(p, defense=none()) for p in federation.clients.values()]
     uploads = [p.update(federation.server.state, ClientState(), round=rounds).upload for p in clean]
     norm = max(float(torch.cat([t.flatten() for t in u.tensors.values()]).norm()) for u in uploads)
@@ -310,7 +310,7 @@ def accounted(federation: Federation, scale: float, rounds: int) -> dict[str, fl
 
 
 def outcome(federation: Federation, done: Done, options: argparse.Namespace) -> dict[str, Any]:
-    """What training came to: accuracy, cost, the course of private layers, epsilon where there is noise."""
+    """Collect a training's results: accuracy, cost, private layers over rounds, epsilon under noise."""
     if done.report is None:
         return {}
     server, tested, course = federation.server, done.report.evaluation, list(done.course)

@@ -57,13 +57,13 @@ def one_round(federation: Federation, method: str) -> tuple[float, int]:
 
 
 def to(measured: Sequence[tuple[float, int]], other: Sequence[tuple[float, int]]) -> str:
-    """The median ratio within a turn, and the quartiles."""
+    """Format the median ratio within a turn, with its quartiles."""
     low, middle, high = quartiles(measured, other)
     return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def quartiles(measured: Sequence[tuple[float, int]], other: Sequence[tuple[float, int]]) -> list[float]:
-    """Of the ratio within a turn."""
+    """Compute the quartiles of the ratio within a turn."""
     return quantiles([one / two for (one, _), (two, _) in zip(measured, other, strict=True)], n=4, method="inclusive")
 
 

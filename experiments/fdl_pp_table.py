@@ -32,14 +32,14 @@ Row = Mapping[str, Any]
 
 
 def loaded(folder: Path) -> tuple[dict[str, Row], dict[str, dict[str, Tensor]]]:
-    """Rows and pictures of the methods that have finished."""
+    """Load the rows and pictures of the methods that have finished."""
     done = [method for method in ORDER if (folder / f"{method}.json").exists()]
     rows = {method: json.loads((folder / f"{method}.json").read_text()) for method in done}
     return rows, {method: load_file(folder / f"{method}.safetensors") for method in done}
 
 
 def named(rows: Iterable[Row]) -> list[str]:
-    """The attacks, in the order in which they were made."""
+    """List the attacks in the order in which they were made."""
     return list(dict.fromkeys(name for row in rows for name in row["attacks"]))
 
 
@@ -52,7 +52,7 @@ def cell(row: Row, attack: str, metric: str) -> str:
 
 
 def kept_figures(row: Row) -> dict[str, Any]:
-    """Accuracy, what was read by each attack, and the private weights after the last round."""
+    """Collect accuracy, every attack's scores, and the private weights after the last round."""
     last = {
         name.partition(" of ")[0] if "of gamma" not in name else "gamma": v
         for name, v in (row["course"] or [{}])[-1].items()
@@ -63,7 +63,7 @@ def kept_figures(row: Row) -> dict[str, Any]:
 
 
 def over_runs(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Statistics over the runs of an attack, which differ in their starts."""
+    """Compute statistics over the runs of an attack, which differ in their starts."""
     measured = {
         metric.replace(" ", "_"): aggregate(found.get(f"{metric}_of_runs", ()), within=(0, math.inf))
         for metric in LABELS
@@ -86,7 +86,7 @@ def table(rows: Mapping[str, Row]) -> str:
 
 
 def draw_pictures(rows: Mapping[str, Row], pictures: Mapping[str, Mapping[str, Tensor]], file: Path) -> None:
-    """Figure 2: a row for each attack, a column for each method."""
+    """Draw Figure 2: a row for each attack, a column for each method."""
     shown = {method: own for method, own in pictures.items() if own}
     names = ["original", *named(rows[method] for method in shown)]
     figure = Figure(figsize=(1.3 * len(shown) + 1, 1.5 * len(names)), dpi=150, layout="constrained")
@@ -108,7 +108,7 @@ def draw_pictures(rows: Mapping[str, Row], pictures: Mapping[str, Mapping[str, T
 
 
 def draw_scatter(rows: Mapping[str, Row], file: Path) -> None:
-    """Figure 3: accuracy against BPMSE and BPKI, an attack a column."""
+    """Draw Figure 3: accuracy against BPMSE and BPKI, a column for each attack."""
     names = named(rows.values())
     figure = Figure(figsize=(3 * len(names) + 1.5, 5.5), dpi=150, layout="constrained")
     axes = figure.subplots(2, len(names), squeeze=False, sharex="row", sharey=True)
@@ -129,7 +129,7 @@ def draw_scatter(rows: Mapping[str, Row], file: Path) -> None:
 
 
 def draw_courses(rows: Mapping[str, Row], file: Path) -> None:
-    """Figures 4 and 5: private weights over the rounds."""
+    """Draw Figures 4 and 5: private weights over the rounds."""
     figure = Figure(figsize=(10, 3), dpi=150, layout="constrained")
     for axis, what in zip(figure.subplots(1, 3), ("distance", "rank", "norm of gamma"), strict=True):
         _draw_course(axis, rows, what)

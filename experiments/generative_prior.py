@@ -85,7 +85,7 @@ def attacks(options: argparse.Namespace) -> dict[str, tuple[str, ...]]:
 
 
 def cell(options: argparse.Namespace, *overrides: str) -> Cell:
-    """The run of ``overrides``, which is found where it has finished."""
+    """Run ``overrides``, or reuse the run if it has finished."""
     given = (*overrides, f"data={VICTIMS}", f"victims={options.victims}", f"evaluator={options.evaluator.resolve()}")
     if any("defense=refiner" in override for override in given):
         given = (*given, f"defense.evaluator={options.evaluator.resolve()}")
@@ -110,7 +110,7 @@ def network() -> nn.Module:
 
 
 def classifier(folder: Path, passes: int, seed: int) -> nn.Module:
-    """Trained on the training images of CIFAR-10, a quarter of them in a pass; kept after each."""
+    """Train a classifier on CIFAR-10, a quarter of the images in a pass; it is kept after each."""
     file, train = folder / "classifier.safetensors", load_data("cifar10").train
     torch.manual_seed(seed)
     model, done = network(), 0
@@ -139,12 +139,12 @@ def classifier(folder: Path, passes: int, seed: int) -> nn.Module:
 
 @torch.no_grad()
 def same_class(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Percent of ``images`` whose class is seen to be that of ``labels``."""
+    """Compute the percentage of ``images`` that the classifier puts into the class in ``labels``."""
     return 100 * float((model(images.float() / 255).argmax(1) == labels).double().mean())
 
 
 def labels_of(originals: Tensor) -> Tensor:
-    """Their classes, found among the victims' data."""
+    """Find the classes of original images among the victims' data."""
     test = load_data(VICTIMS).test
     known = {image.numpy().tobytes(): int(label) for image, label in zip(test.images, test.labels, strict=True)}
     return torch.tensor([known[image.numpy().tobytes()] for image in originals])
@@ -165,7 +165,7 @@ def write(place: str, case: str, found: Cell, model: nn.Module, options: argpars
 
 
 def draw(rows: Mapping[str, Tensor], file: Path) -> None:
-    """Rows of images (N, C, H, W) uint8 with their names."""
+    """Draw rows of images (N, C, H, W) uint8 with their names."""
     columns = min(12, *(len(images) for images in rows.values()))
     figure = Figure(figsize=(0.8 * columns + 1.8, 0.85 * len(rows)), dpi=130, layout="constrained")
     axes = figure.subplots(len(rows), columns, squeeze=False)
@@ -178,7 +178,7 @@ def draw(rows: Mapping[str, Tensor], file: Path) -> None:
 
 
 def compared(place: str, chosen: Mapping[str, tuple[str, ...]], options: argparse.Namespace) -> None:
-    """A table of the runs of ``chosen`` and a picture."""
+    """Print a table of the runs in ``chosen`` and draw their images."""
     model, rows = classifier(options.out, options.passes, options.seed), {}
     print(f"{place}\n\n{HEADER}")
     for name, overrides in chosen.items():

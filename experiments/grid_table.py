@@ -17,7 +17,7 @@ from fl_privacy.results import Attacker
 
 
 def cell(row: DefenseRow, versus: Versus, metric: str) -> str:
-    """Mean and interval, empty where it was not measured."""
+    """Format mean and interval of a metric; empty where it was not measured."""
     found = row.statistic(versus, metric)
     if found is None:
         return ""
@@ -27,7 +27,7 @@ def cell(row: DefenseRow, versus: Versus, metric: str) -> str:
 
 
 def table(rows: Sequence[DefenseRow], metrics: Sequence[str]) -> str:
-    """In Markdown."""
+    """Render a table in Markdown."""
     versus = [
         Versus(attack, attacker)
         for attack in rows[0].outcome.attacks

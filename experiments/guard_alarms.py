@@ -51,7 +51,7 @@ def made(data: Dataset, kind: str) -> nn.Module:
 
 
 def weakened(crafted: ModelState, honest: ModelState) -> ModelState:
-    """Half of the rows of each layer, drawn at random, as they were."""
+    """Weaken a crafted model: half of each layer's rows, drawn at random, are reset to honest ones."""
     mixed = {}
     for name, tensor in crafted.parameters.items():
         kept = torch.randperm(len(tensor), generator=torch.Generator().manual_seed(0))[: len(tensor) // 2]
@@ -61,7 +61,7 @@ def weakened(crafted: ModelState, honest: ModelState) -> ModelState:
 
 
 def looked_at(data: Dataset, kind: str, partition: str, options: argparse.Namespace) -> Row:
-    """One training, looked at by everybody in every round."""
+    """Run one training whose clients check every round's model with the guard."""
     model, guard = made(data, kind), ModelGuard()
     parts = (Iid() if partition == "iid" else Dirichlet(alpha=0.5))(data.train, num_clients=CLIENTS, seed=0)
     clients = {
@@ -118,7 +118,7 @@ def looked_at(data: Dataset, kind: str, partition: str, options: argparse.Namesp
 def crafted(
     attacks: list[ServerAttack], model: nn.Module, state: ModelState
 ) -> Iterator[tuple[str, str, nn.Module, ModelState]]:
-    """Each attack's model at full and at half strength."""
+    """Yield each attack's crafted model at full and at half strength."""
     for attack in attacks:
         whole = attack.architecture(model, tuple(attack.public.shape[1:]), CLIENTS)
         fresh = ModelState.of(whole)
@@ -129,7 +129,7 @@ def crafted(
 
 
 def tuned(data: Dataset, fires: float, share: float) -> Row:
-    """Trap weights for so many images in so many of the rows, the others honest: refused or not, and what is read."""
+    """Craft trap weights in a ``share`` of the rows; return whether clients refuse, and the scores."""
     base = network(data, "mlp", widths=(1000, 100))
     client = Client(id=0, examples=data.train, indices=torch.arange(1000), model=base, plan=LocalPlan(), seed=0)
     attack, honest = TrapWeights(fires=fires).informed(public(data)), ModelState.of(base)

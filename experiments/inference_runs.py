@@ -13,13 +13,13 @@ from fl_privacy.results import Finding, Run, read_run
 
 
 def finished_run(overrides: Sequence[str], out: Path) -> Run:
-    """The run that ``overrides`` describe: found in ``out``, or run now."""
+    """Find or make the run that ``overrides`` describe, in ``out``."""
     config = compose_run([*overrides, f"out={out}", "baseline=false"])
     return read_run(run_experiment(config, plain_loop, Monitor()))
 
 
 def told(finding: Finding, name: str) -> str:
-    """A measure with its interval, in percent but for AUC; a dash where there is none."""
+    """Format a measure with its interval, in percent except AUC; a dash where there is none."""
     measure = finding.measures.get(name)
     if measure is None:
         return "failed" if finding.failure else "-"
@@ -36,11 +36,11 @@ def told(finding: Finding, name: str) -> str:
 
 
 def show(cells: Iterable[object]) -> None:
-    """A row of a table in Markdown, at once."""
+    """Print a row of a Markdown table at once."""
     print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 def head(cells: Sequence[str]) -> None:
-    """The first two rows."""
+    """Print the first two rows of a Markdown table."""
     show(cells)
     show(["---"] * len(cells))

@@ -71,7 +71,7 @@ class KeptTraining:
                 old.unlink()
 
     def load(self, server: Server) -> Done:
-        """What was saved; ``server`` gets its model back."""
+        """Load the training that was saved; ``server`` gets its model back."""
         about = json.loads((self.folder / "training.json").read_text())
         tensors = load_file(self.folder / about["file"])
         server.state = ModelState(_below("parameters", tensors), _below("buffers", tensors))

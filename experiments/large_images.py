@@ -56,7 +56,7 @@ class EnoughError(Exception):
 
 
 def victim_of(model: nn.Module, side: int, image: Tensor | None = None) -> Observation:
-    """What a server sees of a client that shares the gradient of one image."""
+    """Compute what a server sees of a client that shares the gradient of one image."""
     model.eval()
     image = torch.rand(1, 3, side, side) if image is None else image
     gradients = torch.autograd.grad(F.cross_entropy(model(image), torch.tensor([3])), list(model.parameters()))
@@ -64,7 +64,7 @@ def victim_of(model: nn.Module, side: int, image: Tensor | None = None) -> Obser
 
 
 def plain_iteration(model: nn.Module, victim: Observation) -> Callable[[], None]:
-    """The published loop, one iteration at a time."""
+    """Return a function that runs one iteration of the published loop."""
     label, observed = torch.tensor([3]), [victim.upload.tensors[name] for name, _ in model.named_parameters()]
     image = torch.randn(1, 3, *victim.input_shape[1:]).requires_grad_()
     optimizer = torch.optim.Adam([image], lr=0.1)
@@ -87,7 +87,7 @@ def plain_iteration(model: nn.Module, victim: Observation) -> Callable[[], None]
 
 
 def measure(name: str, iterations: int) -> dict[str, Any]:
-    """Of one case, in this process."""
+    """Measure one case in this process."""
     make, side = CASES[name]
     torch.manual_seed(0)
     model = make()

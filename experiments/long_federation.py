@@ -30,7 +30,7 @@ KIB = 1024
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """``pid`` and what it has started, directly or not."""
+    """List ``pid`` and its descendants, direct or not."""
     parents: dict[int, list[int]] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -45,7 +45,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def memory_mib(pid: int | str = "self") -> float:
-    """PSS of a process and its descendants, in MiB."""
+    """Measure the PSS of a process and its descendants, in MiB."""
     total = 0
     for found in descendants(int(Path("/proc", str(pid)).resolve().name)):
         try:
@@ -91,7 +91,7 @@ def read(rows: Path) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]], out: Path, kept: RowFile) -> None:
-    """A figure of memory over rounds, and a line for each backend."""
+    """Draw memory over rounds, and print a line for each backend."""
     import matplotlib.pyplot as plt  # noqa: PLC0415
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")

@@ -73,7 +73,7 @@ def observed(data: Dataset, model: nn.Module, sent: ModelState, upload: Upload, 
 def probed(
     data: Dataset, attack: ServerAttack, base: nn.Module, size: int, number: int, *, defense: Defense | None = None
 ) -> tuple[Observation, Batch]:
-    """What is read of the ``number``-th batch of ``size`` images, and the truth."""
+    """Attack the ``number``-th batch of ``size`` images; return what was reconstructed and the truth."""
     model = attack.architecture(base, data.train.input_shape, 1)
     client = member(data, model, LocalPlan(batch_norm="eval"), 0, size * (number + 1))
     client, state = replace(client, defense=defense or Defense()), ClientState()
@@ -86,7 +86,7 @@ def probed(
 
 
 def scored(pairs: Sequence[tuple[Reconstruction, Batch]]) -> Row:
-    """Of all images of ``pairs`` together."""
+    """Score the images of all ``pairs`` together."""
     images = [image for found, truth in pairs for image in evaluate(found, truth).images]
     psnr = {c: [i.values["psnr"] for i in images if i.values and i.certainty is c] for c in Certainty}
     alone, mixed = psnr[Certainty.PROVEN], psnr[Certainty.APPROXIMATE]
@@ -152,7 +152,7 @@ def means(
     aggregation: str,
     options: argparse.Namespace,
 ) -> Iterator[Observation]:
-    """What the server is told of the mean of a round, for each client that it attacks."""
+    """Yield the server's observation of a round's mean, for each client that it attacks."""
     first = members[0]
     if aggregation == "plain":
         state, total = ModelState.of(model), dict[str, torch.Tensor]()
@@ -202,7 +202,7 @@ def means(
 
 
 def fishing(data: Dataset, todo: Callable[[Row], bool], options: argparse.Namespace) -> Iterator[Row]:
-    """One image of 64 by the attack that suits the network; beside it the same image as a batch of its own."""
+    """Fish one image of 64 by the attack that suits the network; compare it with the image attacked alone."""
     for kind, attack_name in (("mlp", "analytic"), ("lenet", "inverting_gradients")):
         key = {"server": "fishing", "batch": 64, "model": kind, "attack": attack_name, "batches": options.batches}
         if not todo(key):
@@ -331,7 +331,7 @@ def read(path: Path) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A list of figures for each row."""
+    """Render a line of figures for each row."""
 
     def told(value: Any) -> str:
         return f"{value:.4g}" if isinstance(value, float) else str(value)

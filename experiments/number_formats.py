@@ -35,7 +35,7 @@ CONVOLUTIONS = {
 
 
 def precision(name: str):
-    """The products in bfloat16, or as they are."""
+    """Choose bfloat16 products, or leave the precision as it is."""
     return torch.autocast("cpu", dtype=torch.bfloat16) if name == "bfloat16" else nullcontext()
 
 
@@ -44,7 +44,7 @@ def laid_out(name: str) -> torch.memory_format:
 
 
 def ratios(make: Callable[[str], Callable[[], object]], format: str, repeats: int) -> dict[str, float]:
-    """How many times as fast as in float32 and contiguous."""
+    """Measure how many times as fast a format is as float32 in contiguous layout."""
     usual, other = make("float32"), make(format)
     taken = []
     for _ in range(repeats + 1):
@@ -59,7 +59,7 @@ def ratios(make: Callable[[str], Callable[[], object]], format: str, repeats: in
 
 
 def convolution(model: str, images: int) -> Callable[[str], Callable[[], object]]:
-    """One of ``model``'s with its derivatives."""
+    """Make one of ``model``'s convolutions with its derivatives."""
     inner, outer, kernel, size = CONVOLUTIONS[model]
 
     def make(format: str) -> Callable[[], object]:
@@ -78,7 +78,7 @@ def convolution(model: str, images: int) -> Callable[[str], Callable[[], object]
 
 
 def evaluation(model: str, evaluations: int) -> Callable[[str], Callable[[], object]]:
-    """Some evaluations of the loss of one victim."""
+    """Make some evaluations of the loss of one victim."""
 
     def make(format: str) -> Callable[[], object]:
         torch.manual_seed(0)
@@ -114,7 +114,7 @@ def observed(model: nn.Module, image: Tensor, label: Tensor) -> Observation:
 
 
 def reconstructed(model: str, photograph: Batch, format: str, iterations: int) -> float:
-    """PSNR of one photograph after so many steps of signed Adam, falling as published."""
+    """Attack one photograph with ``iterations`` steps of signed Adam; return the PSNR of its reconstruction."""
     torch.manual_seed(0)
     network = attack_speed.MODELS[model]().eval()
     loop = attack_speed.Loop(network, observed(network, photograph.inputs, photograph.labels), lean=True)

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def peak_rate(size: int = 1024, times: int = 8) -> float:
-    """Operations a second of CPU time."""
+    """Measure operations per second of CPU time on large matrix products."""
     one, other = torch.randn(2, size, size)
     began = time.process_time()
     for _ in range(times):
@@ -20,7 +20,7 @@ def peak_rate(size: int = 1024, times: int = 8) -> float:
 
 
 def operations(work: Callable[[], object]) -> int:
-    """Of the products and convolutions in ``work``."""
+    """Count the operations of the products and convolutions in ``work``."""
     with FlopCounterMode(display=False) as counter:
         work()
     return int(counter.get_total_flops())

@@ -39,7 +39,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 def photograph(side: int) -> Tensor:
-    """(1, 3, side, side) the face and what is around it."""
+    """Load the photograph of a face and its surroundings, (1, 3, side, side)."""
     from skimage.data import astronaut  # noqa: PLC0415
 
     whole = torch.from_numpy(astronaut()).movedim(-1, 0).unsqueeze(0).float() / 255
@@ -48,7 +48,7 @@ def photograph(side: int) -> Tensor:
 
 
 def leg(victim: Observation, guess: Tensor | None, number: int, options: argparse.Namespace) -> tuple[Tensor, float]:
-    """The guess after ``options.leg`` more iterations, and the attacker's loss of it."""
+    """Attack for ``options.leg`` more iterations; return the guess and the attacker's loss of it."""
     step = 0.1 * 0.01 ** (number / max(options.legs - 1, 1))
     start = {} if guess is None else {"start": "previous"}
     published = inverting_gradients(total_variation=options.smooth, iterations=options.leg, **start)
@@ -81,7 +81,7 @@ def read(options: argparse.Namespace) -> None:
 
 
 def draw(options: argparse.Namespace) -> None:
-    """The photograph, and what was read of it by each network."""
+    """Draw the photograph and its reconstruction from each network."""
     from PIL import Image  # noqa: PLC0415
 
     shown = [photograph(SIDE)[0]]

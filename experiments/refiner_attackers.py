@@ -66,7 +66,7 @@ def mean(rounds: Sequence[Tensors]) -> Tensors:
 
 
 def reach_of(victims: Victims, objective: L2 | Cosine) -> float:
-    """Root mean squared distance of the first uploads to the true gradients, in the objective's weights."""
+    """Compute the root mean squared distance of first uploads to true gradients, in the objective's weights."""
     squared = [
         sum(
             layer_weight(objective.layers, name) * float((own[0][name] - g).square().sum()) for name, g in clean.items()
@@ -77,13 +77,13 @@ def reach_of(victims: Victims, objective: L2 | Cosine) -> float:
 
 
 def weights_of(step: LocalStep, gradient: Tensors) -> Tensors:
-    """Weights of the elements in UM (Eq. 3) at ``gradient``, as clients have them by default."""
+    """Compute UM's element weights (Eq. 3) at ``gradient``, with the clients' defaults."""
     depths = layer_depths(step.model, step.sent, step.batch.inputs[:1])
     return importance(gradient, step.sent.parameters, depths, by="product", decay=0.95)
 
 
 def weighted_reach_of(victims: Victims) -> float:
-    """Mean over the victims of |w (g* - g)|^2, of their first uploads."""
+    """Compute the victims' mean of |w (g* - g)|^2 over their first uploads."""
     squared = []
     for step, clean, own in zip(victims.steps, victims.clean, victims.rounds, strict=True):
         weights = weights_of(step, clean)

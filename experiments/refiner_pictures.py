@@ -37,7 +37,7 @@ def distance(one: Tensors, other: Tensors) -> float:
 
 
 def robust_series(step: LocalStep, network: EvaluationNetwork, iterations: int) -> list[Tensor]:
-    """The start and each iterate, (1, C, H, W), with the defaults of ``fl_privacy.defenses.refiner``."""
+    """Return Refiner's start and each of its iterates, (1, C, H, W), with the defense's defaults."""
     target = gradient(step, step.batch.inputs)
     depths = layer_depths(step.model, step.sent, step.batch.inputs)
     weights = importance(target, step.sent.parameters, depths, by="product", decay=0.95)
@@ -48,13 +48,13 @@ def robust_series(step: LocalStep, network: EvaluationNetwork, iterations: int) 
 
 
 def configured(options: argparse.Namespace, *more: str) -> RunSettings:
-    """The setting of the paper's attacks, with what was asked for."""
+    """Compose the paper's attack settings, with the overrides of the command line."""
     own = (f"data={options.data}", f"seed={options.seed}")
     return compose_run(["experiment=refiner_paper_attack", *own, *more, *options.override])
 
 
 def client_steps(config: RunSettings, victims: int) -> list[LocalStep]:
-    """The first test images, each the only one of a client with the fresh network."""
+    """Build a step for each of the first test images, the only one of its client, on a fresh network."""
     dataset = build_dataset(config.data)
     model, examples = build_network(config.model, dataset, seed=config.seed), dataset.test
     sent, plan = ModelState.of(model), LocalPlan(batch_norm="eval")

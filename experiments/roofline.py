@@ -85,7 +85,7 @@ class Counted(TorchDispatchMode):
 
 
 def count(make: Callable[[], nn.Module], side: int) -> tuple[int, int]:
-    """Operations and bytes of one iteration on one image."""
+    """Count the operations and bytes of one iteration on one image."""
     with torch.device("meta"):
         model, image = make().eval(), torch.empty(1, 3, side, side, requires_grad=True)
         observed, label = [torch.empty_like(p) for p in model.parameters()], torch.zeros(1, dtype=torch.int64)
@@ -99,7 +99,7 @@ def count(make: Callable[[], nn.Module], side: int) -> tuple[int, int]:
 
 
 def peak() -> float:
-    """GFLOP/s of a large convolution."""
+    """Measure the GFLOP/s of a large convolution."""
     images, weight, best = torch.randn(16, 128, 32, 32), torch.randn(128, 128, 3, 3), float("inf")
     for _ in range(10):
         started = time.perf_counter()
@@ -109,7 +109,7 @@ def peak() -> float:
 
 
 def bandwidth(repeats: int = 10) -> float:
-    """GB/s that a copy reads and writes."""
+    """Measure the GB/s that a copy reads and writes."""
     source = torch.ones(64 << 20)
     target, best = torch.empty_like(source), float("inf")
     for _ in range(repeats):
@@ -126,7 +126,7 @@ def this_machine(threads: int) -> Machine:
 
 
 def bound(flops: float, moved: float, machine: Machine) -> tuple[float, str]:
-    """Least seconds of an iteration, and what they are spent on."""
+    """Compute the least seconds of an iteration, and whether operations or bytes limit it."""
     computing, moving = flops / machine.gflops / 1e9, moved / machine.gb_s / 1e9
     return max(computing, moving), "operations" if computing > moving else "bytes"
 

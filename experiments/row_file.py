@@ -22,7 +22,7 @@ class RowFile:
         self.rows: list[Row] = [json.loads(line) for line in self.path.read_text().splitlines()] if there else []
 
     def find(self, key: Row) -> Row | None:
-        """The row that has what ``key`` has."""
+        """Find the row whose fields include all of ``key``."""
         return next((row for row in self.rows if key.items() <= row.items()), None)
 
     def add(self, key: Row, figures: Row) -> Row:

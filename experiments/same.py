@@ -111,14 +111,14 @@ def _succeeded(out: Path) -> bool:
 
 
 def _contents(folder: Path) -> dict[str, Any]:
-    """What is compared, by the name of each file without its run's hash."""
+    """Load what is compared, by the name of each file without its run's hash."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix in _READ | {""}]
     named = {_HASH.sub("", str(path.relative_to(folder))): path for path in files}
     return {name: _plain(path, folder) for name, path in named.items() if not _PASSING.search(Path(name).name)}
 
 
 def _plain(path: Path, folder: Path) -> Any:
-    """A file's content without what passes."""
+    """Load a file's content without what changes from run to run."""
     if path.suffix in {".png", ".safetensors", ".npz"}:
         return path.read_bytes()
     text = path.read_text().replace(str(folder), "FOLDER")

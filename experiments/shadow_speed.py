@@ -22,7 +22,7 @@ from fl_privacy.types import Batch, LocalPlan, ModelState
 
 
 def one_by_one(model: torch.nn.Module, pool: Batch, order: list[torch.Tensor], plan: LocalPlan, number: int) -> None:
-    """As a client trains, ``number`` models."""
+    """Train ``number`` models one after the other, as a client trains."""
     for place in range(number):
         values = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
         optimizer = torch.optim.SGD(values.values(), lr=plan.lr)
@@ -35,7 +35,7 @@ def one_by_one(model: torch.nn.Module, pool: Batch, order: list[torch.Tensor], p
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """CPU and wall-clock seconds."""
+    """Measure CPU and wall-clock seconds of ``work``."""
     cpu, wall = time.process_time(), time.perf_counter()
     work()
     return time.process_time() - cpu, time.perf_counter() - wall

@@ -37,7 +37,7 @@ SLOW = {"compiled"}
 
 
 def compared(pairs: Pairs) -> dict[str, float]:
-    """Medians and quartiles of the ratios."""
+    """Compute medians and quartiles of the ratios."""
     found = {"ours_ms": 1e3 * statistics.median(own for own, _ in pairs)}
     for name, ratios in {"faster": [r / o for o, r in pairs], "cost": [o / r for o, r in pairs]}.items():
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
@@ -46,7 +46,7 @@ def compared(pairs: Pairs) -> dict[str, float]:
 
 
 def attacked(options: argparse.Namespace, model: str, victims: int, attack: str, compile: str) -> dict[str, float]:
-    """An attack beside the public loop."""
+    """Measure an attack beside the public loop."""
     iterations = 2 * attack_speed.MOVES if attack == "lbfgs" else 10
     arguments = argparse.Namespace(
         device="cpu", clock=options.clock, threads=options.threads, iterations=iterations, repeats=options.repeats
@@ -60,7 +60,7 @@ def attacked(options: argparse.Namespace, model: str, victims: int, attack: str,
 
 
 def passports(options: argparse.Namespace) -> Pairs:
-    """A round of FDL-PP beside one of SplitFed, CPU time of one thread."""
+    """Time a round of FDL-PP beside one of SplitFed, in CPU time of one thread."""
     settings = argparse.Namespace(data="mnist_mini", model="lenet5", clients=4, examples=100, override=[])
     federations = {m: fdl_pp_cost.federation_of(settings, fdl_pp_cost.METHODS[m]) for m in ("FDL-PP", "SplitFed")}
     turns = [[fdl_pp_cost.one_round(f, m)[0] for m, f in federations.items()] for _ in range(options.repeats + 1)]
@@ -68,14 +68,14 @@ def passports(options: argparse.Namespace) -> Pairs:
 
 
 def searched(options: argparse.Namespace) -> Pairs:
-    """ATS' privacy score of a policy beside a loop over samples and points."""
+    """Time ATS' privacy score of a policy beside a loop over samples and points."""
     make = ats_speed.MODELS["ResNet-20, width 16, 28x28"]
     rows = ats_speed.compare(make, images=8, together=2, repeats=options.repeats, device="cpu")
     return [(engine, ratio * engine) for ratio, engine in rows]
 
 
 def started(options: argparse.Namespace, arguments: Sequence[str]) -> Pairs:
-    """A process of ours beside one that imports PyTorch alone."""
+    """Time a process of ours beside one that imports PyTorch alone."""
 
     def seconds(*command: str) -> float:
         began = time.perf_counter()
@@ -86,7 +86,7 @@ def started(options: argparse.Namespace, arguments: Sequence[str]) -> Pairs:
 
 
 def measurements(options: argparse.Namespace) -> dict[tuple[str, str], Callable[[], dict[str, float]]]:
-    """(item, what of it) -> what measures it."""
+    """Map each (item, variant) to the function that measures it."""
     clock, repeats, found = attack_speed.CLOCKS[options.clock], options.repeats, {}
     for model, many in MANY.items():
         for victims in dict.fromkeys((1, min(many, options.most_victims))):
@@ -110,7 +110,7 @@ def measurements(options: argparse.Namespace) -> dict[tuple[str, str], Callable[
 
 
 def machine() -> str:
-    """Processor and number of cores."""
+    """Describe the processor and its number of cores."""
     told = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     names = [line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("model name")]
     return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, PyTorch {torch.__version__}"

@@ -65,7 +65,7 @@ def together(clients: Members, rounds: int, seed: int, per_round: int | None) ->
 
 
 def alone(client: Client, rounds: int) -> ModelState:
-    """What one client comes to by itself."""
+    """Train one client by itself."""
     state, values = ClientState(), ModelState.of(client.model)
     for number in range(1, rounds + 1):
         delta = client.update(values, state, round=number).upload.tensors
@@ -91,7 +91,7 @@ def title_of(partition: str) -> str:
 
 
 def missing(options: argparse.Namespace, rows: Callable[[], list[Row]]) -> Iterator[Row]:
-    """Row by row what is asked for and not in ``rows`` yet, measured."""
+    """Measure and yield the requested rows that ``rows`` does not have yet."""
     data = load_data(options.data)
     train, test = some(data.train, options.images, options.seed), some(data.test, options.test_images, options.seed)
     channels, size, _ = train.input_shape
@@ -116,7 +116,7 @@ def missing(options: argparse.Namespace, rows: Callable[[], list[Row]]) -> Itera
 
 
 def some(examples: Examples, number: int | None, seed: int) -> Examples:
-    """So many of them at random; all for ``None``."""
+    """Draw ``number`` examples at random; keep all for ``None``."""
     if number is None:
         return examples
     order = torch.randperm(len(examples), generator=derive_generator(seed, "images"))
@@ -124,19 +124,19 @@ def some(examples: Examples, number: int | None, seed: int) -> Examples:
 
 
 def setting(options: argparse.Namespace) -> Row:
-    """What all rows of a figure have in common."""
+    """Return the settings that all rows of a figure have in common."""
     names = ("data", "images", "test_images", "width", "rounds", "lr", "steps", "batch_size", "per_round", "seed")
     return {name: getattr(options, name) for name in names}
 
 
 def read(path: Path, common: Row) -> list[Row]:
-    """The rows of ``path`` that have ``common``."""
+    """Load the rows of ``path`` that match ``common``."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [row for row in map(json.loads, lines) if common.items() <= row.items()]
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """A panel for each partition, a curve for each method."""
+    """Draw a panel for each partition, with a curve for each method."""
     matplotlib.rcParams["font.size"] = 9
     partitions = sorted({row["partition"] for row in rows}, key=lambda name: (name != "iid", name))
     figure = Figure(figsize=(4.2 * len(partitions) + 1, 3.4), layout="constrained")
@@ -159,7 +159,7 @@ def draw(rows: list[Row], path: Path) -> None:
 
 
 def table(rows: list[Row]) -> str:
-    """A line for each partition and number of clients."""
+    """Render a line for each partition and number of clients."""
     found = {(r["partition"], r["clients"], r["method"]): f"{100 * r['accuracy']:.1f} %" for r in rows}
     lines = [
         f"| {title_of(partition)} | {number} | {' | '.join(found.get((partition, number, m), '-') for m in METHODS)} |"

@@ -22,7 +22,7 @@ from fl_privacy.types import LocalPlan, ModelState, Tensors
 
 
 def gradients(client: Client, batches: int, batch_size: int) -> tuple[list[Tensors], list[Tensors]]:
-    """Of the cross entropy and of the whole loss, for each batch."""
+    """Compute gradients of the cross entropy and of the whole loss, for each batch."""
     sent, plain = ModelState.of(client.model), replace(client, defense=none())
     pairs = [
         [p.probe(sent, ClientState(), round=1, probe=k, batch_size=batch_size).upload.tensors for p in (plain, client)]

@@ -45,7 +45,7 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
 
 @cache
 def adult() -> Dataset:
-    """As TabLeak has it."""
+    """Load Adult as TabLeak prepares it."""
     return load_table("adult", missing="drop", standardize="all")
 
 
@@ -59,7 +59,7 @@ def observe(
     known: bool = True,
     data: Dataset | None = None,
 ) -> tuple[Observation, Tensor]:
-    """An update of so many rows, and their cells (B, C)."""
+    """Observe an update of ``size`` rows; return their cells (B, C) too."""
     examples, rng = (data or adult()).train, torch.Generator().manual_seed(1000 * size + batch)
     assert isinstance(examples, TableExamples)
     rows = examples.batch(torch.randint(len(examples), (size,), generator=rng))
@@ -94,7 +94,7 @@ def observe(
 
 
 def judged(guess: Tensor | None, truth: Tensor, data: Dataset | None = None) -> Row:
-    """Shares of cells and rows of ``truth`` (B, C) that a guess (B, F) has right, beside guesses without the update."""
+    """Compute the shares of cells and rows of ``truth`` that are right, beside guesses without the update."""
     test = (data or adult()).test
     assert isinstance(test, TableExamples)
     schema, public = test.schema, test.schema.cells(test.inputs[:PUBLIC])
@@ -111,21 +111,21 @@ def judged(guess: Tensor | None, truth: Tensor, data: Dataset | None = None) -> 
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What ``work`` returns, and its CPU seconds."""
+    """Run ``work`` and return its result and CPU seconds."""
     began = time.process_time()
     found = work()
     return found, time.process_time() - began
 
 
 def by_tableak(key: Row, **settings: Any) -> Row:
-    """One batch by ``attack=tableak``."""
+    """Attack one batch by ``attack=tableak``."""
     observation, truth = observe(key["size"], key["batch"], **settings)
     (found,), seconds = timed(lambda: tableak()([observation], seed=0))
     return judged(None if found.batch is None else found.batch.inputs, truth) | {"cpu_seconds": seconds}
 
 
 def by_exact(key: Row) -> Row:
-    """One batch by ``attack=exact``: whether it says proven, and whether every cell is then right to its last digit."""
+    """Attack one batch by ``attack=exact``, and check that a proven one is right to its last digit."""
     observation, truth = observe(key["size"], key["batch"], known=False)
     (found,), seconds = timed(lambda: ExactInversion(rounds=20)([observation], seed=0))
     proven = found.certainty is Certainty.PROVEN
@@ -168,7 +168,7 @@ class Program:
         return Column(name=name, shift=shift, scale=scale, low=float(own.min()), high=float(own.max()))
 
     def __call__(self, observation: Observation, rows: Tensor) -> Tensor:
-        """(B, F) what it makes of an update of ``rows``, of which it takes the shape alone."""
+        """Run the authors' program on an update of ``rows``, whose shape alone it uses; return its guess (B, F)."""
         network = self.network(rows.shape[1], [100, 100, 2])
         network.load_state_dict(dict(zip(network.state_dict(), observation.sent.parameters.values(), strict=True)))
         found: Tensor = self.attack(
@@ -189,7 +189,7 @@ class Program:
 
 
 def beside(key: Row, program: Program, *, noise: float) -> Row:
-    """One batch by the authors' program and by ``attack=tableak``, one after the other on the same gradient."""
+    """Attack one batch by the authors' program and by ``attack=tableak``, on the same gradient."""
     data = Dataset(program.train, program.test, "adult of the program")
     observation, truth = observe(key["size"], key["batch"], noise=noise, data=data)
     torch.manual_seed(key["batch"])
@@ -202,7 +202,7 @@ def beside(key: Row, program: Program, *, noise: float) -> Row:
 
 
 def todo(part: str, options: argparse.Namespace) -> list[tuple[Row, Mapping[str, Any]]]:
-    """Keys of rows, and the settings of their updates; batch by batch, so that what is there is of all sizes."""
+    """List keys of rows and settings of their updates, batch by batch, so that all sizes are there early."""
     sizes, batches = options.sizes or SIZES, range(options.batches)
     if part == "authors":
         noises = options.noises or [0.0]

@@ -78,7 +78,7 @@ Job = tuple[Row, Callable[[], Row]]
 def observe(
     model: TextModel, data: Dataset, batch_size: int, victim: int, *, plan: LocalPlan, defense: Defense, seed: int
 ) -> tuple[Observation, Batch]:
-    """The upload of one batch of test texts, and these."""
+    """Observe the upload of one batch of test texts; return the texts too."""
     examples = data.test
     assert isinstance(examples, TextExamples)
     client = Client(
@@ -103,7 +103,7 @@ def observe(
 def observed(
     model: TextModel, data: Dataset, options: argparse.Namespace, *, batch: int = 1, plan: LocalPlan, defense: str
 ) -> tuple[list[Observation], list[Batch]]:
-    """``--victims`` of ``batch`` texts each, and the truth."""
+    """Observe ``--victims`` uploads of ``batch`` texts each, and return the truth too."""
     made = DEFENSES[defense]()
     assert isinstance(data.test, TextExamples)
     for prepare in made.texts:
@@ -113,7 +113,7 @@ def observed(
 
 
 def figures(attack: ReconstructionAttack, seen: Sequence[Observation], truths: Sequence[Batch], data: Dataset) -> Row:
-    """Of ``attack``: means over the texts, an attack that failed read nothing."""
+    """Run ``attack`` and compute means over the texts; a failed attack reconstructs nothing."""
     assert isinstance(data.test, TextExamples)
     began = time.process_time()
     found = attack(seen, seed=0)
@@ -139,7 +139,7 @@ def figures(attack: ReconstructionAttack, seen: Sequence[Observation], truths: S
 
 
 def loaded(name: str, options: argparse.Namespace) -> tuple[Dataset, TextModel]:
-    """Data and model, with the weights of the federation where there are some."""
+    """Load data and model, with the weights of the federation where there are some."""
     make, settings = MODELS[name]
     data = load_text(options.data, max_length=options.max_length, **settings)  # type: ignore[arg-type]
     model = build_fitting(make, data.train.architecture, seed=options.seed)
@@ -148,7 +148,7 @@ def loaded(name: str, options: argparse.Namespace) -> tuple[Dataset, TextModel]:
 
 
 def dager(options: argparse.Namespace) -> Iterator[Job]:
-    """By batch, and behind defenses."""
+    """List the jobs of DAGER: by batch size, and behind defenses."""
     data, model = loaded(options.model, options)
     cells = [(batch, "none", "gradient") for batch in options.batches]
     if options.what == "defended":
@@ -165,7 +165,10 @@ def _read(options: argparse.Namespace, data: Dataset, model: TextModel, cell: tu
 
 
 def descents(options: argparse.Namespace) -> Iterator[Job]:
-    """TAG and InvertingGrad behind what Refiner's Table 13 has, embeddings frozen as there; LAMP beside them."""
+    """List the jobs of TAG, InvertingGrad and LAMP behind the defenses of Refiner's Table 13.
+
+    Embeddings are frozen as there.
+    """
     attacks: dict[str, ReconstructionAttack] = {
         "TAG": tag(iterations=options.iterations, clip=CLIP),
         "InvertingGrad": inverting_gradients(iterations=options.iterations),
@@ -201,8 +204,10 @@ def _descended(
 
 
 def adapters(options: argparse.Namespace) -> Iterator[Job]:
-    """DAGER and TAG where adapters and the head alone are trained and uploaded: in the first round, and in one in which
-    the adapters have learned."""
+    """List the jobs of DAGER and TAG where only adapters and the head are trained and uploaded.
+
+    Once in the first round, and once when the adapters have learned.
+    """
     data, model = loaded(options.model, options)
     attacks = {"dager": Dager(), "TAG": tag(iterations=options.iterations)}
     for rank, learned, (name, attack) in product(options.ranks, (0, 50), attacks.items()):
@@ -229,7 +234,7 @@ def _adapted(
 
 
 def language_model(options: argparse.Namespace) -> Iterator[Job]:
-    """SAPAG beside DLG with AdamW on its language model, 15 words each, labels inferred."""
+    """List the jobs of SAPAG beside DLG with AdamW on its language model, 15 words each, labels inferred."""
     data = load_text(options.data, tokenizer="words", vocabulary_size=1000, max_length=15)
     model = build_fitting(TransformerLM, data.train.architecture, seed=options.seed, width=options.width)
     assert isinstance(model, TextModel)
@@ -247,8 +252,10 @@ def language_model(options: argparse.Namespace) -> Iterator[Job]:
 
 
 def together(options: argparse.Namespace) -> Iterator[Job]:
-    """CPU seconds of TAG on so many victims at once, and on some of them one after the other, in turn; beside both the
-    share that their products of matrices alone would take at the rate of two large matrices."""
+    """List the job that times TAG on all victims at once and on some one after the other, in turn.
+
+    Beside both stands the share that their products of matrices alone would take at the rate of two large matrices.
+    """
     data, model = loaded(options.model, options)
 
     def attacked(seen: Sequence[Observation], iterations: int) -> float:
@@ -284,7 +291,7 @@ def together(options: argparse.Namespace) -> Iterator[Job]:
 
 
 def federation(options: argparse.Namespace) -> Iterator[Job]:
-    """MiniLM fine-tuned by ten clients with equal parts of the data; Flower gives the same bits, as tests show."""
+    """List the jobs that fine-tune MiniLM by ten clients with equal parts; tests show the same bits under Flower."""
     data, model = loaded("minilm", options)
     done = load_round(model, options)
     parts = Iid()(data.train, num_clients=10, seed=options.seed)

@@ -96,7 +96,7 @@ class Loop:
         return torch.autograd.grad(loss, self._parameters, create_graph=True)
 
     def _arrived(self, image: Tensor) -> bool:
-        """Whether ``image`` is as good as the best target asks for, or not a number."""
+        """Say whether ``image`` reaches the best target's PSNR, or is not finite."""
         self.seconds += time.process_time() - self._since
         if bool(image.isfinite().all()):
             self.psnr = decibels(image, self._truth)
@@ -123,7 +123,7 @@ class Loop:
                 break
 
     def inverting_gradients(self, iterations: int) -> None:
-        """Of images normalized by 0.5 and 0.25, as they were published."""
+        """Run Inverting Gradients on images normalized by 0.5 and 0.25, as published."""
         image = torch.randn_like(self._truth).requires_grad_()
         optimizer = torch.optim.Adam([image], lr=0.1)
         stages = [int(iterations * share) for share in (3 / 8, 5 / 8, 7 / 8)]
@@ -159,7 +159,7 @@ class Bench:
         AutoAttack(evaluations=BUDGETS[self.model][0])(self._victims(0, 1)[0], seed=0)
 
     def missing(self) -> Iterator[Row]:
-        """Rows that are not there yet, measured one by one."""
+        """Measure and yield one by one the rows that are not there yet."""
         for number in range(self._options.alone):
             if not any(row.side == "loop" and row.number == number for row in self.rows):
                 yield self._loop(number)
@@ -169,7 +169,7 @@ class Bench:
             yield self._auto(self._options.together, 0, budget)
 
     def own(self, victims: int, number: int) -> list[Row]:
-        """Runs of ``auto``, with the least evaluations first."""
+        """Return the runs of ``auto``, with the least evaluations first."""
         found = [row for row in self.rows if (row.side, row.victims, row.number) == ("auto", victims, number)]
         return sorted(found, key=lambda row: row.evaluations)
 
@@ -182,7 +182,7 @@ class Bench:
         return next((budget for budget in budgets if not runs or budget > runs[-1].evaluations), None)
 
     def _enough_alone(self) -> int:
-        """Evaluations with which the median victim reached the lowest target alone."""
+        """Find how many evaluations the median victim needed to reach the lowest target alone."""
         least = []
         for number in range(self._options.alone):
             runs = self.own(1, number)
@@ -226,7 +226,7 @@ class Time:
 
     @property
     def known(self) -> bool:
-        """Whether it is the time of the median victim, which got there, and not only a bound."""
+        """Say whether the time is the median victim's own, and not only a bound."""
         return 2 * self.reached > self.of
 
     def __str__(self) -> str:
@@ -234,14 +234,14 @@ class Time:
 
 
 def sooner(ours: Time | None, loop: Time | None) -> str:
-    """How many times sooner we are; nothing where that is not known."""
+    """Format how many times sooner we are; empty where that is not known."""
     if ours is None or loop is None or not ours.known:
         return ""
     return f"{'' if loop.known else '> '}{loop.seconds / ours.seconds:.1f}"
 
 
 def loop_time(bench: Bench, target: float) -> Time | None:
-    """Of the median victim."""
+    """Compute the loop's time to the target for the median victim."""
     loops = [row for row in bench.rows if row.side == "loop"]
     place = bench.targets.index(target)
     known = [row.reached[place] for row in loops]
@@ -252,7 +252,7 @@ def loop_time(bench: Bench, target: float) -> Time | None:
 
 
 def alone_time(bench: Bench, target: float, count: int) -> Time | None:
-    """Of the median victim: its first run that reads as much."""
+    """Compute our time to the target for the median victim, by its first run that reaches it."""
     took, reached = [], 0
     for number in range(count):
         runs = bench.own(1, number)
@@ -264,7 +264,7 @@ def alone_time(bench: Bench, target: float, count: int) -> Time | None:
 
 
 def together_time(bench: Bench, target: float, count: int) -> Time | None:
-    """Of each of so many: of the first run in which the median victim is read as well."""
+    """Compute our time per victim, by the first joint run whose median victim reaches the target."""
     runs = bench.own(count, 0)
     enough = next((row for row in runs if statistics.median(row.psnr) >= target), runs[-1] if runs else None)
     if enough is None:
@@ -273,7 +273,7 @@ def together_time(bench: Bench, target: float, count: int) -> Time | None:
 
 
 def summary(bench: Bench, target: float, options: argparse.Namespace) -> dict[str, object] | None:
-    """A line of ``rows.jsonl``: seconds of the median victim, or a bound where fewer than half got there."""
+    """Return a line of ``rows.jsonl``: seconds of the median victim, or a bound on them."""
     loop = loop_time(bench, target)
     alone, together = alone_time(bench, target, options.alone), together_time(bench, target, options.together)
     if loop is None or alone is None:

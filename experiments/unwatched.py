@@ -22,7 +22,7 @@ def run_unwatched(
     on_round: Callable[[RoundReport], None],
     **options: Any,
 ) -> None:
-    """All rounds of ``federation`` on a backend, with an interceptor that throws away what it sees.
+    """Run all rounds of ``federation`` on a backend whose interceptor throws away what it sees.
 
     Args:
         backend: of ``BACKENDS``.

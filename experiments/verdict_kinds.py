@@ -42,12 +42,12 @@ class Subjects:
         return torch.randn(self.images.shape, generator=self.rng)
 
     def since(self, first: int) -> "Subjects":
-        """Without the originals before ``first``."""
+        """Drop the originals before ``first``."""
         return replace(self, images=self.images[first:], labels=self.labels[first:])
 
     @classmethod
     def of(cls, originals: Examples, spare: Examples, seed: int = 0) -> "Subjects":
-        """Of bytes."""
+        """Create the subjects from bytes."""
         every = torch.arange(len(originals)), torch.arange(len(spare))
         own, other = originals.batch(every[0]), spare.batch(every[1])
         return cls(
@@ -60,7 +60,7 @@ class Subjects:
 
 
 def shifted(images: Tensor, down: int, right: int) -> Tensor:
-    """Moved by so many pixels, edges repeated."""
+    """Shift images by ``down`` and ``right`` pixels, edges repeated."""
     height, width = images.shape[-2:]
     padded = functional.pad(images, (4, 4, 4, 4), "replicate")
     return padded[..., 4 - down : 4 - down + height, 4 - right : 4 - right + width]
@@ -87,7 +87,7 @@ def own_color(s: Subjects) -> Tensor:
 
 
 def of_class(s: Subjects, pick: Callable[[Tensor], Tensor]) -> Tensor:
-    """For each original what ``pick`` makes of the spare images of its class, of all where there is none."""
+    """Apply ``pick`` to the spare images of each original's class, or to all where it has none."""
     made = []
     for label in s.labels:
         own = s.spare[s.spare_labels == label]
@@ -100,7 +100,7 @@ def at_random(s: Subjects) -> Callable[[Tensor], Tensor]:
 
 
 def from_prior(s: Subjects) -> Tensor:
-    """Samples of a Gaussian with the spare images' first principal components."""
+    """Sample a Gaussian with the spare images' first principal components."""
     flat = s.spare.flatten(1)
     mean = flat.mean(0)
     _, scales, directions = torch.linalg.svd(flat - mean, full_matrices=False)
@@ -123,7 +123,7 @@ def mapped(images: Tensor, degrees: float) -> Tensor:
 
 
 def elastic(s: Subjects) -> Tensor:
-    """Every pixel moved by about a pixel in 32, in a smooth field."""
+    """Move every pixel by about a pixel in 32, in a smooth field."""
     height, width = s.images.shape[-2:]
     coarse = torch.randn(len(s.images), 2, 5, 5, generator=s.rng) * 2 / 32
     field = functional.interpolate(coarse, size=(height, width), mode="bicubic", align_corners=False).permute(
@@ -136,7 +136,7 @@ def elastic(s: Subjects) -> Tensor:
 
 
 def erased(s: Subjects) -> Tensor:
-    """A rectangle of 40 % of height and width is noise."""
+    """Replace a rectangle of 40 % of height and width by noise."""
     found, (height, width) = s.images.clone(), s.images.shape[-2:]
     rows, columns = int(0.4 * height), int(0.4 * width)
     for image in found:
@@ -148,25 +148,25 @@ def erased(s: Subjects) -> Tensor:
 
 
 def peppered(s: Subjects) -> Tensor:
-    """A tenth of the pixels black or white."""
+    """Make a tenth of the pixels black or white."""
     where = torch.rand(s.images[:, :1].shape, generator=s.rng)
     return s.images.masked_fill(where < 0.05, 0.0).masked_fill(where > 0.95, 1.0)
 
 
 def median(images: Tensor) -> Tensor:
-    """Of 3 x 3 pixels."""
+    """Take the median of 3 x 3 pixels."""
     padded = functional.pad(images, (1, 1, 1, 1), "replicate")
     return padded.unfold(-2, 3, 1).unfold(-2, 3, 1).flatten(-2).median(-1).values
 
 
 def cropped(images: Tensor) -> Tensor:
-    """The upper left 80 %, as large as the original."""
+    """Crop to the upper left 80 % and resize to the original's size."""
     height, width = (int(0.8 * side) for side in images.shape[-2:])
     return resized(images[..., :height, :width], (images.shape[-2], images.shape[-1]))
 
 
 def only_edges(images: Tensor) -> Tensor:
-    """Largest change to a neighbor."""
+    """Compute each pixel's largest change to a neighbor."""
     down = functional.pad((images[..., 1:, :] - images[..., :-1, :]).abs(), (0, 0, 0, 1))
     right = functional.pad((images[..., 1:] - images[..., :-1]).abs(), (0, 1))
     return torch.maximum(down, right)
@@ -182,13 +182,13 @@ def checkerboard(s: Subjects) -> Tensor:
 
 
 def shuffled(s: Subjects) -> Tensor:
-    """The original's own pixels in a random order."""
+    """Shuffle the original's own pixels."""
     flat = s.images.flatten(2)
     return torch.stack([i[:, torch.randperm(i.shape[1], generator=s.rng)] for i in flat]).view_as(s.images)
 
 
 def blob(s: Subjects) -> Tensor:
-    """The original's own brightness at 4 x 4, as large as it is."""
+    """Reduce the original to its brightness at 4 x 4, resized to its own size."""
     size = (s.images.shape[-2], s.images.shape[-1])
     return functional.interpolate(
         functional.adaptive_avg_pool2d(s.images, 4), size=size, mode="bilinear", align_corners=False
@@ -196,7 +196,7 @@ def blob(s: Subjects) -> Tensor:
 
 
 def dotted(s: Subjects) -> Tensor:
-    """Independent pixels, nothing else."""
+    """Draw independent random pixels."""
     return torch.rand(s.images.shape, generator=s.rng)
 
 
@@ -205,19 +205,19 @@ def sharpened(images: Tensor) -> Tensor:
 
 
 def solarized(images: Tensor) -> Tensor:
-    """Negative where it is bright."""
+    """Invert bright pixels."""
     return torch.where(images > 0.5, 1 - images, images)
 
 
 def framed(images: Tensor) -> Tensor:
-    """An eighth on every side is black."""
+    """Make an eighth on every side black."""
     found, edge = torch.zeros_like(images), images.shape[-1] // 8
     found[..., edge:-edge, edge:-edge] = images[..., edge:-edge, edge:-edge]
     return found
 
 
 def shrunk(images: Tensor) -> Tensor:
-    """The whole at 80 % in the middle of black."""
+    """Shrink the image to 80 % and center it on black."""
     height, width = (int(0.8 * side) for side in images.shape[-2:])
     top, left = (images.shape[-2] - height) // 2, (images.shape[-1] - width) // 2
     found = torch.zeros_like(images)
@@ -226,20 +226,20 @@ def shrunk(images: Tensor) -> Tensor:
 
 
 def tiled(images: Tensor) -> Tensor:
-    """Four times at half the size."""
+    """Repeat the image four times at half the size."""
     height, width = images.shape[-2:]
     return resized(images, (height // 2, width // 2)).repeat(1, 1, 2, 2)
 
 
 def occluded(images: Tensor) -> Tensor:
-    """Its middle, a quarter of the area, is gray."""
+    """Gray out the middle, a quarter of the area."""
     found, (height, width) = images.clone(), images.shape[-2:]
     found[..., height // 4 : height - height // 4, width // 4 : width - width // 4] = 0.5
     return found
 
 
 def lettered(images: Tensor) -> Tensor:
-    """Bars and strokes of letters across, white with a black edge."""
+    """Draw bars and strokes of letters across the image, white with a black edge."""
     height, width = images.shape[-2:]
     found, unit = images.clone(), max(1, width // 16)
     for left in range(unit, width - 3 * unit, 4 * unit):
@@ -250,7 +250,7 @@ def lettered(images: Tensor) -> Tensor:
 
 
 def one_channel(images: Tensor) -> Tensor:
-    """The first channel alone; of gray images, themselves."""
+    """Keep the first channel alone; gray images stay as they are."""
     found = torch.zeros_like(images)
     found[:, :1] = images[:, :1]
     return found
@@ -261,12 +261,12 @@ def speckled(s: Subjects) -> Tensor:
 
 
 def quartered(images: Tensor) -> Tensor:
-    """All but the upper left quarter is black."""
+    """Black out all but the upper left quarter."""
     return half_black(half_black(images).mT).mT
 
 
 def ramp(s: Subjects) -> Tensor:
-    """From black to white, in a direction by chance."""
+    """Draw a ramp from black to white in a random direction."""
     angle = 2 * torch.pi * torch.rand(len(s.images), 1, 1, 1, generator=s.rng)
     down, right = (torch.linspace(-1, 1, side) for side in s.images.shape[-2:])
     slope = angle.cos() * down[:, None] + angle.sin() * right
@@ -274,7 +274,7 @@ def ramp(s: Subjects) -> Tensor:
 
 
 def waves(s: Subjects) -> Tensor:
-    """A sine of three to six periods, in a direction by chance."""
+    """Draw a sine of three to six periods in a random direction."""
     angle, periods = (torch.rand(len(s.images), 1, 1, 1, generator=s.rng) for _ in range(2))
     down, right = (torch.linspace(-1, 1, side) for side in s.images.shape[-2:])
     along = (2 * torch.pi * angle).cos() * down[:, None] + (2 * torch.pi * angle).sin() * right
@@ -286,7 +286,7 @@ def others(s: Subjects) -> Tensor:
 
 
 def batch_mean(s: Subjects) -> Tensor:
-    """Of the original and seven others, as what averages a batch shows."""
+    """Average the original with seven others, as the mean of a batch shows them."""
     seven = torch.stack([s.spare[torch.randperm(len(s.spare), generator=s.rng)[:7]].sum(0) for _ in s.images])
     return (s.images + seven) / 8
 

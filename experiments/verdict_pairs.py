@@ -39,7 +39,7 @@ CANDIDATES, SPARE = 1000, 400
 
 
 def subjects(name: str, split: str, images: int) -> tuple[Subjects, PublicImages]:
-    """Originals of a split; candidates and spare images of the training split, none of them an original."""
+    """Load originals of a split; candidates and spare images come from training, without any original."""
     data = load_data(name)
     train, test = data.train, data.test
     assert isinstance(train, Examples) and isinstance(test, Examples)
@@ -55,7 +55,7 @@ def subjects(name: str, split: str, images: int) -> tuple[Subjects, PublicImages
 
 
 def judged(guesses: Tensor, s: Subjects, others: Others) -> list[Row]:
-    """A record of each guess, as a run writes it."""
+    """Judge each guess and return its record, as a run writes it."""
     ids = [VictimId(0, 0, probe) for probe in range(len(guesses))]
     made = [
         Reconstruction(id=id, batch=Batch(g[None], y[None])) for id, g, y in zip(ids, guesses, s.labels, strict=True)
@@ -68,7 +68,7 @@ def judged(guesses: Tensor, s: Subjects, others: Others) -> list[Row]:
 
 
 def figures_of(records: list[Row]) -> Row:
-    """How many, and which share of them is read, identified, nearest, and past 15 dB."""
+    """Count guesses and the shares reconstructed, identified, nearest, and past 15 dB."""
     outcomes = [outcome_of(record) for record in records]
     number = len(records)
     return {
@@ -84,7 +84,7 @@ SHARES = ("read", "identified", "first", "old")
 
 
 def together(ones: Row | None, others: Row) -> Row:
-    """The figures of two parts of the originals."""
+    """Combine the figures of two parts of the originals."""
     if ones is None:
         return others
     images = ones["images"] + others["images"]
@@ -93,7 +93,7 @@ def together(ones: Row | None, others: Row) -> Row:
 
 
 def extended(row: Row | None, kind: str, make: Make, s: Subjects, others: Others) -> Row | None:
-    """``row`` and the originals that it lacks of ``s``; ``None`` where it lacks none."""
+    """Extend ``row`` by the originals of ``s`` that it lacks; ``None`` where it lacks none."""
     done = row["images"] if row else 0
     if done >= len(s.images):
         return None

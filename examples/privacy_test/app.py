@@ -28,13 +28,13 @@ class Net(nn.Sequential):
 
 
 def digits() -> list[tuple[Tensor, int]]:
-    """The client's examples."""
+    """Load the client's examples."""
     train = load_data("mnist_mini").train
     return [(train.images[k].float() / 255, int(train.labels[k])) for k in range(0, len(train), 50)]
 
 
 def train(model: nn.Module, loader: DataLoader) -> None:
-    """One epoch."""
+    """Train the model for one epoch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for images, labels in loader:
         optimizer.zero_grad()

@@ -6,7 +6,7 @@ from fl_privacy.regression.plugin import LeakageCheck
 
 
 def test_updates_leak_no_more_than_before(leakage: LeakageCheck) -> None:
-    """40 digits, in updates of ``BATCH_SIZE`` each."""
+    """Check the leakage of 40 digits, in updates of ``BATCH_SIZE`` each."""
     leakage.training(
         model=Net,
         train=train,

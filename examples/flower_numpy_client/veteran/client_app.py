@@ -18,7 +18,7 @@ CLIENTS = 3
 
 
 def make_net() -> nn.Module:
-    """Images in [0, 1] of 28x28 pixels in, 10 logits out."""
+    """Build the network: images in [0, 1] of 28x28 pixels in, 10 logits out."""
     return nn.Sequential(
         nn.Conv2d(1, 12, 5, stride=2, padding=2),
         nn.Sigmoid(),
@@ -30,14 +30,14 @@ def make_net() -> nn.Module:
 
 
 def own_examples(client: int) -> list[tuple[torch.Tensor, int]]:
-    """Training data of one client: 60 digits."""
+    """Load the training data of one client: 60 digits."""
     train = load_data("mnist_mini").train
     chosen = range(client, 60 * CLIENTS, CLIENTS)
     return [(train.images[k].float() / 255, int(train.labels[k])) for k in chosen]
 
 
 def train(net: nn.Module, loader: DataLoader) -> None:
-    """One epoch."""
+    """Train the network for one epoch."""
     net.train()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     for images, labels in loader:
@@ -59,7 +59,7 @@ class FlowerClient(NumPyClient):
         return [value.numpy() for value in self.net.state_dict().values()], len(self.examples), {}
 
     def evaluate(self, parameters, config):
-        """Loss and accuracy on the training data."""
+        """Compute loss and accuracy on the training data."""
         self._load(parameters)
         images, labels = (torch.stack([torch.as_tensor(e[k]) for e in self.examples]) for k in (0, 1))
         with torch.no_grad():
@@ -73,7 +73,7 @@ class FlowerClient(NumPyClient):
 
 
 def client_fn(context: Context) -> NumPyClient:
-    """The client of a node."""
+    """Create the client of a node."""
     return FlowerClient(int(context.node_config["partition-id"]))
 
 

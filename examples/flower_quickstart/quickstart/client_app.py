@@ -12,7 +12,7 @@ from quickstart.task import Net, load_data, test, train
 
 
 def own_data(context: Context):
-    """Training and test data of this node."""
+    """Load the training and test data of this node."""
     config = context.node_config
     return load_data(int(config["partition-id"]), int(config["num-partitions"]), int(context.run_config["batch-size"]))
 
@@ -27,7 +27,7 @@ app = ClientApp(mods=[defense, probe] if os.environ.get("QUICKSTART_DEFENDED") e
 
 @app.train()
 def train_on_node(msg: Message, context: Context) -> Message:
-    """A round of training."""
+    """Train for one round on this node."""
     model = Net()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     trainloader, _ = own_data(context)
@@ -38,7 +38,7 @@ def train_on_node(msg: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate_on_node(msg: Message, context: Context) -> Message:
-    """Loss and accuracy of the new model."""
+    """Compute loss and accuracy of the new model."""
     model = Net()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     _, testloader = own_data(context)

@@ -56,7 +56,7 @@ def _images():
 
 
 def load_data(partition: int, partitions: int, batch_size: int = 32) -> tuple[DataLoader, DataLoader]:
-    """Training and test data of one client: 160 and 40 images."""
+    """Load the training and test data of one client: 160 and 40 images."""
     trainset = Pictures("train", partition, partitions, 160)
     testset = Pictures("test", partition, partitions, 40)
     return DataLoader(trainset, batch_size=batch_size, shuffle=True), DataLoader(testset, batch_size=batch_size)
@@ -79,7 +79,7 @@ def train(net: nn.Module, trainloader: DataLoader, epochs: int, lr: float, devic
 
 @torch.no_grad()
 def test(net: nn.Module, testloader: DataLoader, device: str = "cpu") -> tuple[float, float]:
-    """Loss and accuracy."""
+    """Compute loss and accuracy on the test data."""
     net.to(device).eval()
     loss, right, number = 0.0, 0, 0
     for images, labels in testloader:
