@@ -152,6 +152,7 @@ class AppReport:
         every: attack all updates, however many images they are of.
         adaptive: an attacker that knows the defense attacks as well, where clients tell of one.
         rates_estimated: learning rates of single images are those that each update shows.
+        nodes: that were connected, whose partitions are 0 to ``nodes - 1``; ``None`` where nobody counted them.
     """
 
     observations: Sequence[Observation]
@@ -168,6 +169,7 @@ class AppReport:
     every: bool = False
     adaptive: bool = True
     rates_estimated: bool = False
+    nodes: int | None = None
 
     def truth(self) -> KnownImages:
         """What is known of the images behind the updates."""
@@ -244,8 +246,8 @@ def _others(app: AppReport, captured: Captured, number: int, seed: int) -> Other
     """What each guess is compared with beside its original."""
     if not captured.observations:
         return Others()
-    shape = captured.observations[0].input_shape
-    return others_of_app(app.truth(), ids_of(captured.observations), captured.truth, shape, number, seed=seed)
+    shape, attacked = captured.observations[0].input_shape, ids_of(captured.observations)
+    return others_of_app(app.truth(), attacked, captured.truth, shape, number, seed=seed, nodes=app.nodes)
 
 
 def _sentences(app: AppReport, said: Sequence[str]) -> list[str]:

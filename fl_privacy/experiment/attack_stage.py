@@ -313,11 +313,11 @@ class AttackStage:
             if self.judge.distorts:
                 with self.monitor.working(f"Comparing {which} with undefended ones"):
                     self._measure_distortion(chunk)
-            if self.knowledge.defense is not None:
-                chunk = [self.knowledge.of_adaptive(o) for o in chunk]
-                earlier = self.knowledge.earlier(chunk)
+            if known := [self.knowledge.of_adaptive(o) for o in chunk if self.knowledge.attacks_adaptively(o.id)]:
+                which = which if len(known) == len(chunk) else _in_words(round, 0, len(known), len(known))
+                earlier = self.knowledge.earlier(known)
                 scores[Attacker.ADAPTIVE] += self._attack_chunk(
-                    chunk, which, earlier=earlier, attacker=Attacker.ADAPTIVE
+                    known, which, earlier=earlier, attacker=Attacker.ADAPTIVE
                 )
         for attacker, found in scores.items():
             if found and (tracing := self.judge.tracer(found)):

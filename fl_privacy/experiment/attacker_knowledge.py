@@ -59,6 +59,10 @@ class AttackerKnowledge:
         own = self.defenses.get(plain.id.client, self.defense)
         return plain.told(defense=own or None, same_data=self.same_data(plain.id))
 
+    def attacks_adaptively(self, id: VictimId) -> bool:
+        """Whether an adaptive attacker has anything to know of the client: what others say of themselves is not it."""
+        return self.defense is not None and bool(self.defenses.get(id.client, True))
+
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
         """Updates of earlier rounds from the same examples as ``observations``, which are remembered for later ones."""
         earlier = []

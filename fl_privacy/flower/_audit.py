@@ -278,6 +278,7 @@ class AuditedStrategy(StrategyAround):
             )
         self._grid = grid
         self._sent = list(self._curious.configure_train(server_round, arrays, config, grid))
+        self.report.nodes = max(self.report.nodes or 0, self._curious.connected)
         return self._sent
 
     def aggregate_train(

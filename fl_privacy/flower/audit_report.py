@@ -155,6 +155,7 @@ class AuditReport:
         victims: single images that clients are asked for in a round, at most.
         identified: clients that say which partition they hold.
         partitions: which one each of them says.
+        nodes: that were connected at once, at most; ``None`` before the training.
     """
 
     out: Path
@@ -173,6 +174,7 @@ class AuditReport:
         self._images: dict[VictimId, ProbedImages] = {}
         self._defenses: dict[int, Description] = {}
         self.partitions: Mapping[int, int] = {}
+        self.nodes: int | None = None
         self._folder: Any = None
         self._writer: CaptureWriter | None = None
         self._told: frozenset[str] = frozenset()
@@ -278,6 +280,7 @@ class AuditReport:
                 victims=self.victims,
                 identified=frozenset(self.identified),
                 rates_estimated=self._rates_estimated,
+                nodes=self.nodes,
                 problems=[f"{why} ({n} times)" if n > 1 else why for why, n in seen.items() if why],
             ),
             self._attack,

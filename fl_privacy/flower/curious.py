@@ -50,6 +50,11 @@ class HonestButCurious(StrategyAround):
     _holder: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     _before: States = field(default=no_states, init=False, repr=False)
 
+    @property
+    def connected(self) -> int:
+        """Number of the nodes that were there when the round began."""
+        return len(self._node_ids)
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:

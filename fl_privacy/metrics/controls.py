@@ -3,8 +3,8 @@
 How much of the words of an upload's texts was read, in no order, beside what their frequency alone tells.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ class Others:
         moved: whether the model may have seen the originals scaled and rotated, in a way that nobody knows.
         controls: for some victims (K, C, H, W) further guesses that never saw the update, such as what the same attack
             with the same prior makes of another client's.
+        beside: client -> the candidates for its images, where these are not the same for all.
     """
 
     candidates: PublicImages | None = None
@@ -51,6 +52,11 @@ class Others:
     rows: Tensor | None = None
     moved: bool = False
     controls: Controls = field(default_factory=dict)
+    beside: Callable[[int], PublicImages | None] | None = None
+
+    def of(self, victim: VictimId) -> "Others":
+        """What guesses at ``victim`` are compared with."""
+        return self if self.beside is None else replace(self, candidates=self.beside(victim.client))
 
 
 def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None], truths: Sequence[Tensor]) -> Controls:
@@ -92,6 +98,7 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
     found = match.found
     if not len(found):
         return []
+    others = others.of(victim)
     guesses = match.guesses[found].float()
     originals = (match.originals if fed is None else fed.detach().cpu())[found].float()
     exact = _is_exact(guesses, originals) | _is_exact(guesses, match.originals[found].float())

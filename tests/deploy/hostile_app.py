@@ -3,19 +3,20 @@
 import json
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict, UserConfig
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import FedAvg, Result
 
 from fl_privacy import audit
+from fl_privacy.flower._audit import AuditedStrategy
 from fl_privacy.flower.audit_protocol import asked_probe
 from tests.flower import hostile
 from tests.flower.hostile import (
@@ -26,7 +27,7 @@ from tests.flower.hostile import (
     hostile_message,
     undefended_app,
 )
-from tests.flower.liars import Small, fedavg, honest_app, pictures
+from tests.flower.liars import Small, honest_app, pictures
 from tests.fuzz.test_replies import LIES, tolerant
 
 NODES = 3
@@ -48,6 +49,36 @@ REPLIES = "defense_mod", "defend", "train_step"
 """What defends the nodes 0, 1 and 2."""
 
 WAIT_SECONDS = 300.0
+
+
+class InOneOrder(FedAvg):
+    """Adds replies up in an order that their content gives, whichever came first: the same bytes in each run."""
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        def content(reply: Message) -> bytes:
+            return bytes_of(reply) if reply.has_content() else b""
+
+        return super().aggregate_train(server_round, sorted(replies, key=content))
+
+
+def fedavg() -> InOneOrder:
+    """Of all nodes of the training under audit."""
+    return InOneOrder(fraction_evaluate=0.0, min_train_nodes=AUDITED, min_available_nodes=AUDITED)
+
+
+def under_audit(out: Path) -> AuditedStrategy:
+    """The training under audit, each of whose images is probed in each round."""
+    return audit(
+        fedavg(),
+        model=Small,
+        data=partial(pictures, number=IMAGES),
+        out=out,
+        attack="analytic",
+        victims=AUDITED * IMAGES,
+        rounds="all",
+    )
 
 
 def trained(strategy: Any, grid: Grid) -> Result:
@@ -103,15 +134,7 @@ def main(grid: Grid, context: Context) -> None:
 def audited(grid: Grid, out: Path) -> None:
     """Train under audit."""
     nodes_of(grid, number=AUDITED)
-    strategy = audit(
-        fedavg(AUDITED),
-        model=Small,
-        data=partial(pictures, number=IMAGES),
-        out=out,
-        attack="analytic",
-        victims=AUDITED * IMAGES,
-        rounds="all",
-    )
+    strategy = under_audit(out)
     result = trained(strategy, grid)
     assert result.arrays is not None
     np.savez(out / "weights.npz", **{name: array.numpy() for name, array in result.arrays.items()})

@@ -46,7 +46,8 @@ def read(guesses, images, others):
 def test_what_a_class_has_in_common_is_not_read_and_what_shows_the_image_is(images):
     truth = known(images)
     others = others_of_app(truth, VICTIMS, truth, SHAPE, seed=0)
-    assert others.candidates.name == "other images of the same data" and len(others.candidates.images) == 296
+    others_of_it = others.of(VICTIMS[0]).candidates
+    assert others_of_it.name == "other images of the same data" and len(others_of_it.images) == 296
     means = [images[0][4:][images[1][4:] == images[1][k]].mean(0) for k in range(4)]
     assert read(means, images, shipped_others(SHAPE, 1000, seed=0)) >= 3, "cuts of photographs are no rivals"
     assert read(means, images, others) == 0
@@ -57,33 +58,73 @@ def test_the_half_that_no_client_trains_on_comes_first_and_few_are_filled_up_wit
     pairs = list(zip(images[0], images[1].tolist(), strict=True))
     loaders = tuple(DataLoader(part, batch_size=8) for part in (pairs[:150], pairs[150:]))
     of_client = KnownImages(of_client=lambda partition: loaders, given=known(images).given)
-    taken = others_of_app(of_client, VICTIMS, of_client, SHAPE, 150, seed=0).candidates
+    taken = others_of_app(of_client, VICTIMS, of_client, SHAPE, 150, seed=0).of(VICTIMS[0]).candidates
     assert torch.equal(taken.images.flatten(1).sum(1).sort().values, images[0][150:].flatten(1).sum(1).sort().values)
-    assert len(others_of_app(of_client, VICTIMS, of_client, SHAPE, seed=0).candidates.images) == 296
+    both = others_of_app(of_client, VICTIMS, of_client, SHAPE, seed=0).of(VICTIMS[0]).candidates
+    assert len(both.images) == 296
     few = KnownImages(data=pairs[:30], given=known(images).given)
-    mixed = others_of_app(few, VICTIMS, few, SHAPE, 200, seed=0).candidates
+    mixed = others_of_app(few, VICTIMS, few, SHAPE, 200, seed=0).of(VICTIMS[0]).candidates
     assert (len(mixed.images), int((mixed.labels != NO_CLASS).sum())) == (200, 26)
     assert mixed.name.startswith("26 other images of the same data and ")
     nothing = KnownImages(given=known(images).given)
-    assert "packages ship" in others_of_app(nothing, VICTIMS, nothing, SHAPE, seed=0).candidates.name
+    assert "packages ship" in others_of_app(nothing, VICTIMS, nothing, SHAPE, seed=0).of(VICTIMS[0]).candidates.name
+
+
+class Drawn:
+    """Each image shifted at random whenever it is asked for."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        return self.images[0][index].roll(int(torch.randint(3, ())), -1), int(self.images[1][index])
+
+
+def of_images(candidates, images):
+    """The images that ``candidates`` are shifts of."""
+    shifts = torch.stack([images[0].roll(by, -1) for by in range(3)])
+    return {int((shifts - each).abs().flatten(2).amax(-1).amin(0).argmin()) for each in candidates.images}
 
 
 def test_other_draws_of_a_victims_own_image_are_no_candidates(images):
-    class Drawn:
-        """Each image shifted at random whenever it is asked for."""
-
-        def __init__(self):
-            self.asked = []
-
-        def __len__(self):
-            return 200
-
-        def __getitem__(self, index):
-            self.asked.append(index)
-            return images[0][index].roll(int(torch.randint(3, ())), -1), int(images[1][index])
-
-    data = Drawn()
+    data = Drawn(images)
     source = KnownImages(of_client=lambda partition: data, given=known(images).given)
     state = torch.get_rng_state()
-    others_of_app(source, VICTIMS, source, SHAPE, seed=0)
-    assert torch.equal(state, torch.get_rng_state()) and not set(data.asked) & {0, 1, 2, 3} and len(data.asked) == 196
+    candidates = others_of_app(source, VICTIMS, source, SHAPE, seed=0).of(VICTIMS[0]).candidates
+    assert torch.equal(state, torch.get_rng_state())
+    assert of_images(candidates, images) == set(range(4, 200)) and len(candidates.images) == 196
+
+
+def test_what_is_said_of_one_client_s_images_changes_no_other_client_s_candidates(images):
+    """Whatever a liar names as its own, of whatever partition."""
+    parts = [list(zip(images[0][k::3], images[1][k::3].tolist(), strict=True)) for k in range(3)]
+
+    def of_client(partition):
+        return parts[partition]  # there is no fourth
+
+    honest, liar = VICTIMS, [VictimId(1, 7, k) for k in range(40)]
+    own = {id: Batch(parts[0][k][0][None], torch.tensor([parts[0][k][1]])) for k, id in enumerate(honest)}
+    theirs = {id: Batch(parts[1][k][0][None], torch.tensor([parts[1][k][1]])) for k, id in enumerate(liar)}
+    alone = KnownImages(of_client=of_client, given=own)
+    wanted = others_of_app(alone, honest, alone, SHAPE, seed=0, nodes=3)
+    for claimed in (0, 1, 10**8):
+        both = KnownImages(of_client=of_client, given=own | theirs, partitions={7: claimed})
+        others = others_of_app(both, [*liar, *honest], both, SHAPE, seed=0, nodes=3)
+        for one, other in ((others.of(honest[0]), wanted.of(honest[0])), (others, wanted)):
+            assert torch.equal(one.candidates.images, other.candidates.images)
+            assert torch.equal(one.candidates.labels, other.candidates.labels)
+        assert len(others.of(honest[0]).candidates.images) == 296, "of all partitions, without its own attacked ones"
+
+
+def test_places_where_no_data_are_give_no_candidates(images):
+    def of_client(partition):
+        if partition:
+            raise KeyError(partition)
+        return list(zip(images[0], images[1].tolist(), strict=True))
+
+    source = KnownImages(of_client=of_client, given=known(images).given)
+    others = others_of_app(source, VICTIMS, source, SHAPE, seed=0, nodes=2)
+    assert 100 < len(others.candidates.images) <= 300

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -127,3 +128,8 @@ def rows_of_honest(out: Path) -> dict[str, Any]:
         for r in records
         if r["kind"] == "image" and r["client"] < HONEST
     }
+
+
+def about(value: object) -> object:
+    """The value, but for the last bits of a number: these depend on how many images a network is given at once."""
+    return pytest.approx(value, rel=1e-6, abs=1e-9) if isinstance(value, float) else value

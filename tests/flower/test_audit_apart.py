@@ -194,9 +194,11 @@ def test_a_defense_that_one_of_three_tells_of_is_not_that_of_all(tmp_path: Path)
             }
         )
 
-    strategy, _, _ = liars.audited({2: lie}, 3, tmp_path)
-    (folder,) = tmp_path.glob("audit-*")
+    strategy, _, rows = liars.audited({2: lie}, 3, tmp_path / "false")
+    assert rows == liars.audited({}, 3, tmp_path / "true")[2], "who knows of a defense attacks those that tell of it"
+    (folder,) = tmp_path.glob("false/audit-*")
     run = read_run(folder)
+    assert run.summary.attacked[0].by[Attacker.ADAPTIVE].metrics["psnr"].n == 2
     assert strategy.failure is None and run.defenses == ()
     told = " ".join(run.threat_model)
     assert "1 of 3 clients say that they defend themselves: pruning.rate=0.9." in told
