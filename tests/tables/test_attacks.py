@@ -6,7 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from fl_privacy.attacks import AnalyticInversion, AutoAttack, ExactInversion, inverting_gradients, reconstruct, tableak
+from fl_privacy.attacks import (
+    AnalyticInversion,
+    AutoAttack,
+    CocktailParty,
+    Dager,
+    ExactInversion,
+    ReconstructionAttack,
+    inverting_gradients,
+    model_inversion,
+    reconstruct,
+    tableak,
+)
 from fl_privacy.attacks.exact.certificate import model_as_sent
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.table_evidence import evidence_of
@@ -149,6 +160,12 @@ def test_gradients_of_a_network_of_ones_own() -> None:
     found = reconstruct(seen, "exact")
     assert found.batch is not None and found.certainty is Certainty.PROVEN and not hasattr(net, "schema")
     assert share_right(found.batch.inputs, rows) == 1
+
+
+@pytest.mark.parametrize("attack", [CocktailParty(), model_inversion(iterations=1), Dager()])
+def test_attacks_that_are_of_images_or_texts_alone_say_so(attack: ReconstructionAttack) -> None:
+    (found,) = attack([observe(2)[0]], seed=0)
+    assert found.failure is not None and "expected" in found.failure and "error of its own" not in found.failure
 
 
 def test_an_attack_of_images_seeks_rows_as_well() -> None:
