@@ -24,7 +24,7 @@ def why_not_attackable(observation: Observation, *, informative: bool = True) ->
 
 
 def expect_images(observation: Observation) -> None:
-    """Raise ``NotAttackableError`` where the client's examples are rows of a table, which have no neighboring pixels."""
+    """Raise ``NotAttackableError`` where the client's examples are rows of a table, without neighboring pixels."""
     if schema_of(observation.model) is not None:
         raise NotAttackableError(
             "Images are expected, but the client's examples are rows of a table; use attack=auto, or attack=tableak."
