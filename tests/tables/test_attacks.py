@@ -153,7 +153,8 @@ def test_gradients_of_a_network_of_ones_own() -> None:
     rows = dataset().train.inputs[:3]
     schema = Schema.inferred(dataset().train.inputs)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(rows.shape[1], 64), nn.ReLU(), nn.Linear(64, 2))
+    hidden = nn.Linear(rows.shape[1], 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU()
+    net = nn.Sequential(*hidden, nn.Linear(32, 2))
     loss = nn.functional.cross_entropy(net(rows), torch.tensor([0, 1, 1]))
     gradients = torch.autograd.grad(loss, list(net.parameters()))
     seen = Observation.of_gradients(net, gradients, input_shape=rows.shape[1:], batch_size=3, schema=schema)
