@@ -4,8 +4,8 @@ At the optimum of sum log-loss + |W|^2 / (2 C) (scikit-learn's objective) the gr
 sum_i (y_i - p_i) x_i^T = W / C for the weights and sum_i (y_i - p_i) = 0 for the intercept, which is not penalized.
 So uploaded weights are, up to C, the sum of the rows by what the model does not explain of their labels. Who knows all
 rows but one has the last one from it in closed form (Balle, Cherubin and Hayes, Reconstructing Training Data with
-Informed Adversaries, IEEE S&P 2022, section 3). Who sees the optima with and without a row has it to first order, by the
-curvature of the loss, which a sample of the population stands for.
+Informed Adversaries, IEEE S&P 2022, section 3). Who sees the optima with and without a row has it to first order,
+by the curvature of the loss, which a sample of the population stands for.
 """
 
 from dataclasses import dataclass

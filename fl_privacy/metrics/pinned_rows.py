@@ -24,12 +24,16 @@ class PinnedRows:
         rows: share of rows right in every cell, matched so that it is highest.
         by_feature: (F,) shares of cells right, as matched for ``cells``.
         guess: (N,) guess that is matched to each row for ``rows``, -1 where none is right in every cell.
+        match: (N,) guess that is matched to each row for ``cells``, -1 for none.
+        right: (N, F) cells right, as matched for ``cells``.
     """
 
     cells: float
     rows: float
     by_feature: np.ndarray
     guess: np.ndarray
+    match: np.ndarray
+    right: np.ndarray
 
 
 def pinned_rows(
@@ -63,11 +67,15 @@ def pinned_rows(
     found = whole[best_rows, best_guesses]
     guess = np.full(number, -1)
     guess[best_rows[found]] = best_guesses[found]
+    match, cells = np.full(number, -1), np.zeros((number, features), dtype=bool)
+    match[here], cells[here] = there, matched
     return PinnedRows(
         cells=float(matched.sum() / (number * features)),
         rows=float(found.sum() / number),
         by_feature=matched.sum(0) / number,
         guess=guess,
+        match=match,
+        right=cells,
     )
 
 

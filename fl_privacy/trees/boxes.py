@@ -154,16 +154,14 @@ class BoxProblem:
         rows = _Rows(self, *self.start(rng))
         begun = rows.misfit
         features = len(self.grid.edges)
-        for width in np.geomspace(max(begun, WIDEST), NARROWEST, max(sweeps, 1)):
+        for width in np.geomspace(max(begun, WIDEST), NARROWEST, sweeps):
             for feature in rng.permutation(features):
                 for row in rng.permutation(self.rows):
                     rows.redraw(int(row), int(feature), float(width), rng)
             if self.known is not None:
                 for row in rng.permutation(self.rows):
                     rows.replace(int(row), float(width), rng)
-        return Chain(
-            states=rows.states, labels=rows.labels, home=rows.home, misfit=rows.misfit, start_misfit=begun
-        )
+        return Chain(states=rows.states, labels=rows.labels, home=rows.home, misfit=rows.misfit, start_misfit=begun)
 
 
 class _Rows:

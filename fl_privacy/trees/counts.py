@@ -71,51 +71,59 @@ class FirstTree:
 def infer_training(own: Sequence[OwnTree]) -> Training:
     """Solve the equations of inner nodes for learning rate and lambda.
 
+    Of a node with children l and r: G_l + G_r = G, and gain = w_l^2 (H_l + lambda) + w_r^2 (H_r + lambda) -
+    w^2 (H + lambda), where leaves hold eta w.
+
     Raises:
         UserError: no tree splits, or the covers are not in the model.
     """
     parts = [_node_terms(one.tree, one.parallel) for one in own if len(one.tree.inner)]
-    terms = [np.concatenate([part[k] for part in parts]) for k in range(6)] if parts else []
-    if not terms or not terms[0].size or not (terms[1] > 0).any():
+    terms = [np.concatenate([part[k] for part in parts]) for k in range(len(parts[0]))] if parts else []
+    if not terms or not (terms[1] > 0).any() or not (terms[2] > 0).any():
         raise UserError(
-            "Learning rate and lambda are expected to follow from the covers and weights of inner nodes, but the"
-            " model has none; give learning_rate and reg_lambda."
+            "Learning rate and lambda are expected to follow from covers, weights and gains of inner nodes, but the"
+            " models have none; give learning_rate and reg_lambda."
         )
 
     def fit(reg_lambda: float) -> tuple[float, float]:
-        weight, cover, inner, leaf, inner_weight, leaf_weight = terms
-        left = inner + reg_lambda * inner_weight - weight * (cover + reg_lambda)
-        right = leaf + reg_lambda * leaf_weight
-        inverse = max(float(-(left @ right) / max(right @ right, 1e-300)), 1e-6)
-        scale = float(np.abs(left).sum() + inverse * np.abs(right).sum())
-        return 1 / inverse, float(np.abs(left + inverse * right).sum()) / max(scale, 1e-300)
+        """Learning rate and what is left of all equations, as a share of their terms."""
+        weight, cover, gain, inner, leaf, inner_square, leaf_square = (
+            term if term.ndim == 1 else term[:, 0] + reg_lambda * term[:, 1] for term in terms
+        )
+        flat, curved = inner - weight * (cover + reg_lambda), inner_square - weight**2 * (cover + reg_lambda) - gain
+        options = [-(flat @ leaf) / max(leaf @ leaf, 1e-300)]
+        options.append(np.sqrt(max(-(curved @ leaf_square) / max(leaf_square @ leaf_square, 1e-300), 0.0)))
+        tries = []
+        for inverse in options:
+            if inverse > 1e-6:
+                left = np.abs(flat + inverse * leaf).sum() + np.abs(curved + inverse**2 * leaf_square).sum()
+                scale = np.abs(flat).sum() + inverse * np.abs(leaf).sum() + gain.sum()
+                tries.append((1 / inverse, float(left / max(scale, 1e-300))))
+        return min(tries, key=lambda each: each[1], default=(1.0, np.inf))
 
-    tries = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 61)])
-    best = int(np.argmin([fit(value)[1] for value in tries]))
-    low, high = tries[max(best - 1, 0)], tries[min(best + 1, len(tries) - 1)]
+    grid = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 121)])
+    best = int(np.argmin([fit(value)[1] for value in grid]))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     found = minimize_scalar(lambda value: fit(value)[1], bounds=(low, high), method="bounded", options={"xatol": 1e-9})
-    options = [float(found.x), float(tries[best]), *(round(float(found.x), places) for places in (0, 1, 2, 3))]
-    least = min(fit(value)[1] for value in options)
-    chosen = next(v for v in reversed(options) if fit(v)[1] <= 1.5 * least + 1e-7)
-    chosen = next((v for v in options[2:] if fit(v)[1] <= 1.5 * least + 1e-7), chosen)
+    least = min(float(found.fun), fit(grid[best])[1])
+    near = [round(float(found.x), places) for places in (0, 1, 2, 3)] + [float(found.x), float(grid[best])]
+    chosen = next(value for value in near if fit(value)[1] <= 2 * least + 1e-6)
     rate, residual = fit(chosen)
-    return Training(learning_rate=rate, reg_lambda=chosen, residual=residual)
+    return Training(learning_rate=float(rate), reg_lambda=float(chosen), residual=residual)
 
 
 def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
-    """Of each inner node w, H, and of its inner and leaf children the sums of w H (eta w H) and w (eta w)."""
+    """Of each inner node w, H and gain; of its inner, then its leaf children sums of w (H, 1), then of w^2 (H, 1)."""
     nodes = tree.inner
-    left, right = tree.left[nodes], tree.right[nodes]
-    sums = [np.zeros(len(nodes)) for _ in range(4)]
-    for child in (left, right):
+    sums = [np.zeros((len(nodes), 2)) for _ in range(4)]
+    for child in (tree.left[nodes], tree.right[nodes]):
         leaf = tree.left[child] < 0
-        weight = np.where(leaf, 0.0, tree.weight[child])
-        value = np.where(leaf, tree.value[child] * parallel, 0.0)
-        sums[0] += weight * tree.cover[child]
-        sums[1] += value * tree.cover[child]
-        sums[2] += weight
-        sums[3] += value
-    return tree.weight[nodes], tree.cover[nodes], sums[0], sums[1], sums[2], sums[3]
+        cover = np.column_stack([tree.cover[child], np.ones(len(nodes))])
+        weight = np.where(leaf, 0.0, tree.weight[child])[:, None]
+        value = np.where(leaf, tree.value[child] * parallel, 0.0)[:, None]
+        for place, factor in enumerate((weight, value, weight**2, value**2)):
+            sums[place] += factor * cover
+    return tree.weight[nodes], tree.cover[nodes], tree.gain[nodes], *sums
 
 
 def gradient_sums(own: OwnTree, training: Training) -> tuple[np.ndarray, np.ndarray]:
@@ -157,7 +165,6 @@ def count_first_tree(
     """
     if not own or own[0].before:
         raise UserError("A first tree is expected to be fitted on top of no other, but the client was given trees.")
-    first = [one for one in own if not one.before][: max(1, len(own[0].base_margin))]
     tree, margin = own[0].tree, own[0].base_margin
     gradient, hessian = gradient_sums(own[0], training)
     if objective in LOGISTIC:
@@ -173,7 +180,6 @@ def count_first_tree(
         counts = np.stack([positive, rows - positive], 1)
     else:
         raise UserError(f"Objectives are expected to be logistic, squared error or softmax, but got {objective}.")
-    del first
     whole = np.round(counts)
     exact = bool((np.abs(counts - whole) <= WHOLE + 1e-5 * np.abs(counts)).all() and (whole >= 0).all())
     whole = np.maximum(whole, 0).astype(int)
