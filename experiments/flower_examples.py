@@ -191,7 +191,9 @@ def make_mirror(data: Path, mirror: Path) -> Path:
         "oxford_flowers": lambda d, m: part(d / "tiny_imagenet", m, {"train": 120, "test": 60}, {"valid": "test"}),
         "adult-census-income": adult,
         "scikit-learn__iris": lambda d, m: iris(m, "Id SepalLengthCm SepalWidthCm PetalLengthCm PetalWidthCm Species"),
-        "hitorilabs__iris": lambda d, m: iris(m, "Id sepal_length sepal_width petal_length petal_width species"),
+        "hitorilabs__iris": lambda d, m: iris(
+            m, "Id sepal_length sepal_width petal_length petal_width species", words=False
+        ),
         "higgs": higgs,
         "titanic-survival": titanic,
         "bert-tiny": bert,
@@ -228,7 +230,7 @@ def adult(data: Path, into: Path) -> None:
     frame.to_parquet(into / "train.parquet", index=False)
 
 
-def iris(into: Path, names: str) -> None:
+def iris(into: Path, names: str, *, words: bool = True) -> None:
     """Iris of scikit-learn under other names."""
     import pandas as pd  # noqa: PLC0415
     from sklearn.datasets import load_iris  # noqa: PLC0415
@@ -236,7 +238,7 @@ def iris(into: Path, names: str) -> None:
     found = load_iris()
     frame = pd.DataFrame(found.data, columns=names.split()[1:5])
     frame.insert(0, names.split(maxsplit=1)[0], range(1, len(frame) + 1))
-    frame[names.rsplit(maxsplit=1)[-1]] = [f"Iris-{found.target_names[k]}" for k in found.target]
+    frame[names.rsplit(maxsplit=1)[-1]] = [f"Iris-{found.target_names[k]}" if words else int(k) for k in found.target]
     frame.to_parquet(into / "train.parquet", index=False)
 
 
@@ -248,7 +250,8 @@ def higgs(data: Path, into: Path) -> None:
     rng = np.random.default_rng(0)
     for split, number in (("train", 600), ("test", 100)):
         inputs = rng.normal(size=(number, 28)).astype("float32")
-        labels = (inputs[:, 0] > 0).astype("float32")
+        odds = 1.5 * inputs[:, 0] - inputs[:, 1] + inputs[:, 2] * inputs[:, 3]
+        labels = (rng.random(number) < 1 / (1 + np.exp(-odds))).astype("float32")
         pd.DataFrame({"label": labels, "inputs": list(inputs)}).to_parquet(into / f"{split}.parquet", index=False)
 
 

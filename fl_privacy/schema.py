@@ -1,11 +1,12 @@
 """What the columns of a table are, and how its rows become what a model takes."""
 
+import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -71,7 +72,7 @@ class Column:
         if not math.isfinite(value):
             return "?"
         if self.is_number:
-            return f"{value:.{self.decimals}f}"
+            return f"{round(value, self.decimals) + 0.0:.{self.decimals}f}"  # no sign in front of zero
         return self.categories[int(value)] if 0 <= int(value) < len(self.categories) else "?"
 
 
@@ -304,10 +305,14 @@ def _column(given: Mapping[str, Any]) -> Column:
     return Column(**parts)
 
 
-class Tabular(Protocol):
-    """A model of tables, which knows their schema."""
+M = TypeVar("M")
 
-    schema: Schema
+
+def with_schema(model: M, schema: Schema) -> M:
+    """A model that shares all with ``model`` and knows the ``schema`` of its rows."""
+    known = copy.copy(model)
+    known.schema = schema  # type: ignore[attr-defined]
+    return known
 
 
 def schema_of(model: object) -> Schema | None:

@@ -11,6 +11,7 @@ from fl_privacy.effects import Description, settings_in_words
 from fl_privacy.film import Snapshot
 from fl_privacy.losses import CROSS_ENTROPY, Loss, LossLike
 from fl_privacy.plan import LocalPlan
+from fl_privacy.schema import Schema, with_schema
 from fl_privacy.shared_gradients import expect_range, read_gradients
 from fl_privacy.victim_ids import Certainty, VictimId
 
@@ -205,6 +206,7 @@ class Observation:
         batch_norm: Literal["train", "eval"] | None = None,
         loss: LossLike | None = None,
         input_range: tuple[float, float] = (0.0, 1.0),
+        schema: Schema | None = None,
         number: int = 0,
     ) -> "Observation":
         """Build an observation of the gradient of one batch's loss, at the values and in the mode of ``model``.
@@ -213,12 +215,13 @@ class Observation:
             model: of images; ``fl_privacy.models.normalized`` puts a normalization before it. Its mode, training or
                 evaluation, is taken for that in which the gradient was computed.
             gradients: by parameter name, or in the order of ``model.parameters()``.
-            input_shape: (C, H, W).
+            input_shape: (C, H, W), or (F,) of rows.
             batch_size: examples behind the gradient; ``None`` counts them by the rank of the layers' gradients.
             batch_norm: mode of batch norm, if another than the model's.
             loss: name of ``fl_privacy.losses.NAMED_LOSSES``, a loss of PyTorch, or a function (outputs, labels) ->
                 scalar; ``None``: the attack takes the known one that gives the output layer's gradient.
             input_range: least and largest value of an input.
+            schema: of the rows (F,) of a table; ``Schema.inferred(inputs)`` finds one.
             number: names the victim and its random streams.
 
         Raises:
@@ -229,7 +232,7 @@ class Observation:
         of_norms = mode if batch_norm is None else batch_norm
         return cls(
             id=VictimId(0, 0, number),
-            model=read.model,
+            model=read.model if schema is None else with_schema(read.model, schema),
             sent=ModelState(read.parameters, read.buffers),
             upload=Upload(tensors=read.gradients, num_examples=read.batch_size),
             plan=LocalPlan(shares="gradient", batch_norm=of_norms, probe_batch_norm=of_norms, mode=mode),

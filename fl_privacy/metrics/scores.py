@@ -98,10 +98,9 @@ def evaluate_all(
 ) -> list[VictimScore]:
     """Match each reconstruction to its truth, then compute every metric of all images at once.
 
-    Guesses are clamped to [0, 1] first: every attacker knows the range of a pixel. The guesses of a batch are
-    matched to the truths with the least total squared error. An image whose victim failed, or whose guess has a
-    pixel that is not finite, gets a ``failure`` in place of values. Metrics whose package is not installed are
-    left out.
+    Images are clamped to [0, 1] first, and matched to the truths with the least total squared error. An image whose
+    victim failed, or whose guess has a pixel that is not finite, gets a ``failure`` in place of values. Metrics whose
+    package is not installed are left out.
 
     Args:
         reconstructions: one for each victim.

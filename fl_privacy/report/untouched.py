@@ -144,7 +144,9 @@ def _read(step: Step) -> str:
 def _made_of(step: Step) -> str:
     if "last round" in step.title:
         return "one example in one step in the last round"
-    return "one example in one step" if step.title.startswith("One example") else "a batch in one step"
+    if step.title.startswith("One example"):
+        return "one example in one step"
+    return "a batch in one step" if step.title.startswith("The app's own batch") else step.made
 
 
 def _not_beyond(steps: Sequence[Step]) -> str:

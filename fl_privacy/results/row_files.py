@@ -69,7 +69,7 @@ def write_rows(folder: Path, round: int, scores: Sequence[VictimScore], attacker
                     "original": None if original is None else list(original),
                     "guess": None if guess is None else list(guess),
                     "right": [] if original is None else right,
-                    "certain": [round(share, 2) for share in certain],
+                    "certain": [float(f"{share:.2f}") for share in certain],
                 }
             )
     make_private_folder(folder, folder)

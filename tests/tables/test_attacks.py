@@ -4,13 +4,28 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
-from fl_privacy.attacks import AnalyticInversion, AutoAttack, ExactInversion, inverting_gradients, tableak
+from fl_privacy.attacks import (
+    AnalyticInversion,
+    AutoAttack,
+    CocktailParty,
+    Dager,
+    ExactInversion,
+    ReconstructionAttack,
+    inverting_gradients,
+    model_inversion,
+    reconstruct,
+    tableak,
+)
+from fl_privacy.attacks.exact.certificate import model_as_sent
+from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.table_evidence import evidence_of
 from fl_privacy.attacks.gradient_inversion.table_rows import TableRows, pool
 from fl_privacy.metrics.tables import assign, right_cells
 from fl_privacy.models import FlTabular, TableLogistic, TableResNet
-from fl_privacy.types import Certainty
+from fl_privacy.schema import Schema
+from fl_privacy.types import Certainty, Observation
 from tests.tables.tables import dataset, observe
 
 
@@ -42,10 +57,19 @@ def test_a_batch_behind_a_relu_is_proven() -> None:
 
 @pytest.mark.parametrize("network", [TableLogistic, FlTabular, TableResNet])
 def test_one_row_behind_other_networks(network: type) -> None:
-    observation, rows = observe(1, network=network)
+    observation, rows = observe(1, known=False, network=network)
     (found,) = ExactInversion()([observation], seed=0)
-    assert found.batch is not None
+    assert found.batch is not None and int(found.batch.labels) == int(rows.labels)
     assert share_right(found.batch.inputs, rows.inputs) == 1
+
+
+def test_labels_are_counted_behind_a_sigmoid() -> None:
+    for seed in range(5):
+        observation, rows = observe(6, seed, known=False, network=FlTabular)
+        model = model_as_sent(observation).float()
+        labels, source = choose_labels(observation, "auto", model, loss_scale=1.0, seed=0)
+        assert labels is not None and source == "inferred"
+        assert abs(int(labels.sum()) - int(rows.labels.sum())) <= 1
 
 
 def test_several_rows_behind_a_linear_model_are_never_proven() -> None:
@@ -106,7 +130,7 @@ def test_attempts_in_other_orders_are_pooled_into_one() -> None:
 
 def test_tableak_reads_more_than_the_usual_row_and_is_the_same_again() -> None:
     observations = [observe(4, seed) for seed in range(2)]
-    attack = tableak(iterations=150, restarts=4)
+    attack = tableak(iterations=80, restarts=3)
     found = attack([o for o, _ in observations], seed=0)
     for one, (_, rows) in zip(found, observations, strict=True):
         assert one.batch is not None and one.cells_certain is not None
@@ -119,15 +143,35 @@ def test_tableak_reads_more_than_the_usual_row_and_is_the_same_again() -> None:
 def test_what_never_saw_the_update_reads_less() -> None:
     """The same attack on the update of other rows is the control."""
     (own, rows), (other, _) = observe(2, 0), observe(2, 1)
-    attack = tableak(iterations=100, restarts=2)
+    attack = tableak(iterations=60, restarts=2)
     seen, unseen = (attack([o], seed=0)[0].batch for o in (own, other))
     assert seen is not None and unseen is not None
     assert share_right(seen.inputs, rows.inputs) > share_right(unseen.inputs, rows.inputs) + 0.2
 
 
+def test_gradients_of_a_network_of_ones_own() -> None:
+    rows = dataset().train.inputs[:3]
+    schema = Schema.inferred(dataset().train.inputs)
+    torch.manual_seed(0)
+    hidden = nn.Linear(rows.shape[1], 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU()
+    net = nn.Sequential(*hidden, nn.Linear(32, 2))
+    loss = nn.functional.cross_entropy(net(rows), torch.tensor([0, 1, 1]))
+    gradients = torch.autograd.grad(loss, list(net.parameters()))
+    seen = Observation.of_gradients(net, gradients, input_shape=rows.shape[1:], batch_size=3, schema=schema)
+    found = reconstruct(seen, "exact")
+    assert found.batch is not None and found.certainty is Certainty.PROVEN and not hasattr(net, "schema")
+    assert share_right(found.batch.inputs, rows) == 1
+
+
+@pytest.mark.parametrize("attack", [CocktailParty(), model_inversion(iterations=1), Dager()])
+def test_attacks_that_are_of_images_or_texts_alone_say_so(attack: ReconstructionAttack) -> None:
+    (found,) = attack([observe(2)[0]], seed=0)
+    assert found.failure is not None and "expected" in found.failure and "error of its own" not in found.failure
+
+
 def test_an_attack_of_images_seeks_rows_as_well() -> None:
     observation, rows = observe(1)
-    (found,) = inverting_gradients(iterations=150, total_variation=0.1)([observation], seed=0)
+    (found,) = inverting_gradients(iterations=60, total_variation=0.1)([observation], seed=0)
     assert found.batch is not None and found.batch.inputs.shape == rows.inputs.shape
     torch.testing.assert_close(
         dataset().train.schema.nearest(found.batch.inputs), found.batch.inputs, atol=1e-4, rtol=0

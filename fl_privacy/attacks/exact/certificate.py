@@ -102,11 +102,14 @@ class Reproduction:
         """Return p and p - y (B, K); ``None`` without an output layer."""
         observation = self.observation
         output = labeling.output_layer(observation.model, observation.num_classes)
-        gradient = as_gradient(observation)
+        single, gradient = output is None, as_gradient(observation)
+        output = output or labeling.logit_layer(observation.model, observation.num_classes)
         if output is None:
             return None
         if output[0] not in gradient:
-            return self._errors_of_one(network, inputs, gradient.get(output[1] or ""))
+            bias = gradient.get(output[1] or "")
+            bias = torch.cat([-bias, bias]) if single and bias is not None else bias
+            return self._errors_of_one(network, inputs, bias)
         owner = output[0].rpartition(".")[0]
         with torch.no_grad(), entering({owner: self.model.get_submodule(owner)}) as calls:
             probabilities = network(inputs).softmax(1)
@@ -116,8 +119,8 @@ class Reproduction:
         if output[1] is not None and output[1] in gradient:
             entered = torch.cat([entered, torch.ones_like(entered[:, :1])], 1)
             observed = torch.cat([observed, gradient[output[1]].double()[:, None]], 1)
-        scale = len(inputs) / observation.plan.loss_scale
-        return probabilities, scale * least_squares(entered.T, observed.T)
+        errors = len(inputs) / observation.plan.loss_scale * least_squares(entered.T, observed.T)
+        return probabilities, torch.cat([-errors, errors], 1) if single else errors
 
     def _errors_of_one(self, network: nn.Module, inputs: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Return p and p - y from the gradient (K,) of the output layer's bias, which suffices for one example."""

@@ -33,7 +33,7 @@ from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, 
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, residual
 from fl_privacy.attacks.exact.spear import AGREEMENT, column_space, factors_near
 from fl_privacy.attacks.exact.unmixing import Behind, Mixture, misfit, mixture_of, unmixed_by_network
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, expect_images
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, expect_gradient, failed, one_each
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
@@ -244,6 +244,7 @@ class CocktailParty:
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first
+        expect_images(first)
         expect_gradient(first)
         fixed = first.plan.batch_norm == "eval"
         layer = find_first_layer(first.model, first.assumed(), first.input_shape, fixed_norms=fixed)

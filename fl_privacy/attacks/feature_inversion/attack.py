@@ -16,7 +16,7 @@ from torch.func import functional_call, vmap
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.feature_inversion.features import Recovery, seen_shape
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, why_not_attackable
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, expect_images, why_not_attackable
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, victims_of
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels, guessed_outputs, infer_labels, output_layer
@@ -273,6 +273,7 @@ class ModelInversion:
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first
+        expect_images(first)
         device = torch.device(self.device or next(iter(first.sent.parameters.values())).device)
         dtype = torch.float64 if self.dtype == "float64" else torch.float32
         try:

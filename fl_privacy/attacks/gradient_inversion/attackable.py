@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.models import TextModel
+from fl_privacy.schema import schema_of
 from fl_privacy.types import Observation
 
 
@@ -20,6 +21,14 @@ def why_not_attackable(observation: Observation, *, informative: bool = True) ->
     """
     wrong = _wrong_model(observation) or _wrong_tensors(observation)
     return wrong or (_nothing_to_learn(observation) if informative else None) or _wrong_knowledge(observation)
+
+
+def expect_images(observation: Observation) -> None:
+    """Raise ``NotAttackableError`` where the client's examples are rows of a table, without neighboring pixels."""
+    if schema_of(observation.model) is not None:
+        raise NotAttackableError(
+            "Images are expected, but the client's examples are rows of a table; use attack=auto, or attack=tableak."
+        )
 
 
 def _finite(tensor: Tensor) -> bool:

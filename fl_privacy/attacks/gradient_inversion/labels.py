@@ -156,16 +156,21 @@ def choose_labels(
             " threat_model=knows_labels."
         )
     layer, loss = output_layer(model, observation.num_classes), observation.loss or CROSS_ENTROPY
+    single = layer is None
+    layer = layer or logit_layer(model, observation.num_classes)
     if layer is None:
         raise NotAttackableError("The model has no linear output layer to infer labels from; use labels=optimize.")
     gradient = {n: g.to(like) / loss_scale for n, g in as_gradient(observation).items() if n in layer}
+    if single:
+        gradient = {name: torch.cat([-g, g]) for name, g in gradient.items()}
     if not is_plain(loss):
         return _labels_of(observation, model, layer, gradient, policy)
     if observation.upload.num_examples == 1:  # for which no input has to be guessed
         found = single_label(gradient, layer)
     else:
         generator = derive_generator(seed, "attack", str(observation.id), "labels")
-        outputs = usual_outputs(model, observation.input_shape, layer, generator, gradient)
+        own = None if single else gradient
+        outputs = usual_outputs(model, observation.input_shape, layer, generator, own)
         found = infer_labels(gradient, layer, observation.upload.num_examples, *outputs)
     if found is None:
         raise NotAttackableError(
@@ -191,6 +196,13 @@ def output_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] |
     if layer.bias is None:
         return first.get(id(weight), f"{prefix}weight"), None
     return first.get(id(weight), f"{prefix}weight"), first.get(id(bias), f"{prefix}bias")
+
+
+def logit_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:
+    """Names of weight (1, F) and bias (1,) of the last linear layer where it has one output, the second of two logits
+    of which the first is 0, as before a sigmoid: the gradient of both is that of the one, and its negative."""
+    last = next((module for module in reversed(list(model.modules())) if isinstance(module, nn.Linear)), None)
+    return output_layer(model, 1) if num_classes == 2 and last is not None and last.out_features == 1 else None
 
 
 def _labels_of(

@@ -153,6 +153,12 @@ class _Run:
         for rung in ladder.climb():
             self.rungs.append(rung)
             self.write("Further rungs are attacked.")
+        fitted = self.grid.fitted.climb(
+            clients=self.asked.clients, seed=self.asked.seed or 0, seconds=self.asked.seconds
+        )
+        for rung in fitted:
+            self.rungs.append(rung)
+            self.write("Further rungs are attacked.")
 
     def write(self, going_on: str) -> AppPage:
         """The page as far as it is known."""

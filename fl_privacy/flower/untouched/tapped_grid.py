@@ -12,6 +12,7 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fl_privacy.experiment.fitted_uploads import FittedUploads
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.grids import LocalGrid, error_reply
@@ -19,6 +20,7 @@ from fl_privacy.flower.untouched.loaded import LoadedBy
 from fl_privacy.rng import Streams, streams_now
 from fl_privacy.tapping import Inventory, Leak, Sent, Watch, Watched, findings_of
 from fl_privacy.tapping.findings import stated_privacy
+from fl_privacy.tapping.fitted import Fitted, FittedBy
 from fl_privacy.tapping.inventory import DOWN, UP
 from fl_privacy.tapping.matching import Matched, matched
 from fl_privacy.tapping.watch import OnlyExamples
@@ -82,6 +84,7 @@ class TappedGrid(LocalGrid):
         for context in self.contexts.values():
             context.run_config = dict(config)
         self.inventory = Inventory()
+        self.fitted = FittedUploads()
         self.found: Counter[tuple[str, Leak]] = Counter()
         self.replies: Counter[str] = Counter()
         self.stated: dict[str, set[float]] = {}
@@ -120,13 +123,15 @@ class TappedGrid(LocalGrid):
         context = self.contexts[node]
         kept = self._kept(node, kind)
         before = (copy.deepcopy(message), _copied(context), streams_now()) if kept else None
-        watch, columns = Watch(), LoadedBy(self._tables)
+        watch, columns, fitted = Watch(), LoadedBy(self._tables), FittedBy()
         app = self.client_app
         assert app is not None
-        with watch.looking() as seen, columns.looking():
+        with watch.looking() as seen, columns.looking(), fitted.looking():
             reply = attempt(lambda: app(message, context))
         reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
         noted = attempt(lambda: self._note(reply, down, seen, columns, before))
+        for leak in self._fits(message, reply, fitted.fits):
+            self.found[kind, leak] += 1
         if isinstance(noted, Failure):
             self.problems[f"A reply is not understood: {noted.reason}"] += 1
         if self.on_answer is not None:
@@ -169,6 +174,17 @@ class TappedGrid(LocalGrid):
             message, context, streams = before
             answer = Answer(down.node, down.round, message, context, streams, seen, sent, uploaded, pairs)
             self.answers[down.node, "first" if (down.node, "first") not in self.answers else "latest"] = answer
+
+    def _fits(self, message: Message, reply: Message, fits: list[Fitted]) -> Sequence[Leak]:
+        """What a client that fits trees, optima or sums gives away."""
+        if reply.has_error():
+            return ()
+        sent, up = (_flat(_described(one.content, way, "", 1, 0)) for one, way in ((message, DOWN), (reply, UP)))
+        found = attempt(lambda: self.fitted.note(message.metadata.dst_node_id, sent, up, fits))
+        if isinstance(found, Failure):
+            self.problems[f"A reply of a fitted model is not understood: {found.reason}"] += 1
+            return ()
+        return found
 
     def ask_again(self, answer: Answer, only: OnlyExamples | None, *, program: bool = False) -> "Again | Failure":
         """What the client answers to the same message, from the same state, where its loaders give ``only`` some.
