@@ -19,7 +19,7 @@ NUMBER = 100
 
 
 def write_fitted(kept: RowFile) -> None:
-    """All rows of the table."""
+    """Write all rows of the table."""
     for name, load in (("breast_cancer", load_breast_cancer), ("iris", load_iris)):
         rows, labels = load(return_X_y=True)
         order = np.random.default_rng(0).permutation(len(rows))

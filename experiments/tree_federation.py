@@ -27,13 +27,13 @@ class Clients:
 
     @property
     def codes(self) -> dict[int, list[float]]:
-        """Feature -> codes that categories can have."""
+        """Return feature -> codes that categories can have."""
         every = np.concatenate([*self.rows, self.test_rows])
         return {f: np.unique(every[:, f][~np.isnan(every[:, f])]).tolist() for f in self.categories}
 
 
 def heart(data: Path, hospitals: Sequence[str] = ("cleveland", "hungary", "va_long_beach")) -> Clients:
-    """UCI heart disease, a hospital a client."""
+    """Load UCI heart disease, with one hospital as each client."""
     frames = {split: pd.read_parquet(data / "heart_disease" / f"{split}.parquet") for split in ("train", "test")}
     names = [name for name in frames["train"].columns if name not in ("site", "severity", "label")]
     words = {}
@@ -62,7 +62,10 @@ def heart(data: Path, hospitals: Sequence[str] = ("cleveland", "hungary", "va_lo
 
 
 def stroke(file: Path, rows: int, clients: int = 3, seed: int = 0) -> Clients:
-    """The stroke table of TimberStrike's repository (healthcare-dataset-stroke-prep-train.csv), split at random."""
+    """Load the stroke table of TimberStrike's repository, split at random.
+
+    The file is healthcare-dataset-stroke-prep-train.csv.
+    """
     frame = pd.read_csv(file).drop_duplicates().sample(frac=1, random_state=seed)
     table, labels = frame.drop(columns="stroke").to_numpy(np.float32), frame["stroke"].to_numpy()
     parts = [slice(k * rows, (k + 1) * rows) for k in range(clients)]
@@ -83,7 +86,7 @@ def stroke(file: Path, rows: int, clients: int = 3, seed: int = 0) -> Clients:
 def federate(
     clients: Clients, params: Mapping[str, Any], rounds: int, *, mode: str, noise: float = 0.0, seed: int = 0
 ) -> tuple[list[list[tuple[bytes, bytes]]], bytes]:
-    """Of each client its (sent, reply) in each of its rounds, and the last model."""
+    """Train trees over all rounds; return each client's (sent, reply) pairs and the last model."""
     import xgboost  # noqa: PLC0415
 
     matrices = [xgboost.DMatrix(rows, label=labels) for rows, labels in zip(clients.rows, clients.labels, strict=True)]
@@ -111,7 +114,7 @@ def federate(
 
 
 def noised(model: bytes, std: float, eta: float, rng: np.random.Generator) -> bytes:
-    """Gaussian noise on the gradient sum (and a quarter on the hessian sum) of each leaf of the last tree."""
+    """Add Gaussian noise to each leaf's gradient sum (a quarter to its hessian sum) in the last tree."""
     told = json.loads(model)
     tree = told["learner"]["gradient_booster"]["model"]["trees"][-1]
     for node, left in enumerate(tree["left_children"]):
@@ -127,7 +130,7 @@ def noised(model: bytes, std: float, eta: float, rng: np.random.Generator) -> by
 
 
 def auc(model: bytes, rows: np.ndarray, labels: np.ndarray) -> float:
-    """Area under the curve of a model on held-out rows."""
+    """Compute the area under the curve of a model on held-out rows."""
     margins = read_model(model).margins(rows)[:, 0]
     over = margins[labels == 1][:, None] - margins[labels == 0][None]
     return float(((over > 0) + 0.5 * (over == 0)).mean())

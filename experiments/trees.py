@@ -173,7 +173,7 @@ def certain_labels(found: Any) -> float | None:
 
 
 def values_given(found: Any, rows: np.ndarray) -> dict[str, int]:
-    """Thresholds, how many of them are values of the client's rows, and distinct values that these have."""
+    """Count thresholds, those that are values of the client's rows, and distinct values of these rows."""
     have = [np.unique(column[~np.isnan(column)]) for column in rows.T]
     given = sum(len(values) for values in found.values)
     right = sum(
@@ -194,7 +194,7 @@ def certain_cells(found: Any, scored: PinnedRows) -> dict[str, float | None]:
 
 
 def best_rows(table: Clients, client: int, found: Any, scored: PinnedRows) -> list[dict[str, Any]]:
-    """The rows that the attacker is surest of, beside those that they are matched with."""
+    """List the rows that the attacker is surest of, beside the true rows matched with them."""
     order = np.argsort(-found.certainty, kind="stable")
     owner = {int(guess): row for row, guess in enumerate(scored.match) if guess >= 0}
 
@@ -216,7 +216,7 @@ def best_rows(table: Clients, client: int, found: Any, scored: PinnedRows) -> li
 
 
 def write_fixtures(table: Clients, folder: Path) -> None:
-    """Small models for tests: two hospitals, three rounds; with the rows that they were fitted to."""
+    """Write small models for tests, with the rows that they were fitted to: two hospitals, three rounds."""
     import xgboost  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def without_waiting_for_the_disk() -> Iterator[None]:
-    """Processes are killed here, machines are not: what is written need not have reached the disk."""
+    """Skip waiting for the disk: tests kill processes, not machines."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield

@@ -85,7 +85,7 @@ print(json.dumps(said))
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, str]:
-    """What the programs print in a process of their own, where other packages can't be imported."""
+    """Collect what the programs print in a process of their own, where other packages can't be imported."""
     programs = {"imports": IMPORT_ALL, "attack": ATTACK, "evaluate": EVALUATE}
     done = subprocess.run(
         [sys.executable, "-c", BARE + ALL, json.dumps(programs)],

@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(folder: Path) -> dict[str, list[str]]:
-    """What each command answers in a process that has none of the optional packages."""
+    """Collect what each command answers in a process without any of the optional packages."""
     commands = {"attack": ATTACK, **{name: command for name, (command, _) in WITHOUT.items()}}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps([list(EXTRAS), commands])],

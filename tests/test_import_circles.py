@@ -14,7 +14,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imported(path: Path, known: dict[str, Path]) -> set[str]:
-    """The modules of ``known`` that ``path`` names in an import, those under ``TYPE_CHECKING`` and in functions too."""
+    """List the modules of ``known`` that ``path`` imports, under ``TYPE_CHECKING`` and in functions too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -27,7 +27,7 @@ def imported(path: Path, known: dict[str, Path]) -> set[str]:
 
 
 def circle(root: Path) -> list[str]:
-    """A circle of imports; empty where there is none."""
+    """Find a circle of imports; empty where there is none."""
     known = modules(root)
     try:
         TopologicalSorter({name: imported(path, known) for name, path in known.items()}).prepare()

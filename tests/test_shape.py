@@ -69,7 +69,7 @@ def test_functions_take_few_parameters() -> None:
 
 @pytest.fixture
 def misshapen(tmp_path: Path) -> Path:
-    """A package with every fault once."""
+    """Write a package that has every fault once."""
     room = tmp_path / "fl_privacy"
     room.mkdir()
     (room / "long.py").write_text("\n".join(f"a{i} = {i}" for i in range(LONGEST_FILE + 1)))

@@ -48,12 +48,12 @@ class FittedRung(Rung):
 
     @property
     def title(self) -> str:
-        """What readers call it."""
+        """Return the name of the rung that a report shows."""
         return self.called
 
     @property
     def read_beyond_chance(self) -> bool:
-        """Whether more was read than guesses that never saw the upload read."""
+        """Say whether more was reconstructed than by guesses that never saw the upload."""
         return self.beyond
 
 
@@ -198,7 +198,7 @@ def _trees_rung(kept: FittedUploads, clients: int, seed: int, seconds: float) ->
 
 
 def _reconstructed(exchanges: Sequence[tuple[bytes, bytes]], fit: Sequence[Fitted], seed: int) -> TreeReconstruction:
-    """Rows of one client, whose number its reply states where the first tree does not tell it."""
+    """Reconstruct one client's rows; the reply states their number if the first tree does not reveal it."""
     rounds: list[Exchange] = [read_exchange(sent, reply) for sent, reply in exchanges]
     own = own_trees(rounds)
     stated = len(fit[-1].rows) if fit else 0
@@ -213,7 +213,7 @@ def _reconstructed(exchanges: Sequence[tuple[bytes, bytes]], fit: Sequence[Fitte
 
 
 def _without(truth: np.ndarray, others: Sequence[Fitted], rng: np.random.Generator) -> np.ndarray:
-    """Guesses that never saw the trees."""
+    """Guess rows without the trees, from the other clients' rows."""
     tables = [np.column_stack([one.rows, one.labels]) for one in others]
     pool = [table for table in tables if table.shape[1] == truth.shape[1]]
     if not pool:
@@ -230,7 +230,7 @@ def _exact_rows(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray) -> in
 
 
 def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.ndarray) -> list[Row]:
-    """The rows of which most cells are right, as shares of features' ranges."""
+    """Choose the rows with most cells right, as shares of the features' ranges."""
     low, spread = np.nanmin(truth, 0), np.maximum(np.nanmax(truth, 0) - np.nanmin(truth, 0), 1e-12)
     order = np.argsort(-right.sum(1), kind="stable")[:MOST_SHOWN]
     chosen = [int(row) for row in order if match[row] >= 0]
@@ -290,7 +290,7 @@ def _logistic_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fi
 
 
 def _optimum(arrays: Sequence[np.ndarray], fit: Fitted) -> LogisticOptimum | None:
-    """Weights and intercepts among arrays, where their shapes say so."""
+    """Find weights and intercepts among arrays by their shapes; ``None`` if there are none."""
     classes, features = len(fit.classes), fit.rows.shape[1]
     height = 1 if classes == 2 else classes
     weights = [array for array in arrays if array.shape == (height, features)]
@@ -304,7 +304,7 @@ def _optimum(arrays: Sequence[np.ndarray], fit: Fitted) -> LogisticOptimum | Non
 
 
 def _residual(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> float:
-    """What is left of the equations of the optimum, as a share of their terms."""
+    """Compute what the equations of the optimum leave, as a share of their terms."""
     apart = optimum.residuals(rows, labels)
     left = np.column_stack([apart.T @ rows - optimum.weights / optimum.inverse_penalty, apart.sum(0)])
     terms = np.column_stack([np.abs(apart).T @ np.abs(rows), np.abs(apart).sum(0)])
@@ -332,7 +332,7 @@ def _logistic_row(found: tuple[np.ndarray, int] | None, rows: np.ndarray, row: i
 
 
 def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> FittedRung:
-    """Rows between two rounds, and rows of classes with one alone, from means and variances."""
+    """Reconstruct the rows that came or went between rounds, or are alone in a class, from means and variances."""
     began, read, changed = time.perf_counter(), 0, 0
     for client in clients:
         rounds = [_moments(reply, fit) for (_, reply), fit in zip(
@@ -365,7 +365,7 @@ def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fitted
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:
-    """Means, variances and counts of a GaussianNB among arrays, by their shapes and order."""
+    """Find means, variances and counts of a GaussianNB among arrays, by their shapes and order."""
     shape = (len(fit.classes), fit.rows.shape[1])
     tables = [array.astype(float) for array in arrays if array.shape == shape]
     counts = [array.astype(float) for array in arrays if array.shape == shape[:1]]

@@ -86,7 +86,7 @@ def score(problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: 
 
 
 def _turned(found: Sequence[Reconstruction]) -> list[tuple[Reconstruction, Reconstruction]]:
-    """Each with the next one's guess; none where there is one alone."""
+    """Pair each reconstruction with the next one's guess; none if there is only one."""
     if len(found) < 2:
         return []
     return list(zip(found, [*found[1:], found[0]], strict=True))
@@ -144,7 +144,7 @@ def _images(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Ot
 
 
 def _rows(problem: Problem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -> Tensor:
-    """(N, F) other rows in [0, 1]; none where inputs are of several tensors."""
+    """Return (N, F) other rows in [0, 1] to compare with; none where inputs have several tensors."""
     model, width = problem.model, problem.truth[0].numel()
     if len(model.shapes) != 1:
         return torch.empty(0, width)

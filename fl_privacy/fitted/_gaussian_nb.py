@@ -84,7 +84,7 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
 
 
 def _squares(moments: Moments, label: int) -> np.ndarray:
-    """(F,) mean of squares of a class."""
+    """Compute the (F,) mean of squares of a class."""
     return np.asarray(moments.variances[label] - moments.smoothing + moments.means[label] ** 2)
 
 
@@ -106,7 +106,7 @@ def _counted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
 
 
 def _uncounted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
-    """One row that came, or went, by its square; ``None`` where no whole number of rows explains all features."""
+    """Find the one row that came or went by its squares; ``None`` if no whole number of rows fits."""
     options = []
     for change, (old, new) in ((1, (before, after)), (-1, (after, before))):
         step = new.means[label] - old.means[label]

@@ -37,7 +37,7 @@ class LogisticOptimum:
             )
 
     def residuals(self, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """(N, K) y - p of rows (N, F), in one column for two classes."""
+        """Compute (N, K) residuals y - p of rows (N, F), in one column for two classes."""
         logits = rows @ self.weights.T + self.intercepts
         if len(self.weights) == 1:
             return np.asarray(labels[:, None] - 1 / (1 + np.exp(-logits)))
@@ -46,7 +46,10 @@ class LogisticOptimum:
 
 
 def weighted_sums(optimum: LogisticOptimum) -> np.ndarray:
-    """(K, F) sums of the client's rows, each times y - p of the class: W / C, exact at the optimum."""
+    """Compute (K, F) sums of the client's rows, each times y - p of the class.
+
+    They are W / C, exact at the optimum.
+    """
     return np.asarray(optimum.weights / optimum.inverse_penalty)
 
 

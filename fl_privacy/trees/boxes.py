@@ -103,14 +103,17 @@ class BoxProblem:
             self.known_parts = self.parts(self.known_masks, known[1])
 
     def parts(self, masks: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(N, T) leaf slot, gradient and hessian in each of the client's trees of rows with masks (N, U, W)."""
+        """Compute leaf slot, gradient and hessian (N, T) of rows in each of the client's trees.
+
+        ``masks`` are (N, U, W).
+        """
         leaf = leaf_of(masks)
         margin = self.base + self.values[self.value_start + leaf] @ self.before
         p = 1 / (1 + np.exp(-margin))
         return self.slot_start + leaf[:, self.mine], p - labels[:, None], p * (1 - p)
 
     def start(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """States, labels and known rows that they go back to (-1 for none), within the boxes of the first tree."""
+        """Draw the first states, labels and known rows (-1 for none) within the boxes of the first tree."""
         if self.first is None:
             labels = np.repeat([0, 1], [self.rows - self.positives, self.positives])
             place = np.full(self.rows, -1)
@@ -131,7 +134,7 @@ class BoxProblem:
         return states, labels, home
 
     def _known_in(self, leaf: int, label: int) -> np.ndarray:
-        """Known rows of a label that fall into a leaf of the first tree."""
+        """Find the known rows of a label that fall into a leaf of the first tree."""
         if self.known is None:
             return np.empty(0, dtype=int)
         fits = self.known[1] == label
@@ -140,7 +143,7 @@ class BoxProblem:
         return np.flatnonzero(fits)
 
     def _drawn(self, leaf: int, number: int, rng: np.random.Generator) -> np.ndarray:
-        """(number, F) states drawn one by one within a leaf of the first tree."""
+        """Draw (number, F) states one by one within a leaf of the first tree."""
         possible = np.ones(len(self.masks), dtype=bool)
         if leaf >= 0:
             word, bit = divmod(leaf, 64)
@@ -150,7 +153,7 @@ class BoxProblem:
         return np.stack([rng.choice(len(part), number, p=part / part.sum()) for part in parts], 1)
 
     def climb(self, rng: np.random.Generator, sweeps: int) -> Chain:
-        """Anneal one chain for so many sweeps over all features of all rows."""
+        """Anneal one chain with ``sweeps`` passes over all features of all rows."""
         rows = _Rows(self, *self.start(rng))
         begun = rows.misfit
         features = len(self.grid.edges)
@@ -180,7 +183,7 @@ class _Rows:
 
     @property
     def misfit(self) -> float:
-        """Root mean square of what is left of gradient sums."""
+        """Return the root mean square of what is left of the gradient sums."""
         return float(np.sqrt(np.mean(self.left[0] ** 2)))
 
     def redraw(self, row: int, feature: int, width: float, rng: np.random.Generator) -> None:
@@ -244,7 +247,7 @@ class _Rows:
         self._put(row, parts[0][picked], parts[1][picked], parts[2][picked])
 
     def _misfit(self, slot: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, width: float) -> np.ndarray:
-        """(C,) half the squares that candidates (C, T) add to what is left, in units of the width."""
+        """Compute (C,) half the squares that candidates (C, T) add to the remainder, in units of ``width``."""
         over = gradient * (gradient - 2 * self.left[0][slot])
         over += hessian * (hessian - 2 * self.left[1][slot]) / HESSIAN**2
         return np.asarray(over.sum(1) / (2 * width**2))
@@ -260,7 +263,7 @@ class _Rows:
 
 
 def _distinct(own: Sequence[OwnTree]) -> tuple[list[Tree], np.ndarray]:
-    """All trees, equal ones once, and (U, T) how often each is before each own tree."""
+    """List all distinct trees, and (U, T) how often each comes before each own tree."""
     trees: list[Tree] = []
     place: dict[bytes, int] = {}
     for tree in [each for one in own for each in (*one.before, one.tree)]:

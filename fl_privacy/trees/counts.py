@@ -64,7 +64,7 @@ class FirstTree:
 
     @property
     def rows(self) -> int:
-        """Number of the client's rows."""
+        """Return the number of the client's rows."""
         return sum(leaf.rows for leaf in self.leaves)
 
 
@@ -86,7 +86,7 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
         )
 
     def fit(reg_lambda: float) -> tuple[float, float]:
-        """Learning rate and what is left of all equations, as a share of their terms."""
+        """Fit the learning rate; return it and what all equations leave, as a share of their terms."""
         weight, cover, gain, inner, leaf, inner_square, leaf_square = (
             term if term.ndim == 1 else term[:, 0] + reg_lambda * term[:, 1] for term in terms
         )
@@ -113,7 +113,10 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
 
 
 def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
-    """Of each inner node w, H and gain; of its inner, then its leaf children sums of w (H, 1), then of w^2 (H, 1)."""
+    """Collect each inner node's w, H and gain, and sums of w (H, 1) and w^2 (H, 1) over its children.
+
+    Sums are over the inner children first, then over the leaves.
+    """
     nodes = tree.inner
     sums = [np.zeros((len(nodes), 2)) for _ in range(4)]
     for child in (tree.left[nodes], tree.right[nodes]):
@@ -127,14 +130,14 @@ def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
 
 
 def gradient_sums(own: OwnTree, training: Training) -> tuple[np.ndarray, np.ndarray]:
-    """(L,) G and H of the leaves of a tree, from left to right."""
+    """Compute (L,) G and H of the leaves of a tree, from left to right."""
     leaves = own.tree.leaves
     cover, value = own.tree.cover[leaves], own.tree.value[leaves] * own.parallel
     return -value / training.learning_rate * (cover + training.reg_lambda), cover
 
 
 def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
-    """Of each leaf, from left to right, the features that its path splits by and between what."""
+    """List for each leaf, from left to right, the features that its path splits by, with their bounds."""
     found: list[dict[int, tuple[float, float]]] = []
     stack: list[tuple[int, dict[int, tuple[float, float]]]] = [(0, {})]
     while stack:
@@ -192,14 +195,17 @@ def count_first_tree(
 
 
 def _logistic_counts(gradient: np.ndarray, hessian: np.ndarray, p: float, weight: float) -> np.ndarray:
-    """(L, 2) negatives and positives, from H = (n0 + s n1) p (1 - p) and G = n0 p - s n1 (1 - p)."""
+    """Solve for (L, 2) negatives and positives of each leaf.
+
+    From H = (n0 + s n1) p (1 - p) and G = n0 p - s n1 (1 - p).
+    """
     weighted = hessian / (p * (1 - p))
     positive = (weighted * p - gradient) / weight
     return np.stack([weighted - weight * positive, positive], 1)
 
 
 def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:
-    """Distinct thresholds of each feature, ascending: each is a value that one of the client's rows has.
+    """Collect each feature's distinct thresholds, ascending: each is a value in one of the client's rows.
 
     That holds for ``tree_method=hist`` (the default) as long as a feature has no more distinct values than
     ``max_bin``, and for values of quantile sketches beyond that; ``exact`` splits halfway between two neighbors.

@@ -49,7 +49,7 @@ def read_exchange(sent: bytes, reply: bytes) -> Exchange:
 
 
 def own_trees(exchanges: Sequence[Exchange]) -> tuple[OwnTree, ...]:
-    """Trees that the client fitted, in order, each with what it was fitted on top of.
+    """List the trees that the client fitted, in order, each with what it was fitted on top of.
 
     Raises:
         UserError: the rounds are of different objectives or numbers of features.

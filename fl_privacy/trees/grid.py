@@ -31,17 +31,17 @@ class Grid:
 
     @cached_property
     def states(self) -> np.ndarray:
-        """(F,) number of states of each feature."""
+        """Return the (F,) number of states of each feature."""
         return np.array([len(edges) + 1 + lacks for edges, lacks in zip(self.edges, self.missing, strict=True)])
 
     @cached_property
     def first(self) -> np.ndarray:
-        """(F,) place of each feature's first state among all states."""
+        """Return the (F,) place of each feature's first state among all states."""
         return np.concatenate([[0], np.cumsum(self.states)[:-1]])
 
     @cached_property
     def feature_of(self) -> np.ndarray:
-        """(S,) feature of each state."""
+        """Return the (S,) feature of each state."""
         return np.repeat(np.arange(len(self.edges)), self.states)
 
 
@@ -57,7 +57,7 @@ def make_grid(trees: Sequence[Tree], features: int, missing: Sequence[bool]) -> 
 
 
 def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
-    """(S, U, W) 64-bit words: leaves of U trees that each of the S states of all features leaves possible."""
+    """Compute (S, U, W) 64-bit words: the leaves of U trees that each of S states leaves possible."""
     words = max(1, -(-max((len(tree.leaves) for tree in trees), default=1) // WORD))
     masks = np.full((int(grid.states.sum()), len(trees), words), np.uint64(2**64 - 1))
     for number, tree in enumerate(trees):
@@ -75,7 +75,7 @@ def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
 
 
 def _leaves_below(tree: Tree, words: int) -> np.ndarray:
-    """(nodes, W) which leaves are beneath each node."""
+    """Compute (nodes, W) bit masks of the leaves beneath each node."""
     below = np.zeros((len(tree.left), words), dtype=np.uint64)
     for place, leaf in enumerate(tree.leaves):
         below[leaf, place // WORD] = np.uint64(1) << np.uint64(place % WORD)
@@ -93,7 +93,10 @@ def leaf_of(masks: np.ndarray) -> np.ndarray:
 
 
 def states_of(rows: np.ndarray, grid: Grid) -> np.ndarray:
-    """(N, F) interval of each value of rows (N, F); NaN is the missing state, or interval 0 where there is none."""
+    """Find the (N, F) interval of each value of rows (N, F).
+
+    NaN is the missing state, or interval 0 where there is none.
+    """
     found = np.empty(rows.shape, dtype=int)
     for feature, edges in enumerate(grid.edges):
         column = rows[:, feature].astype(np.float32).astype(np.float64)

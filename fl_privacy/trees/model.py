@@ -54,7 +54,7 @@ class Tree:
 
     @cached_property
     def leaves(self) -> np.ndarray:
-        """Nodes that are leaves, from left to right."""
+        """Return the nodes that are leaves, from left to right."""
         found, stack = [], [0]
         while stack:
             node = stack.pop()
@@ -66,7 +66,7 @@ class Tree:
 
     @cached_property
     def inner(self) -> np.ndarray:
-        """Nodes that split and can be reached."""
+        """Return the nodes that split and can be reached."""
         found, stack = [], [0]
         while stack:
             node = stack.pop()
@@ -77,7 +77,7 @@ class Tree:
 
     @cached_property
     def digest(self) -> bytes:
-        """Equal for trees that predict the same."""
+        """Return a hash that is equal for trees that predict the same."""
         parts = (self.left, self.right, self.feature, self.threshold, self.default_left, self.value)
         told = hashlib.sha256(bytes([self.group % 256]))
         for part in parts:
@@ -85,7 +85,7 @@ class Tree:
         return told.digest()
 
     def apply(self, rows: np.ndarray) -> np.ndarray:
-        """Leaf, as a place in ``leaves``, of each row (N, F); missing values are NaN."""
+        """Find the leaf of each row (N, F), as a place in ``leaves``; missing values are NaN."""
         node = np.zeros(len(rows), dtype=int)
         rows = rows.astype(np.float32)
         for _ in range(len(self.left)):
@@ -128,7 +128,7 @@ class Trees:
 
     @property
     def base_margin(self) -> np.ndarray:
-        """(K,) what margins begin with."""
+        """Return the (K,) margins that a prediction begins with."""
         base = np.asarray(self.base_score, dtype=float)
         if self.objective in LOGISTIC:
             base = np.clip(base, 1e-12, 1 - 1e-12)
@@ -136,7 +136,7 @@ class Trees:
         return base
 
     def margins(self, rows: np.ndarray) -> np.ndarray:
-        """(N, K) margins of rows (N, F)."""
+        """Compute (N, K) margins of rows (N, F)."""
         found = np.tile(self.base_margin, (len(rows), 1))
         if found.shape[1] != self.classes:
             found = np.tile(found[:, :1], (1, self.classes))
@@ -146,7 +146,7 @@ class Trees:
 
 
 def is_model(data: bytes) -> bool:
-    """Whether bytes look like a model of XGBoost, by their first key."""
+    """Say whether bytes look like a model of XGBoost, by their first key."""
     head = data[:256]
     return head[:1] == b"{" and (b'"learner"' in head or b"learner{" in head or b'"Config"' in head)
 
@@ -217,7 +217,7 @@ def _model(told: Mapping[str, Any]) -> Trees:
 
 
 def _numbers(text: Any) -> tuple[float, ...]:
-    """One number, or as many as there are classes in square brackets."""
+    """Parse one number, or one for each class in square brackets."""
     parts = str(text).strip().strip("[]").split(",")
     found = tuple(float(part) for part in parts)
     if not all(map(math.isfinite, found)):
@@ -261,7 +261,7 @@ def _tree(told: Mapping[str, Any], features: int, group: int, round: int) -> Tre
 
 
 def _check_shape(left: np.ndarray, right: np.ndarray, feature: np.ndarray, features: int) -> None:
-    """Each node has two children or none, one parent or none, and the root has none."""
+    """Check that each node has two children or none and one parent, except the root, which has none."""
     inner = left >= 0
     children = np.concatenate([left[inner], right[inner]])
     nodes = len(left)

@@ -65,7 +65,7 @@ class TreeReconstruction:
 
     @property
     def certainty(self) -> np.ndarray:
-        """(N,) mean agreement of each row's cells."""
+        """Return the (N,) mean agreement of each row's cells."""
         return np.asarray(self.agreement.mean(1))
 
 
@@ -159,7 +159,7 @@ def _known(knowledge: Knowledge, grid: Grid) -> tuple[np.ndarray, np.ndarray] | 
 
 
 def _possible(knowledge: Knowledge, grid: Grid) -> np.ndarray:
-    """(S,) states that categories leave possible."""
+    """Return the (S,) states that the known categories leave possible."""
     found = np.ones(int(grid.states.sum()), dtype=bool)
     for feature, codes in knowledge.categories.items():
         here = np.zeros(int(grid.states[feature]), dtype=bool)
@@ -170,7 +170,7 @@ def _possible(knowledge: Knowledge, grid: Grid) -> np.ndarray:
 
 
 def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(S,) lower and upper ends of all states, and the value that stands for each."""
+    """Return (S,) lower and upper ends of all states, and the value that stands for each."""
     lows, highs, middles = [], [], []
     for feature, edges in enumerate(grid.edges):
         low, high = np.concatenate([[-np.inf], edges]), np.concatenate([edges, [np.inf]])
@@ -188,7 +188,7 @@ def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, n
 
 
 def _values(chain: Chain, middle: np.ndarray, knowledge: Knowledge, grid: Grid) -> np.ndarray:
-    """(N, F) the known row's value where a cell is still in its interval, else what stands for the interval."""
+    """Fill (N, F) cells with the known row's value where it is still in their interval, else the interval's."""
     if knowledge.rows is None:
         return middle
     home = knowledge.rows[chain.home]
@@ -197,7 +197,10 @@ def _values(chain: Chain, middle: np.ndarray, knowledge: Knowledge, grid: Grid) 
 
 
 def _middles(edges: np.ndarray) -> np.ndarray:
-    """Middles of intervals, whole where all thresholds are; the outer ones reach half a neighbor's width out."""
+    """Compute the intervals' middles, whole where all thresholds are.
+
+    The outer ones reach half a neighbor's width out.
+    """
     if not len(edges):
         return np.zeros(1)
     widths = np.diff(edges) if len(edges) > 1 else np.ones(1)
@@ -209,7 +212,7 @@ def _middles(edges: np.ndarray) -> np.ndarray:
 
 
 def _nearest(options: np.ndarray, middle: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Of the options within each interval the one nearest to its middle; the middle where there is none."""
+    """Find in each interval the option nearest to its middle; the middle itself where there is none."""
     options = np.unique(options[~np.isnan(options)])
     if not len(options):
         return middle
@@ -219,7 +222,7 @@ def _nearest(options: np.ndarray, middle: np.ndarray, low: np.ndarray, high: np.
 
 
 def _agreement(chains: Sequence[Chain]) -> np.ndarray:
-    """(N, F) share of chains whose matched row has the cell in the same interval as the first chain."""
+    """Compute the (N, F) share of chains whose matched row has the cell in the first chain's interval."""
     best = chains[0]
     found = np.ones(best.states.shape)
     for other in chains[1:]:

@@ -12,7 +12,7 @@ SHAPE = (2, 8, 8)
 
 
 def smooth_net(seed: int = 0) -> nn.Module:
-    """A LeNet in miniature whose gradient determines its input."""
+    """Build a small LeNet whose gradient determines its input."""
     torch.manual_seed(seed)
     net = nn.Sequential(
         nn.Conv2d(2, 8, 3, padding=1), nn.Sigmoid(), nn.Conv2d(8, 8, 3, 2, padding=1), nn.Sigmoid(), nn.Flatten(),
@@ -37,7 +37,7 @@ def observe(
     id: VictimId = FIRST,
     told: bool = False,
 ) -> Observation:
-    """What a server sees of a client that computes the gradient of ``batch``."""
+    """Compute what a server sees of a client that computes the gradient of ``batch``."""
     plan = plan or LocalPlan()
     sent = ModelState.of(model)
     result = loss_gradients(model, sent, batch, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale)

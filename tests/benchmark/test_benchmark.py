@@ -34,7 +34,7 @@ MINE = "mostly_sent"
 
 
 def figures(page: Path) -> Any:
-    """What does not depend on the clock."""
+    """Load the figures that do not depend on the clock."""
     found = json.loads(page.with_name("benchmark.json").read_text())
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
     del found["clock"]
@@ -196,7 +196,7 @@ def test_killed_twice_it_ends_with_the_same_table(track: str, page: Path, tmp_pa
 
 @pytest.fixture
 def copied(page: Path, tmp_path: Path) -> Path:
-    """The folder again; attacks on the model of a training name its folder, hence are others there."""
+    """Copy the folder; attacks on a training's model name its folder, hence differ there."""
     return Path(shutil.copytree(page.parent, tmp_path / "runs"))
 
 

@@ -13,7 +13,7 @@ from tests.benchmark.tracks import OWN, write_defense
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """What a test imports of its folder is not there for the next one."""
+    """Forget what a test imports from its folder, so that the next test does not find it."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     yield

@@ -42,14 +42,14 @@ def mostly_sent(*, share: float = 0.9) -> Defense:
 
 
 def write_track(folder: Path, text: str = TINY) -> str:
-    """The path of a track that says ``text``."""
+    """Write a track with ``text`` and return its path."""
     path = folder / "tiny_track.yaml"
     path.write_text(text)
     return str(path)
 
 
 def write_defense(folder: Path, text: str = OWN, name: str = "mostly_mine.py") -> str:
-    """The path of a file with a defense."""
+    """Write a file with a defense and return its path."""
     path = folder / name
     path.write_text(text)
     return str(path)

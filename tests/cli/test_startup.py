@@ -60,7 +60,7 @@ def answers(commands: Iterable[str], folder: Path) -> dict[str, tuple[int, set[s
 
 @pytest.fixture(scope="module")
 def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a cache, as first commands leave it."""
+    """Make a folder with a cache, as first commands leave it."""
     folder = tmp_path_factory.mktemp("used")
     first = answers(("run defense=none --cfg", "run defense=pruning --cfg"), folder)
     assert [status for status, _ in first.values()] == [0, 0]
@@ -69,7 +69,7 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(used: Path) -> dict[str, tuple[int, set[str]]]:
-    """What the commands answer where what each part takes is known."""
+    """Collect the commands' answers once the memory of each part is known."""
     return answers([*LIGHT, *WRONG], used)
 
 

@@ -18,7 +18,7 @@ APP = "fl_privacy.cli.flower_app:client"
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """A SuperNode that ends at once with the next status, without a worker; its arguments."""
+    """Replace the SuperNode by one that ends at once with the next status; return its arguments."""
     calls: list[list[str]] = []
 
     def run(arguments: list[str]) -> Ended:

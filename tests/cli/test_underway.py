@@ -16,7 +16,7 @@ from tests.results.runs import round_report
 
 
 def trained(folder, rounds):
-    """A training of two clients and ``rounds`` rounds, of which the last is not over."""
+    """Write a training of two clients and ``rounds`` rounds, of which the last is not over."""
     folder.mkdir(exist_ok=True)
     monitor = WrittenMonitor(folder)
     with monitor.training(rounds):

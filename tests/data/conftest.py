@@ -15,7 +15,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def picture():
-    """Makes a PIL image of smooth color and a little noise."""
+    """Return a function that makes a PIL image of smooth color and a little noise."""
 
     def make(height=16, width=16, seed=0, mode="RGB"):
         generator = np.random.default_rng(seed)
@@ -28,7 +28,7 @@ def picture():
 
 @pytest.fixture
 def labelled():
-    """Makes examples of which only the labels matter."""
+    """Return a function that makes examples of which only the labels matter."""
 
     def make(count=600, classes=10, groups=None):
         labels = torch.arange(count) % classes

@@ -29,7 +29,7 @@ def write_parquet(file, pictures, labels, names=("cat", "dog"), **columns):
 
 @pytest.fixture
 def root(tmp_path, picture):
-    """A folder with the parquet data set ``pets``: 6 training and 3 test images."""
+    """Make a folder with the parquet data set ``pets``: 6 training and 3 test images."""
     folder = tmp_path / "data"
     pictures = [picture(seed=s) for s in range(9)]
     write_parquet(folder / "pets" / "train.parquet", pictures[:6], [0, 1] * 3, owner=["z", "a", "z", "a", "b", "b"])

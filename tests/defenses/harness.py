@@ -46,7 +46,7 @@ def clean_gradient(step: LocalStep) -> Tensors:
 
 
 def run(defense: Defense, tensors: Tensors, step: LocalStep) -> Tensors:
-    """What is uploaded instead of ``tensors``, the clean gradient of ``step``.
+    """Compute what is uploaded instead of ``tensors``, the clean gradient of ``step``.
 
     Of a defense with private layers, whose model is another one, only the hooks on what is shared are run.
     """

@@ -53,7 +53,7 @@ def all_moved(clean, defended):
 
 
 def subset_of(share):
-    """The defended update is the clean one at about ``share`` of the elements and zero elsewhere."""
+    """Return a check that the defended update is the clean one at about ``share`` of elements, else zero."""
 
     def check(clean, defended):
         kept = defended != 0
@@ -80,14 +80,14 @@ def columns_of_head_zero(share):
 
 
 def all_but_head_moved(clean, defended):
-    """What the private loss has no part in is the head of ``small_model``, 725 elements."""
+    """Check that all but the head of ``small_model``, 725 elements outside the private loss, has moved."""
     before, head = clean.split([len(clean) - 725, 725])
     d_before, d_head = defended.split([len(clean) - 725, 725])
     return torch.allclose(head, d_head, atol=1e-7) and bool((before != d_before).all())
 
 
 def moved_within(share):
-    """The gradient moves as far as it may, a share of its norm."""
+    """Return a check that the gradient moves as far as it may, a share of its norm."""
 
     def check(clean, defended):
         moved = (defended.double() - clean.double()).norm()

@@ -69,7 +69,7 @@ def fedavg() -> InOneOrder:
 
 
 def under_audit(out: Path) -> AuditedStrategy:
-    """The training under audit, each of whose images is probed in each round."""
+    """Run the training under audit; each image is probed in each round."""
     return audit(
         fedavg(),
         model=Small,
@@ -82,7 +82,7 @@ def under_audit(out: Path) -> AuditedStrategy:
 
 
 def trained(strategy: Any, grid: Grid) -> Result:
-    """The result of ``strategy`` on nodes."""
+    """Train with ``strategy`` on nodes and return the result."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         initial = ArrayRecord(Small().state_dict())
@@ -184,7 +184,7 @@ def restarting(grid: Grid, out: Path) -> None:
 
 
 def answers(grid: Grid, nodes: list[int], lr: float) -> list[bytes]:
-    """What nodes reply to a question of round 1, in the order of these bytes; none where they refuse."""
+    """Collect the nodes' replies to a question of round 1, sorted by bytes; empty where they refuse."""
     asked = [honest_message(1, node) for node in nodes]
     for message in asked:
         message.content["config"] = ConfigRecord({"server-round": 1, "lr": lr})
@@ -198,7 +198,7 @@ def bytes_of(reply: Message) -> bytes:
 
 
 def undefended(question: hostile.Question) -> hostile.Seen:
-    """What an undefended node would make of the question."""
+    """Compute what an undefended node would make of the question."""
     hostile.SEEN.clear()
     for partition in range(NODES):
         message = hostile_message(question)
@@ -213,7 +213,7 @@ def undefended(question: hostile.Question) -> hostile.Seen:
 
 
 def nodes_of(grid: Grid, without: Collection[int] = (), number: int = NODES) -> list[int]:
-    """The nodes, when all are there."""
+    """Wait until all nodes are there and return them."""
     until(lambda: len(set(grid.get_node_ids()) - set(without)) == number)
     return sorted(set(grid.get_node_ids()) - set(without))
 

@@ -63,7 +63,7 @@ class RecordingProxy:
 
 
 def requests(content: bytes, path: bytes) -> list[bytes]:
-    """The HTTP requests to ``path`` in what a connection has carried."""
+    """Find the HTTP requests to ``path`` in what a connection has carried."""
     found, start = [], content.find(b"POST " + path + b" ")
     while start >= 0:
         end = content.index(b"\r\n\r\n", start) + 4

@@ -88,7 +88,7 @@ def rounds_of(out: Path) -> list[dict[str, Any]]:
 
 
 def memories(federation: LoopbackFederation, deployment: Deployment, number: int) -> dict[str, NodeMemory]:
-    """What node ``number`` keeps, by the folder of the run."""
+    """Return what node ``number`` keeps, by the folder of the run."""
     key = (deployment.node(number) / "state.key").read_bytes()
     paths = (federation.folder / f"state-{number}").glob("run-*/*.state")
     return {path.parent.name: NodeMemory(path, key) for path in paths}
@@ -261,7 +261,7 @@ def is_heard(wire: bytes, tensor: Tensor) -> bool:
 
 
 def private_pieces(folder: Path, images: list[Path]) -> list[tuple[str, bytes]]:
-    """What no message may hold: 16 bytes of each private tensor, secrets, files and pixels of images."""
+    """List what no message may hold: 16 bytes of each private tensor, secrets, files, and pixels."""
     pieces = []
     for path in folder.glob("state-*/**/*"):
         if path.suffix == ".state":

@@ -19,7 +19,7 @@ def collect(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def written(folder: Path, *, psnr: float = 12.5, status: str = "finished") -> Path:
-    """A run as the package leaves it, as far as rows are made of it."""
+    """Write a run as the package leaves it, as far as rows are made of it."""
     leakage = {
         "metrics": {
             "psnr": {"mean": psnr, "ci95": [10.0, 15.0], "n": 4, "groups": 4, "median": 12, "min": 9, "max": 16}

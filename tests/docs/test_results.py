@@ -22,7 +22,7 @@ PUBLISHED = ROOT / "docs" / "published"
 
 @pytest.fixture
 def docs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a module of ``docs/``."""
+    """Return a function that imports a module of ``docs/``."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     return importlib.import_module
 
@@ -34,7 +34,7 @@ def results(docs: Any) -> ModuleType:
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    """A copy of the kept rows."""
+    """Copy the kept rows."""
     return Path(shutil.copytree(ROWS, tmp_path / "rows"))
 
 
@@ -215,7 +215,7 @@ def test_commands_are_there_and_make_the_rows_that_are_shown() -> None:
 
 
 def overrides_of(command: str) -> list[str]:
-    """What a command of ``fl-privacy run`` or ``attack`` asks for, of lists of choices the first."""
+    """List the overrides of an ``fl-privacy run`` or ``attack`` command, with the first of several choices."""
     given = (word for word in shlex.split(command)[2:] if "=" in word)
     return [word if "[" in word else word.split(",")[0] for word in given]
 
@@ -250,7 +250,7 @@ def test_the_page_says_how_batch_norm_ran_in_the_attacked_uploads(results: Modul
 
 
 def benchmark_in(folder: Path, *, finished: int) -> Path:
-    """A folder with the page and the figures of a benchmark."""
+    """Write a folder with the page and the figures of a benchmark."""
 
     def setting(name: str, incomplete: str | None) -> dict[str, Any]:
         worst = {

@@ -95,7 +95,7 @@ class Resources(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as ``make docs`` does."""
+    """Build the site as ``make docs`` does."""
     target = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean", "--site-dir", str(target)],

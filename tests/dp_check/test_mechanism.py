@@ -51,7 +51,7 @@ def after_noise(std: float) -> Mechanism:
 
 
 def needed(epsilon: float) -> float:
-    """Standard deviation that the claim needs at a sensitivity of 1."""
+    """Compute the standard deviation that the claim needs at a sensitivity of 1."""
     return 1 / gaussian_mu(epsilon, DELTA)
 
 

@@ -20,7 +20,7 @@ ELSEWHERE = {"flower_quickstart", "flower_numpy_client", "privacy_test"}
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with copies of the scripts."""
+    """Make a folder with copies of the scripts."""
     for script in EXAMPLES.glob("*.py"):
         shutil.copy(script, tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -33,11 +33,11 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def undefended(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """An undefended run that keeps what it intercepts."""
+    """Run without a defense, keeping what is intercepted."""
     return run("run", *TINY, "intercept.save=true", out=tmp_path_factory.mktemp("undefended"), drawn=True)
 
 
 @pytest.fixture(scope="package")
 def defended(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run with pruning, in a folder where nothing was run before."""
+    """Run with pruning, in a folder where nothing was run before."""
     return run("run", *TINY, "defense=pruning", out=tmp_path_factory.mktemp("defended"), drawn=True)

@@ -25,7 +25,7 @@ class Net(nn.Module):
 
 
 def broken_attack(message: str = "no such luck") -> ReconstructionAttack:
-    """An attack that raises whatever it is given."""
+    """Make an attack that raises whatever it is given."""
 
     def attack(observations: Sequence[Observation], **settings: Any) -> Any:
         raise ArithmeticError(message)
@@ -34,7 +34,7 @@ def broken_attack(message: str = "no such luck") -> ReconstructionAttack:
 
 
 def one_sided_net(num_classes: int) -> nn.Module:
-    """A model that no client can train: its loss is not a number."""
+    """Build a model that no client can train: its loss is not a number."""
     net = Net(num_classes)
     nn.init.constant_(net.body[3].weight, torch.nan)
     return net

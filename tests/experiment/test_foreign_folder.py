@@ -15,7 +15,7 @@ STRANGERS = "tests.experiment.strangers"
 
 @pytest.fixture
 def sent(undefended: Run, tmp_path: Path) -> Path:
-    """A copy of a run with captures, to be tampered with."""
+    """Copy a run with captures, to be tampered with."""
     return Path(shutil.copytree(undefended.path, tmp_path / "sent"))
 
 

@@ -25,7 +25,7 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was killed -9 after some rounds."""
+    """Kill a run with -9 after some rounds and return its folder."""
     out = tmp_path_factory.mktemp("killed")
     process = subprocess.Popen(
         [sys.executable, "-m", "fl_privacy", "run", *SETTINGS, f"out={out}"], stdout=subprocess.DEVNULL

@@ -10,7 +10,7 @@ INVERSION = ("attack=model_inversion", "attack.matching_iterations=3")
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run that shares everything in the open."""
+    """Run a training that shares everything unencrypted."""
     return run("run", *UNATTACKED, *MODEL, out=tmp_path_factory.mktemp("plain"))
 
 

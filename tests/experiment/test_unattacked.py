@@ -84,7 +84,7 @@ class Drawn:
 
 
 def of_images(candidates, images):
-    """The images that ``candidates`` are shifts of."""
+    """Find the images that ``candidates`` are shifts of."""
     shifts = torch.stack([images[0].roll(by, -1) for by in range(3)])
     return {int((shifts - each).abs().flatten(2).amax(-1).amin(0).argmin()) for each in candidates.images}
 

@@ -27,7 +27,7 @@ DEFENSE = Defense(data=(harness.brightened,), gradient=(noisy,), upload=(harness
 
 @pytest.fixture
 def gradients(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """An entry for each gradient that a client takes."""
+    """Record an entry for each gradient that a client takes."""
     taken: list[Any] = []
     real = plain_pass.loss_gradients
     monkeypatch.setattr(plain_pass, "loss_gradients", lambda *a, **k: taken.append(a) or real(*a, **k))

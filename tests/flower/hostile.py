@@ -43,14 +43,14 @@ SEEN: Seen = []
 
 
 def initial() -> dict[str, np.ndarray]:
-    """The honest model."""
+    """Return the honest model."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return {name: t.numpy() for name, t in Small().state_dict().items()}
 
 
 def noisy(gradient: Tensors, step: LocalStep) -> Tensors:
-    """A defense within the training."""
+    """Add noise to the gradient within the training."""
     return {name: t + 100 * torch.randn(t.shape, generator=step.rng) for name, t in gradient.items()}
 
 
@@ -58,7 +58,7 @@ IN_TRAINING = Defense(parts=(Part("noise in the training"),), gradient=(noisy,))
 
 
 def batch_of(context: Context) -> Batch:
-    """The node's own examples."""
+    """Return the node's own examples."""
     examples = own_pictures(context)
     return Batch(torch.stack([image for image, _ in examples]), torch.tensor([label for _, label in examples]))
 
@@ -96,7 +96,7 @@ def _plain(mods: list[Any]) -> ClientApp:
 
 
 def _stepping() -> ClientApp:
-    """An app whose training has the defense in it."""
+    """Build an app that has the defense in its training."""
     app = ClientApp(mods=[answer_once_mod()])
 
     @app.train()
@@ -169,12 +169,12 @@ APPS: dict[str, Callable[[], ClientApp]] = {
 
 
 def undefended_app() -> ClientApp:
-    """An app that gives its update away."""
+    """Build an app that gives its update away."""
     return _plain([])
 
 
 def honest_message(round: int, node: int = 1) -> Message:
-    """What a server that follows the protocol asks."""
+    """Make a message as a server sends it that follows the protocol."""
     arrays = ArrayRecord({name: Array.from_numpy_ndarray(a) for name, a in initial().items()})
     config = ConfigRecord({"server-round": round, "lr": 0.1})
     return Message(RecordDict({"arrays": arrays, "config": config}), node, "train")
@@ -330,7 +330,7 @@ Question = tuple[str, list[Change], int]
 
 
 def hostile_message(question: Question, node: int = 1) -> Message | None:
-    """The message; ``None`` of one that Flower can't carry."""
+    """Make the hostile message; ``None`` if Flower can't carry it."""
     kind, changes, round = question
     content = honest_message(round, node).content
     try:
@@ -342,7 +342,7 @@ def hostile_message(question: Question, node: int = 1) -> Message | None:
 
 
 def drawn(number: int, questions: st.SearchStrategy[Any] = QUESTIONS) -> list[Any]:
-    """``number`` draws, the same in each process."""
+    """Draw ``number`` examples, the same in each process."""
     found: list[Any] = []
 
     @settings(
@@ -362,7 +362,7 @@ def drawn(number: int, questions: st.SearchStrategy[Any] = QUESTIONS) -> list[An
 
 
 def expect_kept(reply: Message, seen: Seen) -> None:
-    """The reply is a line, or nothing in it shows what the app has learned."""
+    """Check that the reply is a line, or that nothing in it shows what the app has learned."""
     if reply.has_error():
         reason = reply.error.reason
         assert reason.strip() and "\n" not in reason and "Traceback" not in reason, reason

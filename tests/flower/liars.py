@@ -94,7 +94,7 @@ def fedavg(clients: int) -> FedAvg:
 
 
 def trained(strategy: Strategy, lies: Mapping[int, Lie], clients: int) -> Result:
-    """The result of a round of ``strategy``."""
+    """Train for a round with ``strategy`` and return the result."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         initial = ArrayRecord(Small().state_dict())
@@ -105,7 +105,7 @@ def trained(strategy: Strategy, lies: Mapping[int, Lie], clients: int) -> Result
 def audited(
     lies: Mapping[int, Lie], clients: int, out: Path, around: Callable[[FedAvg], Strategy] = lambda strategy: strategy
 ) -> tuple[AuditedStrategy, dict[str, bytes], dict[str, Any]]:
-    """The strategy, the final weights as bytes, and the rows of the honest clients' images by id."""
+    """Run an audit; return strategy, final weights as bytes, and rows of honest clients' images by id."""
     strategy = audit(
         around(fedavg(clients)), model=Small, data=pictures, out=out, attack="analytic", victims=2 * clients
     )
@@ -120,7 +120,7 @@ def as_bytes(result: Result) -> dict[str, bytes]:
 
 
 def rows_of_honest(out: Path) -> dict[str, Any]:
-    """What was recorded of the images of clients that tell the truth."""
+    """Load what was recorded of the images of clients that tell the truth."""
     (folder,) = [path for path in out.glob("audit-*") if "previous" not in path.name]
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {
@@ -131,5 +131,5 @@ def rows_of_honest(out: Path) -> dict[str, Any]:
 
 
 def about(value: object) -> object:
-    """The value, but for the last bits of a number: these depend on how many images a network is given at once."""
+    """Compare numbers up to their last bits, which depend on how many images a network gets at once."""
     return pytest.approx(value, rel=1e-6, abs=1e-9) if isinstance(value, float) else value

@@ -31,7 +31,7 @@ OTHER = {name: array + np.float32(1e-6) for name, array in SENT.items()}
 
 
 def node(run: int = 1, **run_config: Any) -> Context:
-    """The node as it starts: Flower has forgotten what its context held."""
+    """Make the node as it starts: Flower has forgotten what its context held."""
     return Context(run, 1, UserConfig({"partition-id": 0, "num-partitions": 2}), RecordDict(), UserConfig(run_config))
 
 

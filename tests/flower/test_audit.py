@@ -49,7 +49,7 @@ def mean_psnr(run: Run) -> float:
 
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an audit of two rounds whose clients answer probes."""
+    """Run an audit of two rounds whose clients answer probes, and return its folder."""
     out = tmp_path_factory.mktemp("audited")
     audited = audit(app.fedavg(), model=Net, data=pictures, out=out, attack=QUICK, victims=4)
     app.start(audited, app.client_app([probe]), rounds=2)
@@ -338,7 +338,7 @@ def test_an_audit_inside_another_strategy_says_so(tmp_path: Path) -> None:
 
 
 def started(module: Any, server: Any, clients: int, config: dict[str, Any]) -> None:
-    """An example app, in this process."""
+    """Start an example app in this process."""
     grid = LocalGrid(range(clients), module.app)
     for context in grid.contexts.values():
         context.run_config = UserConfig(config)

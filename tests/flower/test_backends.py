@@ -56,7 +56,7 @@ def assert_same_run(backend: Callable[..., Any], **settings: Any) -> harness.Rec
 
 
 def push_client_one(state: Any, client: int) -> Any:
-    """A malicious server's model for one client."""
+    """Change the model that a malicious server sends to client one."""
     if client != 1:
         return state
     return type(state)({n: p + 0.5 for n, p in state.parameters.items()}, state.buffers)

@@ -24,7 +24,7 @@ PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
 
 
 def imports(path: Path) -> set[str]:
-    """The modules that a file imports from."""
+    """List the modules that a file imports from."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level == 0:

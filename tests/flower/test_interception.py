@@ -31,7 +31,7 @@ def fedadam() -> FedAdam:
 
 
 def stock_client_app() -> ClientApp:
-    """A client that knows nothing of this package: plain PyTorch, weights in, weights out."""
+    """Build a client that knows nothing of this package: plain PyTorch, weights in, weights out."""
     app, data = ClientApp(), harness.examples()
 
     @app.train()
@@ -171,7 +171,7 @@ def test_a_reply_that_makes_no_sense_is_logged(caplog: pytest.LogCaptureFixture)
 
 
 def claiming(node: int, partition: int) -> LocalGrid:
-    """A grid whose ``node`` replies to training and probes as if it held another ``partition``."""
+    """Make a grid whose ``node`` replies to training and probes as if it held another ``partition``."""
 
     class Claiming(LocalGrid):
         def deliver(self, messages: Sequence[Message]) -> list[Message]:

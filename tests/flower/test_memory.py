@@ -54,7 +54,7 @@ def opened(path: Path) -> None:
 
 
 def swapped(path: Path) -> None:
-    """The file of another client, sealed with the same key."""
+    """Replace a node's file by that of another client, sealed with the same key."""
     other = path.with_name("other.state")
     NodeMemory(other, KEY).save(STATE)
     other.replace(path)
@@ -114,7 +114,7 @@ def test_the_secret_of_a_node_with_a_key_is_sealed(tmp_path: Path) -> None:
 
 
 def node(**config: str | int) -> Context:
-    """A node that has just started."""
+    """Make a node that has just started."""
     return Context(
         run_id=7,
         node_id=FIRST_NODE,

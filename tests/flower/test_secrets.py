@@ -89,7 +89,7 @@ class Server:
         return read_result(reply.content, self.sent).upload.tensors
 
     def clean(self) -> Tensors:
-        """The gradient without noise; what it is after."""
+        """Compute the gradient without noise, which the server is after."""
         mine = clients_of(to_yaml(self.config))[CLIENT]
         return replace(mine, defense=Defense()).update(self.sent, ClientState(), round=1).upload.tensors
 
@@ -191,7 +191,7 @@ def test_processes_that_start_together_share_one_secret(tmp_path: Path) -> None:
 
 
 def of_partition(number: int | None, node: int = 5, run: int = 1) -> Context:
-    """A node's context; ``None`` is a node of an app without partitions."""
+    """Make a node's context; ``None`` is a node of an app without partitions."""
     made = context(run, node)
     if number is None:
         del made.node_config["partition-id"]

@@ -42,7 +42,7 @@ def asked(arrays: dict[str, np.ndarray], number: int | None = 1) -> Message:
 
 
 def trains(message: Message, _: Context) -> Message:
-    """A client that adds one to all that it is sent, in the kind of numbers that it is sent."""
+    """Reply with all arrays plus one, in the number format in which they came."""
     (record,) = message.content.array_records.values()
     arrays = {key: (array.numpy() + 1).astype(array.numpy().dtype) for key, array in record.items()}
     replied = ArrayRecord(
@@ -52,7 +52,7 @@ def trains(message: Message, _: Context) -> Message:
 
 
 def refusal(reply: Message) -> str:
-    """The line that a server hears instead of an answer."""
+    """Return the line that a server gets in place of an answer."""
     assert reply.has_error() and "\n" not in reply.error.reason
     return reply.error.reason
 

@@ -28,12 +28,12 @@ SETTINGS = (
 
 @pytest.fixture(scope="package")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the run."""
+    """Run once and return the folder."""
     out = tmp_path_factory.mktemp("fuzzed")
     return run_experiment(compose_run([*SETTINGS, f"out={out}"]), plain_loop, Monitor()).resolve()
 
 
 @pytest.fixture
 def copied(recorded: Path, tmp_path: Path) -> Callable[[], Path]:
-    """Makes a copy of the run that a test may damage."""
+    """Return a function that copies the run, so that a test may damage it."""
     return lambda: Path(shutil.copytree(recorded, tmp_path / "copied"))

@@ -31,7 +31,7 @@ def cases(found: Iterator[tuple[str, Any]], *, sampled: int = SAMPLED) -> list[A
 
 
 def refused(act: Callable[[], object]) -> str:
-    """The one line by which ``act`` refuses its input; anything else it does fails the test."""
+    """Return the one line by which ``act`` refuses its input; fail on anything else."""
     started = time.process_time()
     try:
         result = act()

@@ -106,7 +106,7 @@ def no_attack() -> None:
 
 
 def attack_of(kind: str) -> Any:
-    """An attack that returns what is no answer."""
+    """Make an attack that returns an invalid answer."""
 
     def attack(observations: Sequence[Observation], **settings: Any) -> Any:
         guess = Batch(torch.zeros(1, *observations[0].input_shape), torch.zeros(1, dtype=torch.int64))

@@ -36,7 +36,7 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def png(width: int, height: int, *, rows: int = 1) -> bytes:
-    """A grey PNG that says to be so large, and has so many rows."""
+    """Make a grey PNG that claims a size and holds ``rows`` rows."""
     about = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
     pixels = zlib.compress(b"\0" * min(10**7, rows * (width + 1)))
     return b"\x89PNG\r\n\x1a\n" + about + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")

@@ -289,7 +289,7 @@ def test_a_record(case: Case, copied: Callable[[], Path]) -> None:
 
 
 def pictured() -> Iterator[tuple[str, dict[str, Any]]]:
-    """What files of pictures should not hold."""
+    """List contents that files of pictures should not hold."""
     yield "floats", {"originals": torch.zeros(2, 1, 4, 4)}
     yield "flat", {"originals": torch.zeros(2, 16, dtype=torch.uint8)}
     yield "empty", {"originals": torch.zeros(2, 1, 0, 0, dtype=torch.uint8)}

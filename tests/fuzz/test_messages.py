@@ -25,7 +25,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def last_answered(folder: Path) -> int:
-    """The last round that a node has answered; a server that follows the protocol asks for the next."""
+    """Find the last round that a node has answered; an honest server asks for the next."""
     counted = [json.loads(path.read_bytes()) for path in folder.rglob("*.answered")]
     return max((last for each in counted for last in each.values()), default=0)
 

@@ -59,7 +59,7 @@ DTYPES = st.sampled_from(["f2", "f4", "f8", "i1", "i8", "u1", "?", "c8", "c16"])
 
 
 def put(record: str, **values: Any) -> Lie:
-    """Writes ``values`` into a config record of a reply."""
+    """Return a lie that writes ``values`` into a config record of a reply."""
 
     def lie(content: RecordDict, probe: bool) -> None:
         held = content.config_records.get(record, {})
@@ -142,7 +142,7 @@ LIES = st.one_of(
 
 
 def tolerant(lie: Lie) -> Lie:
-    """A value that Flower itself can't carry is no reply."""
+    """Let a lie pass that Flower itself can't carry: no reply is sent."""
 
     def told(content: RecordDict, probe: bool) -> None:
         try:
@@ -203,7 +203,7 @@ def test_lies_beside_an_honest_training_change_nothing(
 
 
 def in_training(lie: Lie) -> Lie:
-    """The same lie in training messages too."""
+    """Apply the same lie in training messages too."""
     return lambda content, probe: tolerant(lie)(content, True)
 
 

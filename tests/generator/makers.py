@@ -23,7 +23,7 @@ def network(shape: GeneratorShape, seed: int = 0) -> ImageGenerator:
 
 @cache
 def generator_file(*, channels: int = 3, size: int = 8, classes: int = 5, seed: int = 0) -> str:
-    """A file with one; the same for the same arguments."""
+    """Make a file with a generator; the same for the same arguments."""
     shape = GeneratorShape(channels=channels, size=size, latent=6, width=4, num_classes=classes, embedding=3)
     seen = torch.randint(256, (20, channels, size, size), generator=torch.Generator().manual_seed(7)).to(torch.uint8)
     about = Provenance(data="noise", split="train", images=20, fingerprints=image_fingerprints(seen))

@@ -20,7 +20,7 @@ PLANS = {
 
 
 def observe_training(batch: Batch, plan: LocalPlan) -> Observation:
-    """A client that visits its examples in the order that the attacker assumes."""
+    """Observe a client that visits its examples in the order that the attacker assumes."""
     model = smooth_net()
     sent = ModelState.of(model)
     parameters = {name: p.clone().requires_grad_() for name, p in sent.parameters.items()}

@@ -13,7 +13,7 @@ KEEPS, LETS_GO = [(-1, 2**31 - 1), (-4, 0)], [(-1, 64 * 2**20), (-3, 32 * 2**20)
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What the allocator is told."""
+    """Record the settings that the allocator receives."""
     said: list[object] = []
     libc = SimpleNamespace(mallopt=lambda *given: said.append(given), malloc_trim=lambda kept: said.append("trim"))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)

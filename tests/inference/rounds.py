@@ -31,7 +31,7 @@ def network() -> nn.Module:
 
 @cache
 def asked() -> Batch:
-    """The clients' own examples, client by client, and others; labels mean nothing."""
+    """Make the clients' own examples, client by client, and others; labels mean nothing."""
     rng, number = derive_generator(3, "asked"), len(CLIENTS) * OWN + OTHERS
     return Batch(torch.rand(number, *SHAPE, generator=rng), torch.randint(CLASSES, (number,), generator=rng))
 
@@ -68,5 +68,5 @@ def _observations(number: int) -> tuple[tuple[Observation, ...], ...]:
 
 
 def rounds(number: int) -> list[ReadRound]:
-    """What is read of ``number`` rounds, the first of them always the same."""
+    """Make what an attacker has of ``number`` rounds, the first of them always the same."""
     return [ReadRound(observations=o, candidates=asked(), public=public(), seed=0) for o in _observations(4)[:number]]

@@ -21,7 +21,7 @@ def read(file):
 
 
 def files(*groups):
-    """The options of ``groups``; ``custom`` is the one that a user fills in."""
+    """List the options of ``groups``, except ``custom``, which a user fills in."""
     found = [(group, file) for group in groups for file in sorted((CONF / group).glob("*.yaml"))]
     return [pytest.param(file, id=f"{group}/{file.stem}") for group, file in found if file.stem != "custom"]
 

@@ -68,7 +68,7 @@ def train(lose: Lose) -> dict[str, Any]:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a raylet has started."""
+    """List the processes that a raylet has started."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

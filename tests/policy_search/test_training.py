@@ -20,7 +20,7 @@ def batch():
 
 
 def by_pytorch(network, given, plan, seed):
-    """The same training with PyTorch's own optimizer and learning rates set by hand."""
+    """Train the same with PyTorch's own optimizer and learning rates set by hand."""
     rng = derive_generator(seed, "training", "order")
     optimizer = torch.optim.SGD(network.parameters(), lr=plan.lr, momentum=0.9, weight_decay=5e-4)
     for epoch in range(plan.epochs):

@@ -27,7 +27,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 def find_chromium() -> str | None:
-    """The program, where there is one."""
+    """Find the program, where there is one."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
@@ -73,7 +73,7 @@ class Browser:
         os.close(self._from)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """What the browser answers; raises ``RuntimeError`` where it refuses."""
+        """Ask the browser and return its answer; raise ``RuntimeError`` where it refuses."""
         self._number += 1
         asked = {"id": self._number, "method": method, "params": params}
         message = asked | ({"sessionId": self._session} if self._session else {})
@@ -98,7 +98,7 @@ class Browser:
             self._events.append(self._next())
 
     def resize(self, width: int) -> None:
-        """A window so many pixels wide."""
+        """Set the width of the window in pixels."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
 
     def look(self, *, dark: bool = False, media: str = "", calm: bool = False) -> None:
@@ -110,7 +110,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", media=media, features=features)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of ``expression`` in the page."""
+        """Evaluate ``expression`` in the page."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
@@ -121,7 +121,7 @@ class Browser:
         path.write_bytes(base64.b64decode(found["data"]))
 
     def pdf(self) -> bytes:
-        """The page as it is printed."""
+        """Print the page as PDF."""
         return base64.b64decode(self.call("Page.printToPDF", preferCSSPageSize=True, printBackground=True)["data"])
 
     def _next(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def text_score(victim: int, *, right: int, failure: str | None = None) -> Victim
 
 
 def texts(out: Path, *, label: str = "text", right: int = 9, accuracy: float | None = None) -> Path:
-    """A run that attacked texts."""
+    """Record a run that attacked texts."""
     changes = {
         "data": {"name": "sst2"},
         "model": {"name": "bert_tiny"},
@@ -79,7 +79,7 @@ def texts(out: Path, *, label: str = "text", right: int = 9, accuracy: float | N
 
 
 def attack(out: Path, *, noise: float = 0.05, failures: int = 0, victims: int = 6) -> Path:
-    """An attack without training."""
+    """Record an attack without training."""
     with _opened(out, "attack", {"command": "attack"}) as folder:
         folder.write_threat_model(THREATS)
         scores = [
@@ -97,8 +97,11 @@ def attack(out: Path, *, noise: float = 0.05, failures: int = 0, victims: int = 
 def audit(
     out: Path, *, known: bool = True, certainty: Certainty = Certainty.APPROXIMATE, rehearsed: bool = True
 ) -> Path:
-    """An audit of somebody else's app, whose images are ``known`` or not, by an attacker of ``certainty``, on uploads
-    of the server's own if it was ``rehearsed``."""
+    """Record an audit of somebody else's app.
+
+    Its images are ``known`` or not, the attacker is of ``certainty``, and attacks uploads of the server's own if it was
+    ``rehearsed``.
+    """
     changes = {"command": "audit", "federation": {"strategy": "FedAvg", "rounds": 3, "plan": {}}}
     with _opened(out, "audit", changes) as folder:
         folder.write_threat_model([THREATS[0], THREATS[4], *[REHEARSED] * rehearsed])
@@ -115,7 +118,7 @@ def audit(
 
 
 def inference(out: Path, *, value: float = 0.3) -> Path:
-    """A run that asked who took part and whose examples are, and attacked no image."""
+    """Record a run that asked who took part and whose examples are, and attacked no image."""
     with _opened(out, "inference", {"inference": {"name": "membership"}}) as folder:
         folder.write_threat_model(THREATS)
         _train(folder, 0.6)
@@ -126,7 +129,7 @@ def inference(out: Path, *, value: float = 0.3) -> Path:
 
 
 def malicious(out: Path) -> Path:
-    """An attack by a server that does not follow the protocol."""
+    """Record an attack by a server that does not follow the protocol."""
     server = {"_target_": "fl_privacy.malicious.Imprint", "bins": 64}
     chosen = {"defense": "none", "attack": "none", "server": "imprint"}
     with _opened(out, "malicious", {"command": "attack", "server": server, "choices": chosen}) as folder:
@@ -142,7 +145,7 @@ def malicious(out: Path) -> Path:
 
 
 def nothing(out: Path) -> Path:
-    """A training that nobody attacked."""
+    """Record a training that nobody attacked."""
     with _opened(out, "nothing", {}) as folder:
         _train(folder, 0.6)
         folder.finish()

@@ -14,7 +14,7 @@ from fl_privacy.results import Candidate, Measure
 
 
 def read(largest: float, *, upper: float | None = None, failures: int = 0) -> Candidate:
-    """What attacks came to, whose best image has ``largest`` dB."""
+    """Make a candidate whose best reconstructed image has ``largest`` dB."""
     return Candidate(
         name="x",
         accuracy=0.5,

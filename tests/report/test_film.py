@@ -20,7 +20,7 @@ MOST_BYTES = 700_000
 
 
 def filmed_run(out, *, adaptive=False, frames=FRAMES):
-    """A run whose victims come out of noise."""
+    """Record a run with a film of victims that come out of noise."""
     rng = torch.Generator().manual_seed(0)
     with RunFolder.open_or_create(out, label="filmed", config=config(), config_text="") as folder:
         for attacker in Attacker if adaptive else (Attacker.PLAIN,):
@@ -62,7 +62,7 @@ def test_each_attacker_has_a_film_that_says_whose_it_is(tmp_path, adaptive, film
 
 
 def filmed_texts(out):
-    """A run whose words come into place one after the other."""
+    """Record a run with a film of words that come into place one after the other."""
     with RunFolder.open_or_create(out, label="texts", config=config(), config_text="") as folder:
         scores = [text_score(victim, right=9) for victim in range(VICTIMS)]
         found = []

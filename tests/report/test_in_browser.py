@@ -74,7 +74,7 @@ def browser(tmp_path_factory):
 
 
 def policies():
-    """The page of a search for policies that scored four."""
+    """Render the page of a search for policies that scored four."""
 
     def scored(indices, privacy):
         return Scored(policy=Policy(indices), privacy=privacy, accuracy=-80.0 - 9 * privacy, altered=0.9, fsim=0.6)

@@ -15,7 +15,7 @@ STYLE = (TEMPLATES / "style.css").read_text()
 
 
 def rules_of(query):
-    """The declarations within a media query."""
+    """Return the declarations within a media query."""
     start = STYLE.index("{", STYLE.index(query)) + 1
     depth, end = 1, start
     while depth:

@@ -29,7 +29,7 @@ REPORT = Path(fl_privacy.report.__file__).parent
 
 @pytest.fixture(scope="module")
 def adaptive(tmp_path_factory):
-    """A run of which the plain attacker read nothing, and the adaptive one all."""
+    """Record a run whose plain attacker reconstructed nothing, and whose adaptive one all."""
     out = tmp_path_factory.mktemp("runs")
     return record(out, label="guarded", changes=defended(scale=0.1), noise=0.9, adaptive=0.02)
 
@@ -270,7 +270,7 @@ SHOWN = {
 
 
 def deciding(module: ast.Module) -> set[str]:
-    """What of ``DECIDING`` a module uses, and any color that it gives by itself."""
+    """Find what a module uses of ``DECIDING``, and colors that it gives by itself."""
     names = {node.attr for node in ast.walk(module) if isinstance(node, ast.Attribute)}
     names |= {node.id for node in ast.walk(module) if isinstance(node, ast.Name)}
     tones = {

@@ -107,7 +107,7 @@ def record(
     undefended_accuracy=None,
     adaptive=None,
 ):
-    """A run recorded through ``RunFolder``; with ``finish=False`` as a killed process leaves it.
+    """Record a run through ``RunFolder``; with ``finish=False`` as a killed process leaves it.
 
     ``adaptive`` is the noise in the guesses of an attacker that knows the defense.
     """

@@ -35,7 +35,7 @@ def dataset() -> Dataset:
 def observe(
     size: int, seed: int = 0, *, known: bool = True, network: type[nn.Module] = TableMLP
 ) -> tuple[Observation, TableExamples]:
-    """The gradient of so many rows by an untrained network, and the rows."""
+    """Compute the gradient of ``size`` rows by an untrained network, and return the rows too."""
     train = dataset().train
     assert isinstance(train, TableExamples)
     rows = train.subset(torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))[:size])

@@ -47,7 +47,7 @@ def by_pil(name, image, level, sign):
 
 
 def pictures(channels, height=32, width=32):
-    """A smooth one of few levels, a noisy one, one of a single color."""
+    """Make a smooth picture of few levels, a noisy one, and one of a single color."""
     rng = derive_generator(0, "pictures", channels)
     smooth = torch.nn.functional.interpolate(
         torch.rand(1, channels, 4, 4, generator=rng), (height, width), mode="bicubic"

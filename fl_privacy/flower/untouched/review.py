@@ -87,11 +87,11 @@ class Review:
     unread: list[str] = field(default_factory=list)
 
     def as_plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the review as plain data for JSON."""
         return asdict(self)
 
     def in_words(self) -> str:
-        """For people."""
+        """Describe the review in words."""
         lines = [f"{self.app}: {self.server}, {self.client}; read, not run."]
         lines += _section("Strategies", self.strategies) or ["Strategies: none of Flower's is named."]
         lines += _section("Protections", self.protections) or [
@@ -146,7 +146,7 @@ def review_app(path: str | Path) -> Review:
 
 
 def _sources(app: App) -> Iterator[Path]:
-    """Python files of the app, without hidden folders and links."""
+    """List the Python files of the app, without hidden folders and links."""
     for file in sorted(app.folder.rglob("*.py")):
         hidden = any(part.startswith(".") for part in file.relative_to(app.folder).parts)
         if file.is_file() and not file.is_symlink() and not hidden:
@@ -195,7 +195,7 @@ def _top(name: str) -> str:
 
 
 def _name(node: ast.AST) -> str:
-    """Dotted name of what is called; empty where it has none."""
+    """Return the dotted name of what is called; empty where it has none."""
     if isinstance(node, ast.Attribute):
         return f"{_name(node.value)}.{node.attr}".lstrip(".")
     return node.id if isinstance(node, ast.Name) else ""

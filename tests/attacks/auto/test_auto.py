@@ -74,7 +74,7 @@ def test_contrast_is_read_behind_batch_norm_of_the_own_batch():
 
 
 def smooth_picture(size: int = 28) -> Batch:
-    """A smooth picture (1, 3, size, size) in [0, 1] of photographic contrast."""
+    """Draw a smooth picture (1, 3, size, size) in [0, 1] of photographic contrast."""
     rough = torch.rand(1, 3, 5, 5, generator=torch.Generator().manual_seed(3))
     smooth = nn.functional.interpolate(rough, size=size, mode="bicubic", align_corners=True)
     return Batch(smooth.clamp(0, 1), torch.tensor([2]))

@@ -27,7 +27,7 @@ EVALUATIONS = re.compile(r"attack\.evaluations=(\d+)")
 
 @pytest.fixture
 def slow_search(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Searches for sparse directions that find nothing, 20 ms a round; the list grows by each."""
+    """Replace searches for sparse directions by one that finds nothing, 20 ms a round; list its rounds."""
     rounds: list[int] = []
 
     def nothing(*args, **options) -> Iterator[None]:
@@ -41,7 +41,7 @@ def slow_search(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def mixed(number: int) -> list[Observation]:
-    """Updates of eight images that nobody takes apart where the search finds nothing."""
+    """Make updates of eight images that cannot be separated when the search finds nothing."""
     return [seen.told(defense=()) for seen in images_behind(mlp(widths=(32, 32)), 8, number)[0]]
 
 
@@ -149,7 +149,7 @@ def test_what_is_solved_for_is_named_and_shows_how_far_it_is(slow_search):
 
 
 def text_without_attention() -> Observation:
-    """That nothing is read of exactly."""
+    """Make an update of a text that has no exact reconstruction."""
     (one,) = texts_of([5])
     return without("attention", one)
 

@@ -36,7 +36,7 @@ def victims(model: nn.Module, count: int, number: int, **options) -> tuple[list[
 
 
 def worst(found: Reconstruction, truth: Batch) -> float:
-    """The largest error of a pixel, over the images in their best order; infinite where a label is wrong."""
+    """Compute the largest error of a pixel over images in their best order; infinite if a label is wrong."""
     assert found.batch is not None
     apart = (found.batch.inputs[:, None] - truth.inputs[None].float()).abs().flatten(2).amax(2)
     rows, columns = linear_sum_assignment(apart.numpy())
@@ -84,7 +84,7 @@ def test_what_is_shared_does_not_matter(plan):
 
 
 def as_update(observation: Observation, plan: LocalPlan) -> Observation:
-    """The gradient of ``observation`` as the step that a client makes of it."""
+    """Turn the gradient of ``observation`` into the step that a client makes of it."""
     sent = observation.sent.parameters
     delta = {name: -plan.lr * g for name, g in observation.upload.tensors.items()}
     tensors = {name: d + sent[name] for name, d in delta.items()} if plan.shares == "weights" else delta

@@ -30,7 +30,7 @@ FAST = {
 
 
 def split(observation: Observation, *, stand_in: nn.Module) -> Observation:
-    """The same victim with a private first layer; that of ``stand_in`` is what the attacker has."""
+    """Make the first layer private; the attacker has that of ``stand_in``."""
     private = {name for name in observation.sent.parameters if name.startswith("0.")}
 
     def public(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ def as_traced(graph: nn.Module, **_: Any) -> nn.Module:
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is traced runs as it is, which takes no minute to compile."""
+    """Run traced code as it is, which takes no minute to compile."""
     monkeypatch.setattr(torch, "compile", as_traced)
 
 
@@ -121,7 +121,7 @@ def test_large_work_pays_and_small_does_not(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def near_the_truth(dtype: str) -> tuple[Problem, torch.Tensor]:
-    """The cosine of victims at images that are nearly theirs."""
+    """Prepare the cosine of victims at images that are nearly theirs."""
     attack = inverting_gradients(total_variation=0.0, dtype=dtype)  # type: ignore[arg-type]
     victims = observations(smooth_net(), 3, told=True)
     (group,) = group_victims(victims_of(list(enumerate(victims))))

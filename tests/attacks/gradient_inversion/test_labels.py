@@ -78,7 +78,7 @@ def test_the_next_likely_counts_differ_in_one_label():
 
 
 def _usual(weight: float, bias: float) -> torch.Tensor:
-    """What is expected of a model whose answers hang on its inputs by ``weight``, and on nothing by ``bias``."""
+    """Make expected outputs of a model that depends on inputs by ``weight``, and has biases of scale ``bias``."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, CLASSES))
     with torch.no_grad():
@@ -99,8 +99,10 @@ def test_answers_that_hang_on_the_image_say_nothing_of_how_often_a_class_is() ->
 
 
 def _own_answers(spread: float, *, constant: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What is expected of a client without and with its update, and what its examples are answered, where these differ
-    by ``spread`` and have features in common that noise has not."""
+    """Make expected outputs without and with a client's update, and the mean output of its own examples.
+
+    They differ by ``spread`` and have features in common that noise has not.
+    """
     torch.manual_seed(1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, CLASSES))
     with torch.no_grad():

@@ -39,7 +39,7 @@ def digit(number: int = 0, count: int = 1) -> Batch:
 
 
 def seen(truth: Batch, *, ratio: float = 0.0, model: nn.Module | None = None, **options) -> Observation:
-    """An update with so much noise over the norm of its gradient."""
+    """Make an update with noise of ``ratio`` times the norm of its gradient."""
     if model is None:
         torch.manual_seed(0)
         side = truth.inputs.shape[-1]
@@ -144,7 +144,7 @@ def test_what_is_like_noise_is_smoothed_away(effect):
 
 
 def kept(observation: Observation, share: float) -> Observation:
-    """The largest elements of each tensor of an update, the others zero."""
+    """Keep the largest elements of each tensor of an update, the others zero."""
     masks = keep_largest({n: t.abs() for n, t in observation.upload.tensors.items()}, drop=1 - share, scope="layer")
     tensors = {name: t * masks[name] for name, t in observation.upload.tensors.items()}
     return replace(observation, upload=replace(observation.upload, tensors=tensors))

@@ -32,7 +32,7 @@ for line in sys.stdin:
 
 
 def attack_with(threads):
-    """An attack where so many threads are set."""
+    """Build an attack that runs with ``threads`` threads."""
     torch.manual_seed(0)
     model = LeNet(in_channels=1, image_size=28, num_classes=CLASSES).double()
     seen = observations(model, 4, shape=(1, 28, 28))

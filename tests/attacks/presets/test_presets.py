@@ -33,7 +33,7 @@ from tests.generator.makers import generator_file
 
 
 def made_for_victims() -> str:
-    """A generator of images like those attacked here."""
+    """Make a generator of images like those attacked here."""
     return generator_file(channels=2, size=8, classes=CLASSES)
 
 

@@ -98,7 +98,7 @@ def test_weight_decay_is_no_word() -> None:
 
 
 def head_alone(tokens: Tensor) -> Observation:
-    """What a language model uploads without the rows of its embeddings."""
+    """Take the head's tensor alone from what a language model uploads."""
     seen = observed(untied, tokens)
     name = head_of(seen.model)[0]
     return replace(seen, upload=replace(seen.upload, tensors={name: seen.upload.tensors[name]}))

@@ -17,14 +17,14 @@ OURS = {"iterations": 80, "compile": "off"}
 
 
 def gentle() -> TextModel:
-    """An encoder whose attention is not saturated."""
+    """Build an encoder whose attention is not saturated."""
     return Bert(
         vocabulary_size=VOCABULARY, max_length=LONGEST, num_classes=3, width=64, layers=2, heads=2, hidden=64, std=0.1
     )
 
 
 def victims(lengths: list[int]) -> list[Observation]:
-    """A text each, all of one model."""
+    """Make victims with one text each, all of one model."""
     made = [observed(gentle, texts([length], seed=number)) for number, length in enumerate(lengths)]
     first = made[0]
     return [

@@ -66,7 +66,7 @@ def test_a_mixture_is_one_of_own_images_up_to_signs(k):
 
 
 def ladder(number):
-    """Example i has the value i / 255 everywhere and the label i."""
+    """Make examples i with the value i / 255 everywhere and the label i."""
     values = torch.arange(number) / 255
     return Batch(values.view(-1, 1, 1, 1).expand(-1, 3, 4, 4).contiguous(), torch.arange(number))
 

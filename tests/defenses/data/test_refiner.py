@@ -34,7 +34,7 @@ def judge():
 
 
 def trained_step(*, examples=4):
-    """A step at weights where gradients depend on the images."""
+    """Make a step at trained weights, where gradients depend on the images."""
     model = small_model()
     rng = derive_generator(3, "training")
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

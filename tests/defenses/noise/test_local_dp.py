@@ -14,7 +14,7 @@ from ..harness import flat, large_update, local_step, run
 
 
 def flower_update(update, **settings):
-    """What the mod makes of a client that was sent zeros and replies ``update``."""
+    """Apply the mod to a client that was sent zeros and replies ``update``."""
 
     def message(arrays):
         return SimpleNamespace(content=RecordDict({"arrays": ArrayRecord(arrays)}), has_error=lambda: False)

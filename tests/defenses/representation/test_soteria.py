@@ -115,7 +115,7 @@ def test_mask_drops_exactly_the_share():
 
 
 def as_the_scripts_do(step, head, percent):
-    """The authors' loop, feature by feature, and NumPy's percentile."""
+    """Compute the mask by the authors' loop, feature by feature, and NumPy's percentile."""
     x = step.batch.inputs.clone().requires_grad_()
     r = representation(step.model, step.sent, x, head)
     scores = np.zeros(r.shape[1])

@@ -30,7 +30,7 @@ class OneLayer(nn.Sequential):
 
 
 def scaled(factor: float = 0.5) -> Defense:
-    """Uploads a multiple of the update."""
+    """Make a defense that uploads a multiple of the update."""
     return Defense(
         parts=(Part("scaled", {"factor": factor}, strength="factor"),),
         upload=(lambda tensors, state, rng: {name: factor * tensor for name, tensor in tensors.items()},),
