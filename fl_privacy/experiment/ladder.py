@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.auto.budget import EVALUATIONS
 from fl_privacy.attacks.exact.analytic import AnalyticInversion
 from fl_privacy.experiment.foreign_app import MOST_IMAGES, MOST_STEPS
+from fl_privacy.experiment.ladder_members import members_of
 from fl_privacy.experiment.ladder_problem import (
     Kind,
     NotAttackedError,
@@ -20,12 +22,14 @@ from fl_privacy.experiment.ladder_problem import (
     gradient_plan,
     plan_of,
     read_problem,
+    seconds_of_evaluation,
     uploaded_tensors,
 )
 from fl_privacy.experiment.ladder_scores import Scored, score
-from fl_privacy.experiment.ladder_words import words_of
+from fl_privacy.experiment.ladder_words import words_in_training, words_of
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.results.counts import LEVEL, Counts
+from fl_privacy.results.survivors import ClassTrace, Survivor, classes_told, words_told
 from fl_privacy.tapping import Watched
 from fl_privacy.tapping.matching import Matched
 from fl_privacy.tapping.program import tensors_in
@@ -36,6 +40,12 @@ logger = logging.getLogger(__name__)
 
 SOLVED = 1e-3
 """What equations may leave where they are solved, as a share of their right side."""
+
+LEAST_SECONDS = 3.0
+"""That an upload is attacked for in any case."""
+
+MEMBER_SECONDS = 30.0
+"""That losses of single examples may take."""
 
 MOST_IN_A_BATCH = 64
 """Examples of a step that is attacked."""
@@ -75,6 +85,7 @@ class Client:
         ask_later: likewise, about its last; ``None`` where that is the first.
         watched: what was seen when it trained.
         matched: what it uploaded.
+        reply: the arrays of that.
     """
 
     number: int
@@ -82,6 +93,7 @@ class Client:
     ask_later: Ask | None
     watched: Watched
     matched: Matched
+    reply: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def inputs(self) -> list[Tensor]:
         """What it was seen to load, examples of one shape together."""
@@ -144,6 +156,7 @@ class Ladder:
     Attributes:
         clients: that may be asked again.
         attack: on all rungs.
+        attack_within: the same with so many seconds an upload, where its usual work would take too long.
         victims: examples on the rungs of single ones.
         seed: of attacks and comparisons.
         seconds: after which no further rung is begun.
@@ -154,7 +167,23 @@ class Ladder:
     victims: int = 8
     seed: int = 0
     seconds: float = 600.0
-    problems: list[str] = field(default_factory=list)
+    attack_within: Callable[[float], ReconstructionAttack] | None = None
+    _single: Watched | None = field(default=None, init=False, repr=False)
+
+    def survivors(self, traces: Sequence[ClassTrace]) -> Iterator[Survivor]:
+        """What the training's own uploads tell beside single examples; after ``climb``.
+
+        Args:
+            traces: of clients whose labels were seen.
+        """
+        yield classes_told(traces)
+        read = [words for client in self.clients if (words := words_in_training(client)) is not None]
+        if read:
+            yield words_told(read)
+        if self._single is not None:
+            yield members_of(self.clients, self._single, MEMBER_SECONDS)
+        elif self.clients:
+            yield Survivor(name="members", reason="no step on a single example was seen, by which losses are found")
 
     def climb(self) -> Iterator[Rung]:
         """One rung after the other, each as soon as it is done."""
@@ -165,6 +194,7 @@ class Ladder:
         if isinstance(singles, Failure):
             singles = [], singles.reason.removeprefix("NotAttackedError: ")
         found, reason = singles
+        self._single = next((a.watched for _, a in found if a.watched.loaded == 1 and a.watched.program), None)
         yield self._rung("gradient", found, reason)
         yield self._rung("one", found, reason)
         steps = (self._batch_rung, self._all_rung, self._later_rung)
@@ -251,26 +281,37 @@ class Ladder:
             shared = problems[0]
             same = not problem.whole and problem.input_shape == shared.input_shape
             observations.append(replace(observed, model=shared.model, loss=shared.loss) if same else observed)
-        guesses = self._reconstructions(observations)
+        guesses, hurried = self._reconstructions(observations)
         if all(guess.batch is None for guess in guesses):
             raise NotAttackedError((guesses[0].failure or "the attack gave no guess").partition(" (")[0].rstrip("."))
         scored = score(problems, guesses, [tensor for client, _ in found for tensor in client.inputs()], self.seed)
-        return scored, _notes(problems[0], observations[0], guesses), problems[0].kind
+        return scored, (*_notes(problems[0], observations[0], guesses), *hurried), problems[0].kind
 
-    def _reconstructions(self, observations: Sequence[Observation]) -> list[Reconstruction]:
+    def _reconstructions(self, observations: Sequence[Observation]) -> tuple[list[Reconstruction], tuple[str, ...]]:
         """Together where they share a network, else one after the other, the first dense layer's closed form first."""
+        attack, said = self._attack_for(observations)
         if observations[0].num_classes == 1 and observations[0].knowledge.labels is not None:
-            return [self._whole(one) for one in observations]
+            return [self._whole(one, attack) for one in observations], said
         alike = len({id(o.model) for o in observations}) == 1
         groups = [list(observations)] if alike else [[o] for o in observations]
-        return [one for group in groups for one in self.attack(group, seed=self.seed)]
+        return [one for group in groups for one in attack(group, seed=self.seed)], said
 
-    def _whole(self, observation: Observation) -> Reconstruction:
+    def _attack_for(self, observations: Sequence[Observation]) -> tuple[ReconstructionAttack, tuple[str, ...]]:
+        """The attack, with less work where there is no time for it, and a sentence that says so."""
+        limit = self.seconds / len(RUNGS) / len(observations)
+        if self.attack_within is None or EVALUATIONS["quick"] * seconds_of_evaluation(observations[0]) <= limit:
+            return self.attack, ()
+        seconds = max(LEAST_SECONDS, round(limit, 1))
+        return self.attack_within(seconds), (
+            f"The attack had {seconds:g} seconds an upload, less than it takes: more --seconds may read more.",
+        )
+
+    def _whole(self, observation: Observation, attack: ReconstructionAttack) -> Reconstruction:
         """Of an observation whose network goes the whole way to the loss: no label has to be found."""
         solved = AnalyticInversion()([observation], seed=self.seed)[0]
         if solved.failure is None and solved.loss < SOLVED:
             return replace(solved, member="the first dense layer's equations")
-        return self.attack([observation], seed=self.seed)[0]
+        return attack([observation], seed=self.seed)[0]
 
     def _batch_rung(self) -> Rung:
         started = time.perf_counter()

@@ -74,7 +74,7 @@ class App:
         """
         config: Config = dict(self.config)
         for text in overrides:
-            for key, value in _pairs(text).items():
+            for key, value in _pairs("--run-config", text).items():
                 if key not in config:
                     known = ", ".join(sorted(config)) or "none at all"
                     raise UserError(f"--run-config is expected to set one of {known}, but got {key}.")
@@ -162,12 +162,21 @@ def _nodes(federations: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _pairs(text: str) -> dict[str, Any]:
+def read_pairs(option: str, texts: Sequence[str]) -> Config:
+    """What all of ``texts``, key=value each, say together.
+
+    Raises:
+        UserError: one of them is no such text.
+    """
+    return {key: value for text in texts for key, value in _pairs(option, text).items()}
+
+
+def _pairs(option: str, text: str) -> dict[str, Any]:
     """What ``key=value key=value`` says, as ``flwr run --run-config`` reads it."""
     try:
         return dict(parse_config_args([text]))
     except (click.ClickException, ValueError) as error:
-        raise UserError(f"--run-config is expected as 'key=value key=\"text\"', but got {text!r}.") from error
+        raise UserError(f"{option} is expected as 'key=value key=\"text\"', but got {text!r}.") from error
 
 
 def _like(old: object, new: Any, key: str) -> Any:

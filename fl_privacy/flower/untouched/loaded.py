@@ -66,6 +66,9 @@ class LoadedBy:
             found = attempt(lambda: _columns(partition))  # noqa: B023
             columns.update({} if isinstance(found, Failure) else found)
         rows, labels = _rows(seen)
+        for partition in self._partitions[-1:] if labels is None else ():
+            told = attempt(lambda: _classes(partition))  # noqa: B023
+            labels = None if isinstance(told, Failure) else told
         return Loaded(rows=rows, columns=columns, labels=labels, examples=seen.loaded or _entered(seen))
 
 
@@ -98,13 +101,18 @@ def _rows(seen: Watched) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Inputs (N, F) of the batches that were seen, and their labels."""
     batches = seen.batches or seen.inputs
     groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
-    labels: list[torch.Tensor] = []
     for batch in batches:
         for tensor in tensors_in(batch):
             if tensor.is_floating_point() and tensor.dim() >= 2:
                 groups.setdefault(tuple(tensor.shape[1:]), []).append(tensor.flatten(1))
-            elif not tensor.is_floating_point() and tensor.dim() == 1:
-                labels.append(tensor)
     rows = [torch.cat(parts).float().cpu().numpy() for parts in groups.values()]
-    found = torch.cat(labels).cpu().numpy() if labels else None
+    found = torch.cat(seen.labels).cpu().numpy() if seen.labels else None
     return rows, found if found is not None and len(found) == seen.loaded else None
+
+
+def _classes(partition: Any) -> np.ndarray | None:
+    """The column of classes of a partition that has one."""
+    names = [name for name, kind in partition.features.items() if hasattr(kind, "num_classes")]
+    if not names and (likely := [name for name in ("label", "target", "species") if name in partition.features]):
+        names = likely
+    return np.asarray(partition.with_format("numpy", columns=names)[:][names[0]]) if len(names) == 1 else None
