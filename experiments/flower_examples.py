@@ -148,12 +148,13 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="examples that have a row, too")
     parser.add_argument("--victims", type=int, default=6)
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for an example")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="folder in which rows.jsonl is kept")
     parser.add_argument("--table", action="store_true", help="write the table of the rows alone")
     asked = parser.parse_args()
     if not asked.table:
         if asked.flower is None or asked.data is None:
             parser.error("--flower and --data are expected, or --table alone")
-        kept = RowFile(ROWS)
+        kept = RowFile(asked.rows)
         out = asked.out.absolute()
         mirror = make_mirror(asked.data.absolute(), out / "mirror")
         for example in examples_of(asked.flower, asked.only):
@@ -163,7 +164,8 @@ def main() -> None:
             row = audited(example, mirror, out, python, asked)
             kept.add({"example": example.name}, row)
             print(f"{example.name}: {row.get('headline') or row.get('reason')} ({row['seconds']:.0f} s)", flush=True)
-    PAGE.write_text(table(), encoding="utf-8")
+    if asked.rows == ROWS:
+        PAGE.write_text(table(), encoding="utf-8")
 
 
 def examples_of(checkout: Path, only: list[str] | None) -> list[Path]:

@@ -109,20 +109,50 @@ def _members(clients: Sequence[Trained], seen: Watched, seconds: float) -> Survi
     each = (time.perf_counter() - begun) / 2
     number = max(LEAST, min(number, int(seconds / (4 * len(clients) * max(each, 1e-4)))))
     pools = [pool[:number] for pool in pools]
-    before = [losses.of(pool, client.watched.before) for pool, client in zip(pools, clients, strict=True)]
-    inside, outside, known, unknown = [], [], [], []
+    classes = [_classes(client.watched, number) for client in clients]
+    found: list[list[np.ndarray]] = [[], [], [], []]
     for place, client in enumerate(clients):
-        other = (place + 1) % len(clients)
+        own, others = _alike(pools, classes, place)
         values = {**client.watched.before, **_after(client)}
-        inside.append(before[place] - losses.of(pools[place], values))
-        outside.append(losses.of(pools[other], client.watched.before) - losses.of(pools[other], values))
-        known.append(-before[place])
-        unknown.append(-before[other])
-    found = [np.concatenate(parts) for parts in (inside, outside, known, unknown)]
-    if not all(np.isfinite(part).all() for part in found):
+        for kind, examples in enumerate((own, others)):
+            before = losses.of(examples, client.watched.before)
+            found[kind].append(before - losses.of(examples, values))
+            found[2 + kind].append(-before)
+    inside, outside, known, unknown = (np.concatenate(parts) for parts in found)
+    if min(len(inside), len(outside)) < LEAST:
+        raise NotAttackedError("clients have too few examples of the same classes to tell apart")
+    if not all(np.isfinite(part).all() for part in (inside, outside, known, unknown)):
         raise NotAttackedError("the loss of an example is not finite")
-    said = f"{len(clients)} uploads of the whole training, {number} examples of each client and of another"
-    return members_told(found[0], found[1], (found[2], found[3]), said)
+    alike = " of the same classes" if all(one is not None for one in classes) else ""
+    said = f"{len(clients)} uploads of the whole training, {len(inside)} own examples and as many of others{alike}"
+    return members_told(inside, outside, (known, unknown), said)
+
+
+def _classes(seen: Watched, number: int) -> list[int] | None:
+    """Classes of the first examples; ``None`` where they are not known."""
+    told = torch.cat(seen.labels).tolist() if seen.labels else []
+    return told[:number] if len(told) >= number else None
+
+
+def _alike(
+    pools: Sequence[list[list[Tensor]]], classes: Sequence[list[int] | None], place: int
+) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+    """Examples of a client, and as many of others with the same classes: what clients have in common tells nothing."""
+    following = [(place + k) % len(pools) for k in range(1, len(pools))]
+    known = [one if one is not None else [0] * len(pool) for one, pool in zip(classes, pools, strict=True)]
+    if any(one is None for one in classes):
+        known = [[0] * len(pool) for pool in pools]
+    theirs: dict[int, list[list[Tensor]]] = {}
+    for k in range(max(len(pool) for pool in pools)):  # of all the others in turn
+        for other in following:
+            if k < len(pools[other]):
+                theirs.setdefault(known[other][k], []).append(pools[other][k])
+    own, others = [], []
+    for example, label in zip(pools[place], known[place], strict=True):
+        if theirs.get(label):
+            own.append(example)
+            others.append(theirs[label].pop(0))
+    return own, others
 
 
 def _after(client: Trained) -> dict[str, Tensor]:

@@ -126,13 +126,12 @@ def _rows(again: Any, name: str, *, uploaded: bool) -> list[int] | None:
 def _moved(value: Tensor, before: Tensor, seen: Watched) -> Tensor:
     """The change without what weight decay did to every row."""
     settings = dict(next(iter(seen.optimizers))[1]) if seen.optimizers else {}
-    shrunk = value - before
-    quiet = shrunk.norm(dim=1).median()
-    if float(quiet) == 0.0:
-        return shrunk
+    if float((value - before).norm(dim=1).median()) == 0.0:
+        return value - before
     decay = float(settings.get("lr", 0.0)) * float(settings.get("weight_decay", 0.0) or 0.0)
-    factor = 1 - decay if decay else float((value * before).sum() / before.square().sum())
-    return value - factor * before
+    usual = ((value * before).sum(1) / before.square().sum(1).clamp_min(1e-30)).median()
+    left = [value - factor * before for factor in ((1 - decay) ** seen.steps, float(usual))]
+    return min(left, key=lambda change: float(change.norm(dim=1).median()))
 
 
 def _f1(truth: set[int], guess: set[int]) -> float:

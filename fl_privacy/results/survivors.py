@@ -16,8 +16,14 @@ from fl_privacy.metrics.roc import Z95, Estimate, Separation, auc
 LEAST_FREE = 5
 """Independent numbers below which a correlation says nothing."""
 
-MOST_CLASSES = 1000
-"""Numbers of an array that may be a bias of the last layer."""
+LEAST_CLIENTS = 3
+"""Of whom something is told apart: of two, one is what the other is not."""
+
+MOST_OUTPUTS = 4
+"""Times as many outputs as classes up to which an array is taken for the bias of outputs."""
+
+_Z_OF_THREE = 2.128
+"""Deviations that one of three questions passes by chance once in twenty times."""
 
 TITLES = {
     "classes": "Which client has more of which class than others",
@@ -66,7 +72,8 @@ class Survivor:
         """Whether the upload tells more than guessing and than the control."""
         if self.found is None or self.control is None:
             return False
-        return self.found.low > self.found.chance and self.found.low > self.control.value
+        least = self.found.value - (self.found.value - self.found.low) * _Z_OF_THREE / Z95
+        return least > self.found.chance and least > self.control.value
 
     def as_plain(self) -> Mapping[str, Any]:
         """For JSON."""
@@ -120,8 +127,10 @@ def class_trace(
         array, before = uploaded[key], ends.get(key.partition("/")[2])
         if array.ndim != 1 or array.dtype.kind != "f" or before is None or before.shape != array.shape:
             continue
-        if not max(least, 2) <= len(array) <= MOST_CLASSES or "running_" in key:
+        if "running_" in key:
             continue
+        if not max(least, 2) <= len(array) <= MOST_OUTPUTS * least:
+            return None
         change = array.astype(np.float64) - before
         if np.isfinite(change).all() and np.abs(change).max() > 0:
             return ClassTrace(change=change, counts=np.bincount(labels, minlength=len(array)).astype(np.float64))
@@ -136,8 +145,10 @@ def classes_told(traces: Sequence[ClassTrace]) -> Survivor:
     et al. 2022, "User-level label leakage from gradients"), so that a client with more of a class moves its bias up.
     """
     widths = {len(trace.change) for trace in traces}
-    if len(widths) != 1 or len(traces) < 2:
-        reason = "fewer than two clients were seen with labels and a bias of the last layer that they upload"
+    if len(widths) != 1 or len(traces) < LEAST_CLIENTS:
+        reason = (
+            f"fewer than {LEAST_CLIENTS} clients were seen with classes and a bias of their outputs that they upload"
+        )
         return Survivor(name="classes", reason=reason)
     counts = np.stack([trace.counts / trace.counts.sum() for trace in traces])
     there = counts.sum(0) > 0
@@ -166,8 +177,10 @@ def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Survivor:
     Args:
         read: the words of a client and those read from its upload, as numbers.
     """
-    if len(read) < 2:
-        return Survivor(name="words", reason="fewer than two clients were seen to upload an embedding of words")
+    if len(read) < LEAST_CLIENTS:
+        return Survivor(
+            name="words", reason=f"fewer than {LEAST_CLIENTS} clients were seen to upload an embedding of words"
+        )
     common = set.intersection(*[truth for truth, _ in read])
     own = [(truth - common, guess - common) for truth, guess in read]
     turned = [(truth, own[(k + 1) % len(own)][1]) for k, (truth, _) in enumerate(own)]
@@ -185,7 +198,7 @@ def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarr
 
     Args:
         inside: (P,) how much the client's update lowers the loss of its own examples.
-        outside: (N,) likewise, of examples of other clients.
+        outside: (N,) likewise, of examples of other clients, with the same classes where these are known.
         before: minus the losses of both at the model that was sent, which never saw the update.
         made: what they are of.
     """

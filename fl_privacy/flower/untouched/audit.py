@@ -27,7 +27,7 @@ from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.flower._audit import AuditedStrategy
 from fl_privacy.flower.untouched.app import App, read_pairs
 from fl_privacy.flower.untouched.loaded import LoadedBy
-from fl_privacy.flower.untouched.mirror import mirrored
+from fl_privacy.flower.untouched.mirror import in_one_process, mirrored
 from fl_privacy.flower.untouched.tapped_grid import Answer, TappedGrid
 from fl_privacy.report.untouched import AppPage, Step, write_app_page
 from fl_privacy.results.survivors import Survivor
@@ -105,7 +105,11 @@ def audit_app(app: App, asked: Asked) -> Audited:
     node_config = read_pairs("--node-config", asked.node_config)
     folder = _folder(asked.out, app.name)
     run = _Run(app, asked, folder, nodes)
-    with mirrored(asked.mirror) as asked_data, _working_in(folder / "files"), own_audits_left_out() as left_out:
+    with contextlib.ExitStack() as stack:
+        asked_data = stack.enter_context(mirrored(asked.mirror))
+        stack.enter_context(in_one_process())
+        stack.enter_context(_working_in(folder / "files"))
+        left_out = stack.enter_context(own_audits_left_out())
         tables: dict[str, np.ndarray] = {}
         with LoadedBy(tables).looking():  # some apps read their data when they are imported
             server, client = app.load()

@@ -19,7 +19,7 @@ from fl_privacy.flower.audit_protocol import asked_probe
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, error_reply
 from fl_privacy.flower.records import PARTITION, PARTITIONS
 from fl_privacy.flower.untouched.loaded import LoadedBy
-from fl_privacy.results.survivors import ClassTrace
+from fl_privacy.results.survivors import ClassTrace, class_trace
 from fl_privacy.rng import Streams, streams_now
 from fl_privacy.tapping import Inventory, Leak, Sent, Watch, Watched, findings_of
 from fl_privacy.tapping.findings import stated_privacy
@@ -161,6 +161,7 @@ class TappedGrid(LocalGrid):
             return self._tapped(message)
 
     def _tapped(self, message: Message) -> Message:
+        message = copy.deepcopy(message)  # on the wire each node gets its own, and mods take entries out of theirs
         node, kind = message.metadata.dst_node_id, str(message.metadata.message_type)
         self._rounds[node, kind] += 1
         number = self._rounds[node, kind]
@@ -210,7 +211,9 @@ class TappedGrid(LocalGrid):
         same = {key for key, array in uploaded.items() if key in sent and sent[key].shape == array.shape}
         known |= {key.partition("/")[2] for key in same}
         odd = [key for _, key in up.arrays if key not in known]
-        for leak in findings_of(up, columns.of(seen), odd, trained=bool(pairs.parameters)):
+        loaded = columns.of(seen)
+        self._trace(down, sent, uploaded, loaded.labels)
+        for leak in findings_of(up, loaded, odd, trained=bool(pairs.parameters)):
             self.found[down.kind, leak] += 1
         for key, value in stated_privacy(up).items():
             self.stated.setdefault(key, set()).add(value)
@@ -218,6 +221,16 @@ class TappedGrid(LocalGrid):
             message, context, streams = before
             answer = Answer(down.node, down.round, message, context, streams, seen, sent, uploaded, pairs)
             self.answers[down.node, "first" if (down.node, "first") not in self.answers else "latest"] = answer
+
+    def _trace(
+        self, down: Sent, sent: dict[str, np.ndarray], uploaded: dict[str, np.ndarray], labels: np.ndarray | None
+    ) -> None:
+        """Keep what a client's first upload says of classes."""
+        if down.node in self.traces or len(self.traces) >= MOST_TRACES or down.kind.startswith("evaluate"):
+            return
+        trace = class_trace(sent, uploaded, labels)
+        if trace is not None:
+            self.traces[down.node] = trace
 
     def ask_again(self, answer: Answer, only: OnlyExamples | None, *, program: bool = False) -> "Again | Failure":
         """What the client answers to the same message, from the same state, where its loaders give ``only`` some.
