@@ -79,7 +79,7 @@ LLAMA = (
     " the data; older transformers, trl and peft, as the example pins them"
 )
 SMALL = (
-    "model.lora.peft-lora-r=4 train.seq-length=64 train.training-arguments.per-device-train-batch-size=2"
+    "model.lora.peft-lora-r=4 train.seq-length=128 train.training-arguments.per-device-train-batch-size=2"
     " train.training-arguments.max-steps=2 strategy.fraction-train=1.0"
 )
 TUNED = Setting(nodes=2, config=SMALL, older=True, note=LLAMA)
@@ -88,7 +88,7 @@ SETTINGS: Mapping[str, Setting] = {
     "quickstart-pytorch": Setting(note=CIFAR),
     "federated-vae": Setting(note=CIFAR),
     "fl-tabular": Setting(note=ADULT),
-    "quickstart-pytorch-lightning": Setting(note=MNIST, config="max-epochs=1"),
+    "quickstart-pytorch-lightning": Setting(nodes=8, note=MNIST, config="max-epochs=1"),
     "opacus": Setting(note=CIFAR),
     "quickstart-huggingface": Setting(note=BERT, config='model-name="{mirror}/bert-tiny" fraction-train=1.0'),
     "custom-mods": Setting(note=CIFAR),
@@ -113,7 +113,7 @@ SETTINGS: Mapping[str, Setting] = {
     "federated-analytics": Setting(
         note="60 drawn people a node, in SQLite", node_config='db-url="sqlite:///{mirror}/measurements/{partition}.db"'
     ),
-    "quickstart-jax": Setting(note=MNIST),
+    "quickstart-jax": Setting(nodes=8, note=MNIST),
     "quickstart-tensorflow": Setting(note=CIFAR),
     "quickstart-mlx": Setting(note=MNIST),
     "quickstart-pennylane": Setting(note=CIFAR, config="local-epochs=1"),
@@ -161,7 +161,7 @@ def main() -> None:
             if not asked.again and not asked.only and kept.find({"example": example.name}):
                 continue
             python = asked.older_python if SETTINGS.get(example.name, Setting()).older else Path(sys.executable)
-            row = audited(example, mirror, out, python, asked)
+            row = audited(example, mirror, python, asked)
             kept.add({"example": example.name}, row)
             print(f"{example.name}: {row.get('headline') or row.get('reason')} ({row['seconds']:.0f} s)", flush=True)
     if asked.rows == ROWS:
@@ -179,20 +179,33 @@ def examples_of(checkout: Path, only: list[str] | None) -> list[Path]:
 
 def audited(example: Path, mirror: Path, out: Path, python: Path | None, asked: argparse.Namespace) -> dict[str, Any]:
     """The row of an example."""
-    limit = float(asked.limit)
-    name, started, started_at = example.name, time.perf_counter(), time.time()
+    name = example.name
     if reason := NO_APP.get(name) or NOT_TRIED.get(name):
         return {"example": name, "reason": reason, "seconds": 0.0, "edited": 0}
     if python is None:
         return {"example": name, "reason": "needs older packages, which were not there", "seconds": 0.0, "edited": 0}
     setting = SETTINGS.get(name, Setting())
-    command = [str(python), "-m", "fl_privacy", "audit", str(example / setting.folder)]
+    return audit_of(name, example / setting.folder, setting, mirror, asked, python=python)
+
+
+def audit_of(
+    name: str,
+    app: Path,
+    setting: Setting,
+    mirror: Path,
+    asked: argparse.Namespace,
+    *,
+    python: Path = Path(sys.executable),
+) -> dict[str, Any]:
+    """The row of the app in a folder, run by itself in a sandbox."""
+    started, started_at, limit, out = time.perf_counter(), time.time(), float(asked.limit), asked.out.absolute()
+    command = [str(python), "-m", "fl_privacy", "audit", str(app)]
     command += ["--mirror", str(mirror), "--nodes", str(setting.nodes), "--rounds", str(setting.rounds)]
     command += ["--victims", str(asked.victims), "--out", str(out), "--seconds", str(limit / 6), "--sandbox"]
     command += ["--run-config", setting.config.format(mirror=mirror)] if setting.config else []
     command += ["--node-config", setting.node_config.replace("{mirror}", str(mirror))] if setting.node_config else []
     if setting.files:
-        place_files(mirror / setting.files, example / setting.folder, out)
+        place_files(mirror / setting.files, app, out)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TORCH_HOME": str(mirror / "torch")}
     environment["HF_HOME"] = str(mirror / "hf")
     log = out / f"{name}.log"
@@ -202,7 +215,7 @@ def audited(example: Path, mirror: Path, out: Path, python: Path | None, asked: 
     row["command"] = shlex.join(["fl-privacy", "audit", name, *command[5:]])
     for place, called in ((str(mirror), "MIRROR"), (str(out), "OUT")):
         row["command"] = row["command"].replace(place, called)
-    kept = out / f"audit-{project_of(example / setting.folder)}" / "audit.json"
+    kept = out / f"audit-{project_of(app)}" / "audit.json"
     if kept.is_file() and kept.stat().st_mtime >= started_at and status in (0, 124):
         record = json.loads(kept.read_text(encoding="utf-8"))
         row["cut"] = status == 124
@@ -272,6 +285,15 @@ def table() -> str:
         " guessing), and the F1 of a client's own words; each with its 95 % interval. A hyphen: not"
         " attacked, which is no protection.",
         "",
+        *lines_of(rows),
+    ]
+    return "\n".join(lines)
+
+
+def lines_of(rows: list[dict[str, Any]]) -> list[str]:
+    """Two tables: of the pages, and of the reasons why there is none."""
+    pages = [row for row in rows if "headline" in row]
+    lines = [
         "| Example | Lines edited | Uploaded | In clear | Gradient of one | One, uploaded | Batch, uploaded"
         " | Last round | Classes, whole training | Members | Words | Seconds | Data |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
@@ -280,7 +302,7 @@ def table() -> str:
     lines += ["", "| Example | Why there is no page |", "|---|---|"]
     lines += [f"| {row['example']} | {_cell(row['reason'])} |" for row in rows if "headline" not in row]
     lines += ["", "Seconds are of one core of two that others used as well: a ceiling, no benchmark.", ""]
-    return "\n".join(lines)
+    return lines
 
 
 def is_measured(row: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.auto.budget import EVALUATIONS
@@ -51,6 +51,7 @@ MOST_IN_A_BATCH = 64
 """Examples of a step that is attacked."""
 
 RUNGS = {
+    "evaluation": "One example in evaluation mode: the gradient, without batch norm over the batch and dropout",
     "gradient": "One example: the gradient, before anything leaves",
     "one": "One example in one step, as it is uploaded",
     "batch": "The app's own batch in one step, as it is uploaded",
@@ -190,11 +191,15 @@ class Ladder:
         started = time.perf_counter()
         if not self.clients:
             return
+        if _depends_on_mode(self.clients[0].watched):
+            still = attempt(lambda: self._singles(later=False, evaluation=True))
+            found, reason = still if not isinstance(still, Failure) else ([], still.reason)
+            yield replace(self._rung("gradient", found, reason.removeprefix("NotAttackedError: ")), name="evaluation")
         singles = attempt(lambda: self._singles(later=False))
         if isinstance(singles, Failure):
             singles = [], singles.reason.removeprefix("NotAttackedError: ")
         found, reason = singles
-        self._single = next((a.watched for _, a in found if a.watched.loaded == 1 and a.watched.program), None)
+        self._single = next((a.watched for _, a in found if a.watched.program and _of_one(a.watched)), None)
         yield self._rung("gradient", found, reason)
         yield self._rung("one", found, reason)
         steps = (self._batch_rung, self._all_rung, self._later_rung)
@@ -208,7 +213,7 @@ class Ladder:
             if made is not None:
                 yield made
 
-    def _singles(self, *, later: bool) -> tuple[list[tuple[Client, Again]], str]:
+    def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[Client, Again]], str]:
         """Answers on one example each, and why there are none."""
         found: list[tuple[Client, Again]] = []
         reason = ""
@@ -217,7 +222,7 @@ class Ladder:
             ask = client.ask_later if later else client.ask
             if ask is None:
                 continue
-            again = _on_one(ask, number // len(self.clients))
+            again = _on_one(ask, number // len(self.clients), evaluation=evaluation)
             if isinstance(again, Failure):
                 reason = f"the app's code fails on a single example ({again.reason})"
                 logger.info("Client %d: %s", client.number, again.reason)
@@ -352,7 +357,12 @@ class Ladder:
             f"this is what the training itself uploads, of {said}; attacks here undo at most {MOST_STEPS} steps of"
             f" {MOST_IMAGES} examples in all. That is a limit of this attacker, not a protection of the app's"
         )
-        if steps == 1:
+        if not self.clients[0].matched.parameters:
+            reason = (
+                f"this is what the training itself sends, of {said}: no parameter of the network is in it. What a sum"
+                " over clients tells was not attacked"
+            )
+        elif steps == 1:
             reason = f"this is what the training itself uploads, of {said}: the rung below"
         return Rung(name="all", made=f"the training's own uploads, of {said}", reason=reason)
 
@@ -363,7 +373,13 @@ class Ladder:
         return replace(self._rung("one", found, reason), name="later")
 
 
-def _on_one(ask: Ask, number: int) -> Again | Failure:
+def _depends_on_mode(seen: Watched) -> bool:
+    """Whether a network that trains answers differently in evaluation mode."""
+    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    return seen.training and any(isinstance(each, kinds) for part in seen.modules for each in part.modules())
+
+
+def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> Again | Failure:
     """An answer on one example, else with that in every pass, else on two, which batch norm needs."""
     tried: Again | Failure = Failure("nothing was tried")
     for only in (
@@ -371,11 +387,16 @@ def _on_one(ask: Ask, number: int) -> Again | Failure:
         OnlyExamples(first=number, repeats=True),
         OnlyExamples(first=2 * number, number=2),
     ):
-        again = ask(only)
+        again = ask(replace(only, evaluation=evaluation))
         if not isinstance(again, Failure):
             return again
         tried = again if isinstance(tried, Failure) and tried.reason == "nothing was tried" else tried
     return tried
+
+
+def _of_one(seen: Watched) -> bool:
+    """Whether the first batch is of one example."""
+    return bool(seen.batches) and all(len(t) == 1 for t in tensors_in(seen.batches[0]) if t.dim())
 
 
 def _first_size(watched: Watched) -> int:

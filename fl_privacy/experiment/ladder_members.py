@@ -97,6 +97,8 @@ def _members(clients: Sequence[Trained], seen: Watched, seconds: float) -> Survi
     if len(clients) < 2:
         raise NotAttackedError("one client alone was asked again, and there are no others' examples to tell apart")
     losses = _losses(seen)
+    if not any(client.matched.parameters for client in clients):
+        raise NotAttackedError("no parameter of the network is among what clients upload")
     hidden = [n for c in clients for n in c.matched.withheld if n in c.watched.gradients]
     if hidden:
         raise NotAttackedError("parts of the network that are trained do not leave the client")

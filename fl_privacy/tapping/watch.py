@@ -86,11 +86,13 @@ class OnlyExamples:
         first: counted through the loader's batches.
         number: of examples; ``None`` the loader's own first batch.
         repeats: give it again in later passes.
+        evaluation: modules answer in evaluation mode: no batch norm over the batch, no dropout.
     """
 
     first: int = 0
     number: int | None = 1
     repeats: bool = False
+    evaluation: bool = False
 
 
 class _Mode(TorchFunctionMode):
@@ -151,7 +153,8 @@ class Watch:
             watch._entering(module, args, kwargs)
             watch._depth += 1
             try:
-                made = call(module, *args, **kwargs)
+                with _evaluating(module, watch._only is not None and watch._only.evaluation):
+                    made = call(module, *args, **kwargs)
             finally:
                 watch._depth -= 1
             if watch._recorder is not None:
@@ -164,7 +167,7 @@ class Watch:
         seen = self.seen
         if not any(module is known for known in seen.modules):
             if not seen.modules:
-                seen.training = module.training
+                seen.training = module.training and not (self._only is not None and self._only.evaluation)
             prefix = f"parts.{len(seen.modules)}."
             seen.modules.append(module)
             for name, value in (*module.named_parameters(), *module.named_buffers()):
@@ -254,6 +257,19 @@ class Watch:
             return backward(tensors, *args, **kwargs)
 
         return differentiated
+
+
+@contextmanager
+def _evaluating(module: nn.Module, wanted: bool) -> Iterator[None]:
+    """``module`` in evaluation mode until the block ends, where that is ``wanted``."""
+    before = [each for each in module.modules() if each.training] if wanted else []
+    for each in before:
+        each.training = False
+    try:
+        yield
+    finally:
+        for each in before:
+            each.training = True
 
 
 class _Counting:

@@ -11,6 +11,8 @@ from fl_privacy.errors import UserError
 from fl_privacy.flower.untouched.app import read_app
 from fl_privacy.flower.untouched.audit import Asked, audit_app
 from fl_privacy.results.survivors import ClassTrace, class_trace, classes_told, members_told, words_told
+from fl_privacy.tapping import Sent, findings_of
+from fl_privacy.tapping.findings import Loaded
 from tests.flower.untouched_apps import LANGUAGE, LEGACY_SERVER, LISTED, PLAIN, SERVER, audited, rung, write
 
 UNEVEN = PLAIN.replace(
@@ -152,3 +154,37 @@ def test_casts_that_do_nothing_are_no_part_of_the_way(tmp_path: Path) -> None:
     record = audited(tmp_path, "app_moves", client)
     assert rung(record, "gradient")["labels"] == [2, 2]
     assert any("The loss is cross entropy" in note for note in rung(record, "gradient")["notes"])
+
+
+NORMED = PLAIN.replace(
+    "nn.Linear(36, 24), nn.Sigmoid()", "nn.Linear(36, 24), nn.BatchNorm1d(24), nn.Dropout(0.5), nn.Sigmoid()"
+)
+
+
+def test_evaluation_mode_is_a_rung_where_it_makes_a_difference(tmp_path: Path) -> None:
+    record = audited(tmp_path, "app_normed", NORMED)
+    first = record["rungs"][0]
+    assert first["rung"] == "evaluation" and not first["uploaded"]
+    assert first["counts"]["read"] == 2 and first["labels"] == [2, 2], first
+    assert "2 examples, since its code takes no fewer," in rung(record, "gradient")["made"]
+    plain = audited(tmp_path / "plain", "app_not_normed", PLAIN)
+    assert next(each["rung"] for each in plain["rungs"]) == "gradient"
+
+
+def test_figures_of_columns_and_histograms_are_facts() -> None:
+    ages = np.array([20.5, 31.0, 44.0, 44.0, 61.5, 70.0])
+    loaded = Loaded(columns={"age": ages})
+    values = {
+        ("m", "total"): float(ages.sum()),
+        ("m", "squares"): float((ages**2).sum()),
+        ("m", "bins"): [1, 1, 3, 1],
+        ("m", "other"): 12.5,
+        ("m", "few"): [1, 1, 1, 1],
+    }
+    sent = Sent(direction="client to server", kind="query", round=1, node=1, values=values)
+    found = {leak.where: leak.what for leak in findings_of(sent, loaded, (), trained=False)}
+    assert found == {
+        "m/total": "the sum of the column age over the client's 6 examples",
+        "m/squares": "the sum of squares of the column age over the client's 6 examples",
+        "m/bins": "a histogram of the client's 6 examples",
+    }

@@ -16,6 +16,19 @@ from fl_privacy.tapping.watch import Watched, _replaced
 
 MOST_ROWS = 20_000
 
+READERS = (
+    "read_csv",
+    "read_parquet",
+    "read_sql",
+    "read_sql_table",
+    "read_sql_query",
+    "read_excel",
+    "read_table",
+    "read_json",
+    "read_feather",
+)
+"""Of pandas."""
+
 
 class LoadedBy:
     """Notes which partitions of ``flwr_datasets`` a client takes while it answers, and which tables of pandas.
@@ -37,7 +50,7 @@ class LoadedBy:
                 stack.enter_context(_replaced(owner, "load_partition", self._around))
             if importlib.util.find_spec("pandas") is not None:
                 pandas = importlib.import_module("pandas")
-                for name in ("read_csv", "read_parquet", "read_sql", "read_excel", "read_table", "read_json"):
+                for name in READERS:
                     if hasattr(pandas, name):
                         stack.enter_context(_replaced(pandas, name, self._around_reading))
             yield
