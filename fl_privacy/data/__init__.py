@@ -3,12 +3,23 @@
 from fl_privacy.data.attributes import load_with_attribute
 from fl_privacy.data.datasets import Dataset, load_data
 from fl_privacy.data.examples import Examples, LabelledExamples, TextExamples, Vocabulary, expect_images
-from fl_privacy.data.partition import Dirichlet, Iid, Natural, Partition, Pathological, partition_table
+from fl_privacy.data.partition import (
+    ClassShares,
+    Dirichlet,
+    EvenClasses,
+    Iid,
+    Natural,
+    Partition,
+    Pathological,
+    partition_table,
+)
 from fl_privacy.data.texts import load_text
 
 __all__ = [
+    "ClassShares",
     "Dataset",
     "Dirichlet",
+    "EvenClasses",
     "Examples",
     "Iid",
     "LabelledExamples",

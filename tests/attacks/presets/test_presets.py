@@ -21,6 +21,7 @@ from fl_privacy.attacks import (
     inverting_gradients,
     model_inversion,
     refiner_aware,
+    refiner_solved,
     sapag,
 )
 from fl_privacy.attacks.gradient_inversion.starts import STARTS, Blank, Given, Space
@@ -47,6 +48,7 @@ PRESETS: dict[str, Callable[..., GradientInversion | ModelInversion]] = {
     "grad_inversion": lambda **options: grad_inversion(warmup=1, noise=1e-3, **options),
     "refiner_aware": refiner_aware,
     "refiner_aware-lbfgs": lambda **options: refiner_aware(base="idlg", **options),
+    "refiner_solved": refiner_solved,
     "model_inversion": partial(model_inversion, matching_iterations=3),
     "sapag": sapag,
     "sapag-adamw": lambda **options: sapag(optimizer="adamw", lr=0.05, projection="minmax", **options),
