@@ -9,6 +9,7 @@ the batch, and in the order that finds most. Guesses of noise from N(0, 1) are t
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from row_file import RowFile, takes_rows
@@ -83,7 +84,7 @@ def main() -> None:
     channels, size, _ = examples.input_shape
     shape = {"in_channels": channels, "image_size": size, "num_classes": examples.num_classes}
     model = build_model(DLNet, seed=options.seed, init="uniform_0.3", **shape)
-    attack = dlg(start="pattern", iterations=options.iterations)
+    attack = replace(dlg(start="pattern", iterations=options.iterations), as_they_come=True)
     for batch_size in options.batches:
         rng, several = torch.Generator().manual_seed(options.seed), options.victims
         client = Client(

@@ -242,11 +242,11 @@ class Prepared:
         return RecordedEvaluation() if pays and self._like.device.type == "cpu" else Problem.evaluate
 
     def read(self, inputs: Tensor) -> Tensor:
-        """What was found, as it is reported: images in [0, 1], or the tokens of texts."""
+        """What was found, as it is reported: images in [0, 1], unless they are wanted as they come, or the tokens of texts."""
         source = self.settings.source
         if isinstance(source, WordEmbeddings):
             return source.read(inputs).cpu()
-        return inputs.clamp(0, 1).float().cpu()
+        return (inputs if self.settings.as_they_come else inputs.clamp(0, 1)).float().cpu()
 
     @property
     def _obstacle(self) -> str | None:
