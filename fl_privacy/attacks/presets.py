@@ -218,7 +218,7 @@ def adam_dlg(*, lr: float = 1e-3, weight_decay: float = 0.01, **options: Unpack[
     return vary(published, options)
 
 
-@takes(GradientOptions, depending=("projection",))
+@takes(GradientOptions, depending=("projection", "iterations"))
 def sapag(
     *,
     optimizer: Literal["lbfgs", "adamw"] = "lbfgs",
@@ -227,6 +227,7 @@ def sapag(
     bandwidth: float | None = None,
     depth: Literal["constant", "linear", "geometric"] = "linear",
     last: float = 0.5,
+    per: Literal["tensor", "layer"] = "tensor",
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
     """Build SAPAG, the self-adaptive privacy attack from gradients (Wang et al. 2020): Gaussian kernel.
@@ -239,13 +240,14 @@ def sapag(
     there, so it has 10, and smaller tolerances than suit squared gradients: losses are shares of a saturated kernel's.
 
     L-BFGS with rate 1 and 500 iterations on LeNet, AdamW with rate 1e-3 and 20,000 on ResNet-18, from N(0, 1) or a
-    constant. ``form``, ``bandwidth``, ``depth`` and ``last`` are those of
+    constant. ``form``, ``bandwidth``, ``depth``, ``last`` and ``per`` are those of
     :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`; the printed formula is ``form="literal"``.
     """
     one_of("attack.optimizer", optimizer, ("lbfgs", "adamw"))
+    one_of("attack.per", per, ("tensor", "layer"))
     width = bandwidth if bandwidth is not None else 10.0 if optimizer == "lbfgs" else 1.0
     published = GradientInversion(
-        objective=GaussianKernel(form=form, bandwidth=width, depth=depth, last=last),
+        objective=GaussianKernel(form=form, bandwidth=width, depth=depth, last=last, per=per),
         optimizer=LBFGS(lr=1.0 if lr is None else lr, tolerance_grad=1e-10, tolerance_change=1e-13),
         iterations=500,
         labels="optimize",

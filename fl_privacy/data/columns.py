@@ -17,7 +17,7 @@ LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "character"
 
 
 def find_column(columns: Sequence[str], chosen: str | None, usual: Sequence[str], *, kind: str, name: str) -> str:
-    """Find the column ``chosen`` by the user, else the first of the ``usual`` ones.
+    """Find the column ``chosen`` by the user, else the first of the ``usual`` ones; case decides only between two.
 
     Args:
         columns: those that the table has.
@@ -26,7 +26,11 @@ def find_column(columns: Sequence[str], chosen: str | None, usual: Sequence[str]
         kind: ``image``, ``label`` or ``group``; the option ``data.<kind>_column`` chooses.
         name: of the data set, for errors.
     """
-    found = next((column for column in ([chosen] if chosen else usual) if column in columns), None)
+    wanted_names = [chosen] if chosen else usual
+    found = next((column for column in wanted_names if column in columns), None)
+    if found is None:  # the hub's CelebA has Smiling, others have smiling
+        alike = {column.casefold(): column for column in columns}
+        found = next((alike[name.casefold()] for name in wanted_names if name.casefold() in alike), None)
     if found is None:
         wanted = chosen or f"one of {', '.join(usual)}"
         raise UserError(

@@ -23,8 +23,10 @@ from fl_privacy.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, encode_labels,
 from fl_privacy.data.examples import Examples, LabelledExamples
 from fl_privacy.data.images import Fit, decode_images
 from fl_privacy.data.sources import (
+    OWNERS,
     ImageFolder,
     MnistMini,
+    ParquetFolder,
     Photographs,
     Source,
     environment_folder,
@@ -207,7 +209,8 @@ def _read(source: Source, reading: _Reading, name: str) -> tuple[Examples, Examp
     names = getattr(parts[0].features[label_column], "names", None)
     labels, names = encode_labels([part[label_column][:] for part in parts], names, label_column, name)
     groups: list[Tensor | None] = [None] * len(parts)
-    if reading.group_column is not None:
+    without_owners = isinstance(source, ParquetFolder) and reading.group_column == OWNERS.get(name)
+    if reading.group_column is not None and not (without_owners and reading.group_column not in columns):
         group_column = find_column(columns, reading.group_column, (), kind="group", name=name)
         groups = list(encode_labels([part[group_column][:] for part in parts], None, group_column, name)[0])
     image_column = find_column(columns, reading.image_column, IMAGE_COLUMNS, kind="image", name=name)

@@ -135,12 +135,16 @@ KNOWN: dict[str, HubData] = {
     "cifar10_exact": HubData("uoft-cs/cifar10"),
     "fashion_mnist": HubData("zalando-datasets/fashion_mnist"),
     "femnist": HubData("flwrlabs/femnist"),
+    "imagenet": HubData("ILSVRC/imagenet-1k"),
     "lfw": HubData("logasja/lfw", "default"),
     "mnist": HubData("ylecun/mnist"),
     "svhn": HubData("ufldl-stanford/svhn", "cropped_digits"),
     "tiny_imagenet": HubData("zh-plus/tiny-imagenet"),
 }
 """Name in this package -> where it is on the hub."""
+
+OWNERS: Mapping[str, str] = {"celeba": "celeb_id", "femnist": "writer_id"}
+"""Name -> column on the hub that says whose an example is; a copy in a folder may be without it."""
 
 
 def hub_source(name: str) -> HubData:

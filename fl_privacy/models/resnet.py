@@ -102,6 +102,12 @@ class ResNet10(ResNet18):
     blocks = (1, 1, 1, 1)
 
 
+class ResNet34(ResNet18):
+    """ResNet-34 for small images: 3, 4, 6 and 3 basic blocks in four stages."""
+
+    blocks = (3, 4, 6, 3)
+
+
 class ResNet20(ResNet18):
     """ResNet-20 with three stages of three blocks: ResNet20-4 of "Inverting Gradients" at its width of 64.
 

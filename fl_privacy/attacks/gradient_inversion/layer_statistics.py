@@ -29,6 +29,7 @@ class Target:
         value: (V, n) flattened, (V, 0) where it is known by its factors.
         squared: (V,) sum of squares.
         variance: (V,) over the n elements.
+        mean: (V,) of them.
         size: n.
         low, high: (V, n) between which the undefended tensor is known to be, where the defense hid its exact value;
             ``None`` where it is the one observed. A guess within is as good as the observed value.
@@ -37,6 +38,7 @@ class Target:
     value: Tensor
     squared: Tensor
     variance: Tensor
+    mean: Tensor
     size: int
     low: Tensor | None = None
     high: Tensor | None = None
@@ -46,7 +48,7 @@ class Target:
         """Build the target of values (V, *shape), with ``bounds`` of that shape."""
         flat = value.reshape(len(value), -1)
         low, high = (None, None) if bounds is None else (bound.reshape(len(bound), -1) for bound in bounds)
-        return cls(flat, flat.square().sum(1), flat.var(1, correction=0), flat.shape[1], low, high)
+        return cls(flat, flat.square().sum(1), flat.var(1, correction=0), flat.mean(1), flat.shape[1], low, high)
 
     @classmethod
     def joined(cls, targets: Sequence["Target"]) -> "Target":
@@ -55,12 +57,13 @@ class Target:
 
     def without_value(self) -> "Target":
         """Return the numbers alone, without the values."""
-        return Target(self.value[:, :0].clone(), self.squared, self.variance, self.size)
+        return Target(self.value[:, :0].clone(), self.squared, self.variance, self.mean, self.size)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Target":
         """Return a copy with its tensors changed."""
         low, high = (None if bound is None else change(bound) for bound in (self.low, self.high))
-        return Target(change(self.value), change(self.squared), change(self.variance), self.size, low, high)
+        numbers = (change(number) for number in (self.value, self.squared, self.variance, self.mean))
+        return Target(*numbers, self.size, low, high)
 
 
 class LayerStatistics(Protocol):

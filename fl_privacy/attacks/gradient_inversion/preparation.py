@@ -246,13 +246,12 @@ class Prepared:
         return RecordedEvaluation() if pays and self._like.device.type == "cpu" else Problem.evaluate
 
     def read(self, inputs: Tensor) -> Tensor:
-        """Convert the result to what is reported: images in [0, 1], the tokens of texts, or rows."""
+        """Convert the result to what is reported: images in [0, 1] unless they are wanted as they come, tokens or rows."""
         source = self.settings.source
         if isinstance(source, WordEmbeddings):
             return source.read(inputs).cpu()
-        if isinstance(source, TableRows):
-            return inputs.float().cpu()
-        return inputs.clamp(0, 1).float().cpu()
+        as_they_come = isinstance(source, TableRows) or self.settings.as_they_come
+        return (inputs if as_they_come else inputs.clamp(0, 1)).float().cpu()
 
     @property
     def _obstacle(self) -> str | None:
