@@ -33,12 +33,12 @@ class Item:
 
     @property
     def status(self) -> str:
-        """``equal``, ``option`` or ``not``."""
+        """Return ``equal``, ``option`` or ``not``: how the package has the item."""
         return "equal" if self.equal else "option" if self.option else "not"
 
     @property
     def places(self) -> list[str]:
-        """All that it names."""
+        """Return all places that the item names."""
         return [place for place in (self.equal, self.option, self.place) if place]
 
 
@@ -57,7 +57,7 @@ def load_items(file: Path = DOCS / "papers_items.yaml") -> dict[str, tuple[str, 
 
 
 def counts_table() -> str:
-    """A line for each paper and one for all."""
+    """Render the table of counts: a line for each paper and one for all."""
     papers = load_items()
     lines = [[title, *_counts(items)] for title, items in papers.values()]
     lines.append(["**all**", *_counts([item for _, items in papers.values() for item in items])])
@@ -76,13 +76,13 @@ def _counts(items: Sequence[Item]) -> list[str]:
 
 
 def with_counts(page: str) -> str:
-    """``page`` with the table of counts between its marks."""
+    """Replace the table of counts between the marks of ``page``."""
     before, _, rest = page.partition(BEGIN)
     return f"{before}{BEGIN}\n{counts_table()}\n{END}{rest.partition(END)[2]}"
 
 
 def items_page(made: str) -> str:
-    """All items with their places, and what is not here with its reason."""
+    """Render all items of the papers with their places, or the reason why one is not here."""
     parts = [made, "# Item by item", (DOCS / "published" / "items.md").read_text().strip(), counts_table()]
     for title, items in load_items().values():
         rows = [

@@ -16,7 +16,7 @@ LANGUAGE_MODELS = ("openlm-research/open_llama_3b_v2", "mistralai/Mistral-7B-v0.
 
 
 def make_mirror(data: Path, mirror: Path) -> Path:
-    """Small parts of data sets under their hub names, and stand-ins."""
+    """Write small parts of data sets, and stand-ins, under their hub names."""
     mirror.mkdir(parents=True, exist_ok=True)
     makers: Mapping[str, Callable[[Path, Path], None]] = {
         "cifar10": lambda d, m: part(d / "cifar10_exact", m, {"train": 600, "test": 100}),
@@ -48,7 +48,7 @@ def make_mirror(data: Path, mirror: Path) -> Path:
 
 
 def part(source: Path, into: Path, numbers: Mapping[str, int], renamed: Mapping[str, str] | None = None) -> None:
-    """The first rows of the splits of a data set."""
+    """Write the first rows of the splits of a data set."""
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     for file in sorted(source.glob("*.parquet")):
@@ -58,7 +58,7 @@ def part(source: Path, into: Path, numbers: Mapping[str, int], renamed: Mapping[
 
 
 def adult(data: Path, into: Path) -> None:
-    """UCI Adult under the names that the hub's copy has."""
+    """Write UCI Adult under the names that the hub's copy has."""
     import pandas as pd  # noqa: PLC0415
 
     frame = pd.read_parquet(data / "adult" / "train.parquet").head(2000)
@@ -72,7 +72,7 @@ def adult(data: Path, into: Path) -> None:
 
 
 def iris(into: Path, names: str) -> None:
-    """Iris of scikit-learn under other names."""
+    """Write scikit-learn's Iris under other column names."""
     import pandas as pd  # noqa: PLC0415
     from sklearn.datasets import load_iris  # noqa: PLC0415
 
@@ -84,7 +84,7 @@ def iris(into: Path, names: str) -> None:
 
 
 def higgs(data: Path, into: Path) -> None:
-    """Drawn rows of 28 numbers."""
+    """Draw rows of 28 numbers in place of HIGGS."""
     import numpy as np  # noqa: PLC0415
     import pandas as pd  # noqa: PLC0415
 
@@ -96,7 +96,7 @@ def higgs(data: Path, into: Path) -> None:
 
 
 def titanic(data: Path, into: Path) -> None:
-    """Drawn passengers."""
+    """Draw passengers in place of Titanic's."""
     import numpy as np  # noqa: PLC0415
     import pandas as pd  # noqa: PLC0415
 
@@ -116,7 +116,7 @@ def titanic(data: Path, into: Path) -> None:
 
 
 def bert(data: Path, into: Path) -> None:
-    """A BERT of two layers of 128, as drawn, with the words of the data as its vocabulary."""
+    """Write an untrained BERT of two layers of 128, with the words of the data as its vocabulary."""
     import pandas as pd  # noqa: PLC0415
     import torch  # noqa: PLC0415
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast  # noqa: PLC0415
@@ -137,7 +137,7 @@ def bert(data: Path, into: Path) -> None:
 
 
 def iris_in_numbers(data: Path, into: Path) -> None:
-    """Iris of scikit-learn with its classes as numbers, in a drawn order."""
+    """Write scikit-learn's Iris with its classes as numbers, in a random order."""
     import pandas as pd  # noqa: PLC0415
     from sklearn.datasets import load_iris  # noqa: PLC0415
 
@@ -148,7 +148,7 @@ def iris_in_numbers(data: Path, into: Path) -> None:
 
 
 def speech(data: Path, into: Path) -> None:
-    """Drawn tones of 40 speakers, one second each, and 5 longer ones of noise."""
+    """Draw tones of 40 speakers, one second each, and 5 longer ones of noise."""
     import numpy as np  # noqa: PLC0415
     import pandas as pd  # noqa: PLC0415
 
@@ -172,7 +172,7 @@ def speech(data: Path, into: Path) -> None:
 
 
 def measurements(data: Path, into: Path) -> None:
-    """Drawn people in a database a node, with the columns that the example asks for."""
+    """Draw people, one database for each node, with the columns that the example asks for."""
     import numpy as np  # noqa: PLC0415
     import pandas as pd  # noqa: PLC0415
     from sqlalchemy import create_engine  # noqa: PLC0415
@@ -188,7 +188,7 @@ def measurements(data: Path, into: Path) -> None:
 
 
 def mednist(data: Path, into: Path) -> None:
-    """Gray pictures of 64 pixels in six folders: faces stand in for scans."""
+    """Write gray pictures of 64 pixels in MedNIST's six folders: faces stand in for scans."""
     import io  # noqa: PLC0415
 
     import pandas as pd  # noqa: PLC0415
@@ -202,7 +202,7 @@ def mednist(data: Path, into: Path) -> None:
 
 
 def saved_parts(source: Path, into: Path) -> None:
-    """Parts of a data set as its example saves them for each node."""
+    """Save the parts of a data set as its example saves them for each node."""
     from datasets import load_dataset  # noqa: PLC0415
 
     rows = load_dataset("parquet", data_files=str(source), split="train[:800]")
@@ -211,7 +211,7 @@ def saved_parts(source: Path, into: Path) -> None:
 
 
 def vision_transformer(data: Path, into: Path) -> None:
-    """ViT-B/16 as drawn, where torchvision looks for trained weights."""
+    """Write an untrained ViT-B/16 where torchvision looks for trained weights."""
     import torch  # noqa: PLC0415
     from torchvision.models import ViT_B_16_Weights, vit_b_16  # noqa: PLC0415
 
@@ -222,12 +222,12 @@ def vision_transformer(data: Path, into: Path) -> None:
 
 
 def instructions(data: Path, into: Path) -> None:
-    """Rows of instruction, input and output."""
+    """Write rows of instruction, input and output."""
     part(data / "instructions", into, {"train": 200})
 
 
 def models(data: Path, into: Path) -> None:
-    """Models by their hub names where the hub's own cache would have them."""
+    """Write models by their hub names where the hub's own cache would have them."""
     import shutil  # noqa: PLC0415
 
     for name in LANGUAGE_MODELS:
@@ -236,7 +236,7 @@ def models(data: Path, into: Path) -> None:
 
 
 def cached(into: Path, name: str) -> Path:
-    """Folder of a model in the hub's cache."""
+    """Make the folder of a model in the hub's cache."""
     place = into / "hub" / f"models--{name.replace('/', '--')}"
     (place / "refs").mkdir(parents=True)
     (place / "refs" / "main").write_text("0" * 40, encoding="utf-8")
@@ -246,7 +246,7 @@ def cached(into: Path, name: str) -> Path:
 
 
 def whisper(into: Path) -> None:
-    """Whisper-tiny's encoder of one layer, as drawn."""
+    """Write an untrained Whisper-tiny whose encoder has one layer."""
     import torch  # noqa: PLC0415
     from transformers import (  # noqa: PLC0415
         WhisperConfig,

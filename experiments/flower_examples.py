@@ -169,7 +169,7 @@ def main() -> None:
 
 
 def examples_of(checkout: Path, only: list[str] | None) -> list[Path]:
-    """Folders of examples: those with a setting first."""
+    """List the folders of examples, those with a setting first."""
     place = checkout / "examples" if (checkout / "examples").is_dir() else checkout
     found = sorted(each for each in place.iterdir() if each.is_dir())
     order = only or list(SETTINGS)
@@ -178,7 +178,7 @@ def examples_of(checkout: Path, only: list[str] | None) -> list[Path]:
 
 
 def audited(example: Path, mirror: Path, out: Path, python: Path | None, asked: argparse.Namespace) -> dict[str, Any]:
-    """The row of an example."""
+    """Audit an example and return its row, or the reason why it can't be audited."""
     name = example.name
     if reason := NO_APP.get(name) or NOT_TRIED.get(name):
         return {"example": name, "reason": reason, "seconds": 0.0, "edited": 0}
@@ -197,7 +197,7 @@ def audit_of(
     *,
     python: Path = Path(sys.executable),
 ) -> dict[str, Any]:
-    """The row of the app in a folder, run by itself in a sandbox."""
+    """Audit the app in a folder, in a sandbox of its own, and return its row."""
     started, started_at, limit, out = time.perf_counter(), time.time(), float(asked.limit), asked.out.absolute()
     command = [str(python), "-m", "fl_privacy", "audit", str(app)]
     command += ["--mirror", str(mirror), "--nodes", str(setting.nodes), "--rounds", str(setting.rounds)]
@@ -235,7 +235,7 @@ def place_files(source: Path, app: Path, out: Path) -> None:
 
 
 def project_of(app: Path) -> str:
-    """The name in an app's ``pyproject.toml``."""
+    """Return the name in an app's ``pyproject.toml``."""
     return str(tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"])
 
 
@@ -254,7 +254,7 @@ def ended(command: list[str], environment: Mapping[str, str], log: Path, limit: 
 
 
 def uploaded(record: Mapping[str, Any]) -> str:
-    """What clients upload, in a phrase."""
+    """Say in a phrase what clients upload."""
     up = [line for line in record["inventory"] if line["direction"] == "client to server"]
     arrays = [line for line in up if line["what"].startswith("array") and not line["kind"].startswith("evaluate")]
     size = sum(line["size"] for line in arrays)
@@ -266,7 +266,7 @@ def uploaded(record: Mapping[str, Any]) -> str:
 
 
 def table() -> str:
-    """The page in docs."""
+    """Render the page for the docs."""
     rows = sorted(RowFile(ROWS).rows, key=lambda row: str(row["example"]))
     measured = [row for row in rows if is_measured(row)]
     pages = [row for row in rows if "headline" in row]
@@ -291,7 +291,7 @@ def table() -> str:
 
 
 def lines_of(rows: list[dict[str, Any]]) -> list[str]:
-    """Two tables: of the pages, and of the reasons why there is none."""
+    """Render two tables: the audited apps, and the reasons why others have no page."""
     pages = [row for row in rows if "headline" in row]
     lines = [
         "| Example | Lines edited | Uploaded | In clear | Gradient of one | One, uploaded | Batch, uploaded"
@@ -306,7 +306,7 @@ def lines_of(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def is_measured(row: Mapping[str, Any]) -> bool:
-    """Whether anything was attacked with a figure beside its control."""
+    """Say whether anything was attacked with a figure beside its control."""
     return any(rung["counts"] for rung in row.get("rungs", ())) or any(one["found"] for one in row.get("survivors", ()))
 
 

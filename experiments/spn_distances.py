@@ -36,7 +36,7 @@ DEFENSES: Mapping[str, Defense] = {
 
 
 def attacked(client: Client, attack: ReconstructionAttack, probe: int, batch_size: int) -> tuple[Tensor, Tensor]:
-    """What is read of one upload: images (B, C, H, W) as they come, and classes (B,)."""
+    """Attack one upload; return images (B, C, H, W) as they come, and classes (B,)."""
     sent = ModelState.of(client.model)
     upload = client.probe(sent, ClientState(), round=1, probe=probe, batch_size=batch_size).upload
     seen = Observation(
@@ -54,13 +54,13 @@ def attacked(client: Client, attack: ReconstructionAttack, probe: int, batch_siz
 
 
 def mean(values: list[Tensor]) -> float:
-    """Of all, as far as they are finite."""
+    """Average all finite values."""
     every = torch.cat([value.flatten().double() for value in values])
     return float(every[every.isfinite()].mean())
 
 
 def figures(pairs: list[tuple[Tensor, Tensor, Tensor, Tensor]]) -> dict[str, float]:
-    """Of guessed images, guessed labels, true images and true labels of each batch."""
+    """Compute distances between guessed and true images and labels of each batch, as published and as ours."""
     matched = [(g[assign(g, x)], x) for g, _, x, _ in pairs]
     return {
         "as_they_come": mean([published_rmse(g, x) for g, _, x, _ in pairs]),

@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The page in docs."""
+    """Render the page for the docs."""
     rows = sorted(rows, key=lambda row: str(row["example"]))
     pages = [row for row in rows if "headline" in row]
     measured = [row for row in pages if is_measured(row)]

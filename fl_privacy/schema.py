@@ -309,7 +309,7 @@ M = TypeVar("M")
 
 
 def with_schema(model: M, schema: Schema) -> M:
-    """A model that shares all with ``model`` and knows the ``schema`` of its rows."""
+    """Return a model that shares all with ``model`` and knows the ``schema`` of its rows."""
     known = copy.copy(model)
     known.schema = schema  # type: ignore[attr-defined]
     return known

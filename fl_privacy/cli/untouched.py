@@ -87,7 +87,7 @@ def review(
 
 
 def _sandboxed(arguments: list[str]) -> int:
-    """The same command without network, with a folder for temporary files of its own; its exit status."""
+    """Run the same command without network and with its own temporary folder; return its exit status."""
     unshare = shutil.which("unshare")
     command = [sys.executable, "-m", "fl_privacy", *arguments]
     probe = [unshare, "-rn", "true"] if unshare else []

@@ -97,7 +97,7 @@ class Client:
     reply: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def inputs(self) -> list[Tensor]:
-        """What it was seen to load, examples of one shape together."""
+        """Return the inputs that the client was seen to load, examples of one shape together."""
         found: dict[tuple[int, ...], list[Tensor]] = {}
         for batch in self.watched.batches or self.watched.inputs:
             for tensor in tensors_in(batch):
@@ -138,12 +138,12 @@ class Rung:
 
     @property
     def title(self) -> str:
-        """What readers call it."""
+        """Return the name of the rung that a report shows."""
         return RUNGS[self.name]
 
     @property
     def read_beyond_chance(self) -> bool:
-        """Whether more was read than chance and control allow."""
+        """Say whether more was reconstructed than chance and control allow."""
         if self.counts is None or not self.counts.read or self.counts.by_chance >= LEVEL / len(RUNGS):
             return False
         control = self.control.share if self.control is not None else None
@@ -172,7 +172,7 @@ class Ladder:
     _single: Watched | None = field(default=None, init=False, repr=False)
 
     def survivors(self, traces: Sequence[ClassTrace]) -> Iterator[Survivor]:
-        """What the training's own uploads tell beside single examples; after ``climb``.
+        """Yield what the training's own uploads leak beside single examples; call it after ``climb``.
 
         Args:
             traces: of clients whose labels were seen.
@@ -187,7 +187,7 @@ class Ladder:
             yield Survivor(name="members", reason="no step on a single example was seen, by which losses are found")
 
     def climb(self) -> Iterator[Rung]:
-        """One rung after the other, each as soon as it is done."""
+        """Yield one rung after the other, each as soon as it is done."""
         started = time.perf_counter()
         if not self.clients:
             return
@@ -214,7 +214,7 @@ class Ladder:
                 yield made
 
     def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[Client, Again]], str]:
-        """Answers on one example each, and why there are none."""
+        """Collect the clients' answers on one example each, and the reason if there are none."""
         found: list[tuple[Client, Again]] = []
         reason = ""
         for number in range(self.victims):
@@ -293,7 +293,10 @@ class Ladder:
         return scored, (*_notes(problems[0], observations[0], guesses), *hurried), problems[0].kind
 
     def _reconstructions(self, observations: Sequence[Observation]) -> tuple[list[Reconstruction], tuple[str, ...]]:
-        """Together where they share a network, else one after the other, the first dense layer's closed form first."""
+        """Reconstruct all observations together if they share a network, else one after the other.
+
+        The closed form of the first dense layer comes first where no label has to be found.
+        """
         attack, said = self._attack_for(observations)
         if observations[0].num_classes == 1 and observations[0].knowledge.labels is not None:
             return [self._whole(one, attack) for one in observations], said
@@ -302,7 +305,7 @@ class Ladder:
         return [one for group in groups for one in attack(group, seed=self.seed)], said
 
     def _attack_for(self, observations: Sequence[Observation]) -> tuple[ReconstructionAttack, tuple[str, ...]]:
-        """The attack, with less work where there is no time for it, and a sentence that says so."""
+        """Choose the attack, reduced where the time is short, and a sentence that says so."""
         limit = self.seconds / len(RUNGS) / len(observations)
         if self.attack_within is None or EVALUATIONS["quick"] * seconds_of_evaluation(observations[0]) <= limit:
             return self.attack, ()
@@ -312,7 +315,7 @@ class Ladder:
         )
 
     def _whole(self, observation: Observation, attack: ReconstructionAttack) -> Reconstruction:
-        """Of an observation whose network goes the whole way to the loss: no label has to be found."""
+        """Reconstruct from an observation whose network computes the loss itself, so that no label is needed."""
         solved = AnalyticInversion()([observation], seed=self.seed)[0]
         if solved.failure is None and solved.loss < SOLVED:
             return replace(solved, member="the first dense layer's equations")
@@ -374,13 +377,13 @@ class Ladder:
 
 
 def _depends_on_mode(seen: Watched) -> bool:
-    """Whether a network that trains answers differently in evaluation mode."""
+    """Say whether the network, trained in training mode, answers differently in evaluation mode."""
     kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
     return seen.training and any(isinstance(each, kinds) for part in seen.modules for each in part.modules())
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> Again | Failure:
-    """An answer on one example, else with that in every pass, else on two, which batch norm needs."""
+    """Ask for an answer on one example, else in every pass, else on two, which batch norm needs."""
     tried: Again | Failure = Failure("nothing was tried")
     for only in (
         OnlyExamples(first=number),
@@ -395,12 +398,12 @@ def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> Again | Failu
 
 
 def _of_one(seen: Watched) -> bool:
-    """Whether the first batch is of one example."""
+    """Say whether the first batch has one example."""
     return bool(seen.batches) and all(len(t) == 1 for t in tensors_in(seen.batches[0]) if t.dim())
 
 
 def _first_size(watched: Watched) -> int:
-    """Examples of the first step, by the batches that entered modules."""
+    """Count the examples of the first step, by the batches that entered modules."""
     program = watched.program
     return 0 if program is None else max((len(t) for t in program.constants.values() if t.dim()), default=0)
 
@@ -422,7 +425,7 @@ def _notes(problem: Problem, observation: Observation, guesses: Sequence[Reconst
 
 
 def as_plain(rung: Rung) -> Mapping[str, Any]:
-    """For JSON."""
+    """Return the rung as plain data for JSON."""
     return {
         "rung": rung.name,
         "title": rung.title,

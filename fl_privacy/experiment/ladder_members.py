@@ -60,7 +60,7 @@ class _Losses:
 
     @torch.no_grad()
     def of(self, examples: Sequence[Sequence[Tensor]], values: Mapping[str, Tensor]) -> np.ndarray:
-        """(N,) losses where the modules have ``values``, by the names that were seen."""
+        """Compute (N,) losses of examples at the parameter ``values``, by the names that were seen."""
         model = copy.deepcopy(self.model).eval()
         for module in model.modules():
             if isinstance(module, nn.RNNBase):
@@ -131,7 +131,7 @@ def _members(clients: Sequence[Trained], seen: Watched, seconds: float) -> Survi
 
 
 def _classes(seen: Watched, number: int) -> list[int] | None:
-    """Classes of the first examples; ``None`` where they are not known."""
+    """Return the classes of the first examples; ``None`` where they are not known."""
     told = torch.cat(seen.labels).tolist() if seen.labels else []
     return told[:number] if len(told) >= number else None
 
@@ -139,7 +139,10 @@ def _classes(seen: Watched, number: int) -> list[int] | None:
 def _alike(
     pools: Sequence[list[list[Tensor]]], classes: Sequence[list[int] | None], place: int
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Examples of a client, and as many of others with the same classes: what clients have in common tells nothing."""
+    """Choose examples of a client, and as many of others with the same classes.
+
+    What clients have in common identifies nobody.
+    """
     following = [(place + k) % len(pools) for k in range(1, len(pools))]
     known = [one if one is not None else [0] * len(pool) for one, pool in zip(classes, pools, strict=True)]
     if any(one is None for one in classes):
@@ -158,7 +161,7 @@ def _alike(
 
 
 def _after(client: Trained) -> dict[str, Tensor]:
-    """Values that the client's upload tells."""
+    """Compute the parameters that the client's upload reveals."""
     before, told = client.watched.before, uploaded_tensors(dict(client.reply), client.matched)
     if client.matched.shares == "weights":
         return told
@@ -167,7 +170,7 @@ def _after(client: Trained) -> dict[str, Tensor]:
 
 
 def _losses(seen: Watched) -> _Losses:
-    """How losses of other examples are found."""
+    """Prepare the seen network and loss to compute losses of other examples."""
     program = seen.program
     if program is None or not seen.batches:
         raise NotAttackedError("its examples do not come from a DataLoader, or no loss was seen")
@@ -189,7 +192,7 @@ def _losses(seen: Watched) -> _Losses:
 
 
 def _examples(seen: Watched) -> list[list[Tensor]]:
-    """Tensors of single examples, as batches of one."""
+    """Split the seen batches into single examples, as batches of one."""
     found: list[list[Tensor]] = []
     for batch in seen.batches:
         tensors: list[Any] = [t for t in tensors_in(batch) if t.dim()]

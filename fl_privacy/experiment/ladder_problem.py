@@ -72,7 +72,7 @@ class Problem:
     notes: tuple[str, ...] = ()
 
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
-        """The observation of an upload of these tensors, by names as they were seen."""
+        """Build the observation of an upload of these tensors, by the names under which they were seen."""
         own = {self.names[name]: value for name, value in tensors.items() if name in self.names}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
         if not parameters:
@@ -92,7 +92,7 @@ class Problem:
 
 
 def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
-    """What the first step that was seen was of.
+    """Describe the inverse problem of the first step that was seen.
 
     Args:
         seen: with a program.
@@ -147,7 +147,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
-    """How the one step that was seen was made.
+    """Infer the plan of the one step that was seen.
 
     Raises:
         NotAttackedError: by an optimizer that no attack here undoes.
@@ -176,13 +176,13 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
 
 
 def gradient_plan(seen: Watched) -> LocalPlan:
-    """Of the gradient itself."""
+    """Return the plan under which the gradient itself is seen."""
     mode: Literal["train", "eval"] = "train" if seen.training else "eval"
     return LocalPlan(shares="gradient", batch_norm=mode, probe_batch_norm=mode, mode=mode)
 
 
 def seconds_of_evaluation(observation: Observation) -> float:
-    """About how long a step of an attack takes: the gradient of a gradient, measured once on gray examples."""
+    """Measure roughly the seconds of an attack's step: the gradient of a gradient, on gray examples."""
     model = detached_copy(observation.model).train(observation.plan.mode == "train")
     gray = torch.full((observation.upload.num_examples, *observation.input_shape), 0.5, requires_grad=True)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -196,7 +196,7 @@ def seconds_of_evaluation(observation: Observation) -> float:
 
 
 def uploaded_tensors(reply: dict[str, np.ndarray], found: Matched) -> dict[str, Tensor]:
-    """The reply's arrays by the names of the parameters that they are, in single precision."""
+    """Convert the reply's arrays to single precision, by the names of the parameters that they are."""
     made = {}
     for key, name in found.parameters.items():
         array = reply[key]
@@ -206,7 +206,7 @@ def uploaded_tensors(reply: dict[str, np.ndarray], found: Matched) -> dict[str, 
 
 
 def _leaves(program: Program, call: Call) -> list[int]:
-    """Tensors from before that enter a module's call, gone back through what keeps all of their values."""
+    """Find the loaded tensors from which a module's inputs come without any loss of values."""
     makers = {number: each for each in program.calls for number in each.outputs}
     found = []
     for ref in refs_in((call.args, call.kwargs)):
@@ -230,7 +230,7 @@ def _kind(shapes: Sequence[tuple[int, ...]]) -> Kind:
 def _ranges(
     kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
-    """Least value and width of each input, and a sentence on where they come from."""
+    """Find the least value and width of each input, and a sentence on where they come from."""
     if kind == "image":
         every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
         found = find_normalization([(image, 0) for image in every[:256]])
@@ -256,7 +256,7 @@ def _ranges(
 def _loss(
     program: Program, variables: Sequence[int], batch: int, seen: Watched
 ) -> tuple[int | None, Loss, Tensor | None]:
-    """Number of the outputs (B, K), the loss of them, and the targets; no number where the way is gone as a whole."""
+    """Find the outputs (B, K), their loss and the targets; no outputs where the client's own loss is kept whole."""
     modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
     made = {number for place in modules for number in program.calls[place].outputs}
     later = program.calls[modules[-1] + 1 :]
@@ -293,7 +293,7 @@ def _is_of(value: Tensor, batch: int) -> bool:
 
 
 def _is_plain(call: Call, output: int) -> bool:
-    """Whether a call is the mean cross entropy without options, or that of logarithms of probabilities."""
+    """Say whether a call is the plain mean cross entropy, or that of logarithms of probabilities."""
     if call.function not in (F.cross_entropy, F.nll_loss):
         return False
     args = list(call.args)
@@ -303,7 +303,7 @@ def _is_plain(call: Call, output: int) -> bool:
 
 
 def _made(program: Program, output: int | None, seed: int = 0) -> Tensor:
-    """What comes of the batch in evaluation mode."""
+    """Run the program on the batch in evaluation mode."""
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(seed)
         parts = [copy.deepcopy(part).eval() for part in program.parts]
@@ -317,7 +317,7 @@ def _width(program: Program, output: int) -> int:
 
 
 def cleaned(part: nn.Module) -> nn.Module:
-    """A copy without wrappers and without hooks of libraries that look on as well."""
+    """Copy a module without wrappers and without the hooks of other libraries."""
     inner = unwrapped(part)
     while (within := getattr(inner, "_module", None)) is not None and isinstance(within, nn.Module):
         inner = within

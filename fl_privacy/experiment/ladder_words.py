@@ -34,7 +34,7 @@ class Words:
 
 
 def words_of(found: Sequence[tuple[Watched, Any]], *, uploaded: bool) -> Scored | None:
-    """What of each text's words the change of the embedding shows; ``None`` where these are no texts.
+    """Compare each text's words with those that the change of the embedding shows; ``None`` without texts.
 
     Args:
         found: what was seen when the client trained, and its answer on one text alone.
@@ -54,7 +54,7 @@ def words_of(found: Sequence[tuple[Watched, Any]], *, uploaded: bool) -> Scored 
 
 
 def words_in_training(client: Any) -> tuple[set[int], set[int]] | None:
-    """The words of all texts that a client was seen to load, and those that its upload shows; ``None`` without any.
+    """Return the words that a client loaded, and those that its upload shows; ``None`` without any.
 
     Args:
         client: with ``watched``, ``reply`` and ``matched``.
@@ -81,7 +81,7 @@ def words_in_training(client: Any) -> tuple[set[int], set[int]] | None:
 
 
 def _tables(seen: Watched) -> list[tuple[str, nn.Embedding]]:
-    """Names and modules of embeddings that may hold a vocabulary."""
+    """List names and modules of embeddings that may hold a vocabulary."""
     return [
         (f"parts.{number}.{path}.weight" if path else f"parts.{number}.weight", module)
         for number, part in enumerate(seen.modules)
@@ -124,7 +124,7 @@ def _rows(again: Any, name: str, *, uploaded: bool) -> list[int] | None:
 
 
 def _moved(value: Tensor, before: Tensor, seen: Watched) -> Tensor:
-    """The change without what weight decay did to every row."""
+    """Compute the change without what weight decay did to every row."""
     settings = dict(next(iter(seen.optimizers))[1]) if seen.optimizers else {}
     if float((value - before).norm(dim=1).median()) == 0.0:
         return value - before

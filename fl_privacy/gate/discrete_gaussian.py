@@ -65,7 +65,7 @@ def discrete_gaussian(number: int, *, random: Bytes = os.urandom) -> Integers:
 
 
 def _draw(trials: int, random: Bytes) -> Integers:
-    """What is kept of ``trials`` proposals: 71 % on average."""
+    """Draw ``trials`` proposals and keep the accepted ones, 71 % on average."""
     words = np.frombuffer(random(24 * trials), dtype=np.uint64).reshape(3, trials)
     k = _whole_parts(words[0], random)
     j = (words[1] & np.uint64(SCALE - 1)).astype(np.int64)
@@ -78,7 +78,10 @@ def _draw(trials: int, random: Bytes) -> Integers:
 
 
 def _whole_parts(words: npt.NDArray[np.uint64], random: Bytes) -> Integers:
-    """k >= 0 with probability proportional to exp(-k^2 / 2), by inversion with as many bits as it takes."""
+    """Draw k >= 0 with probability proportional to exp(-k^2 / 2), by inversion.
+
+    It takes as many bits as the comparison needs.
+    """
     bounds = _cumulative()
     high = np.array([bound >> (_PRECISION - 64) for bound in bounds[:-1]], dtype=np.uint64)
     found = np.searchsorted(high, words, side="right").astype(np.int64)
@@ -90,7 +93,7 @@ def _whole_parts(words: npt.NDArray[np.uint64], random: Bytes) -> Integers:
 
 @lru_cache(maxsize=1)
 def _cumulative() -> tuple[int, ...]:
-    """2^256 P(K <= k) for k = 0, 1, ...; the last is 2^256."""
+    """Compute 2^256 P(K <= k) for k = 0, 1, ...; the last is 2^256."""
     weights = [exp_of_minus(k * k, 2) for k in range(_LARGEST_K)]
     total, sums = sum(weights), [0]
     for weight in weights:
@@ -99,7 +102,7 @@ def _cumulative() -> tuple[int, ...]:
 
 
 def _happens(words: npt.NDArray[np.uint64], exponents: Integers, random: Bytes) -> npt.NDArray[np.bool_]:
-    """True with probability exp(-exponent / (2 s^2)) each."""
+    """Draw booleans that are true with probability exp(-exponent / (2 s^2)) each."""
     uniform = (words >> np.uint64(64 - _BITS)).astype(np.float64) * 2.0**-_BITS
     chances = np.exp(exponents * (-0.5 / SCALE**2))
     happens: npt.NDArray[np.bool_] = uniform < chances
@@ -110,7 +113,7 @@ def _happens(words: npt.NDArray[np.uint64], exponents: Integers, random: Bytes) 
 
 
 def exp_of_minus(numerator: int, denominator: int) -> int:
-    """2^256 exp(-numerator / denominator), rounded, at most 2^256; all in integers.
+    """Compute 2^256 exp(-numerator / denominator), rounded, at most 2^256, in integers only.
 
     Args:
         numerator: at least 0.

@@ -46,7 +46,7 @@ class Records:
 
     @property
     def size(self) -> int:
-        """Bytes of arrays, texts and lists."""
+        """Return the size in bytes of arrays, texts and lists."""
         arrays = sum(len(array.data) for record in self.arrays.values() for array in record.values())
         values = [v for held in (self.metrics, self.config) for record in held.values() for v in record.values()]
         return arrays + sum(8 * len(v) if isinstance(v, str | bytes | list | tuple) else 8 for v in values)
@@ -115,7 +115,7 @@ def _released_arrays(
 
 
 def _matched(rule: Arrays, received: Records, replied: Records) -> dict[tuple[str, str], RawArray]:
-    """The arrays of the reply by the places of those that came in, in the order in which these came."""
+    """Match the reply's arrays to the received ones and return them in the received order."""
     sent = {name: record for name, record in replied.arrays.items() if record}
     came = {name: record for name, record in received.arrays.items() if record}
     if rule.record is not None and len(came) == 1 and sent.keys() == {rule.record}:
@@ -129,10 +129,8 @@ def _matched(rule: Arrays, received: Records, replied: Records) -> dict[tuple[st
     return {(name, key): sent[name][key] for name, record in came.items() for key in record}
 
 
-def _checked(
-    place: tuple[str, str], before: npt.NDArray[Any], array: RawArray, rule: Arrays
-) -> npt.NDArray[Any]:
-    """The array as it may leave, but for noise."""
+def _checked(place: tuple[str, str], before: npt.NDArray[Any], array: RawArray, rule: Arrays) -> npt.NDArray[Any]:
+    """Check one array of the reply, and return it as it may leave, except for noise."""
     where = "/".join(place)
     if before.dtype.kind != "f":
         if rule.counters == "received":
@@ -149,14 +147,19 @@ def _checked(
 
 
 def _sane(place: tuple[str, str], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Noise makes no variance negative and no number infinite: what is done here depends on the noised values alone."""
+    """Bring noised values back to finite ones, and variances to at least 0.
+
+    The outcome depends on the noised values alone.
+    """
     limit = np.finfo(array.dtype).max
     array = np.clip(array, -limit, limit)
     return np.maximum(array, 0) if place[1].rpartition(".")[2] == VARIANCE else array
 
 
-def _kept(where: str, values: Values, held: Mapping[str, Mapping[str, Any]], *, drops: bool) -> dict[str, dict[str, Any]]:
-    """What the rules let of records of values, in the order of the rules."""
+def _kept(
+    where: str, values: Values, held: Mapping[str, Mapping[str, Any]], *, drops: bool
+) -> dict[str, dict[str, Any]]:
+    """Filter records of values by the rules, in the order of the rules."""
     found: dict[str, dict[str, Any]] = {}
     for name, record in held.items():
         if name not in values.records or (record and not values.rules):
@@ -183,7 +186,7 @@ def _expect_finite(where: str, values: npt.NDArray[Any]) -> None:
 
 
 def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
-    """The values of ``array``, read-only: its bytes are NumPy's format of what it claims, and not one more.
+    """Decode the values of ``array``, read-only; its bytes must match what it claims exactly.
 
     Raises:
         RefusedError: they are not.
@@ -203,7 +206,7 @@ def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
 
 
 def raw_array(values: npt.NDArray[Any], *, fortran: bool = False) -> RawArray:
-    """``values`` as Flower carries them, byte for byte as it writes them itself; in Fortran's order if asked for."""
+    """Encode ``values`` byte for byte as Flower does, in Fortran's order if asked for."""
     dtype, shape = str(values.dtype), tuple(values.shape)
     return RawArray(dtype, shape, NUMPY, _header(dtype, shape, fortran) + values.tobytes("F" if fortran else "C"))
 
@@ -214,7 +217,7 @@ def _is_fortran(values: npt.NDArray[Any]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _header(dtype: str, shape: tuple[int, ...], fortran: bool) -> bytes:
-    """What ``numpy.save`` writes before the values."""
+    """Return the header that ``numpy.save`` writes before the values."""
     buffer = BytesIO()
     told = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": fortran, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, told)

@@ -58,12 +58,12 @@ class Entry:
 
     @property
     def line(self) -> bytes:
-        """As it stands in the file, with its end."""
+        """Return the entry as its line of the file, with the line's end."""
         return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
 
     @classmethod
     def read(cls, line: bytes) -> "Entry":
-        """Inverse of ``line``.
+        """Parse a line that ``line`` has written.
 
         Raises:
             ValueError: it is no such line, to the byte.
@@ -103,7 +103,7 @@ class Account:
     size: int = 0
 
     def plus(self, entry: Entry, line: bytes) -> "Account":
-        """The account after ``entry``."""
+        """Return the account after ``entry``."""
         recent = tuple(one for one in self.recent if one[0] > entry.when - DAY)
         return Account(
             entries=entry.number,
@@ -133,7 +133,7 @@ class Limits:
     rounds_per_day: int | None = None
 
     def spent(self, account: Account) -> float:
-        """Epsilon of all that has left; infinite where weights left without noise."""
+        """Compute the epsilon of all that has left; infinite where weights left without noise."""
         return math.inf if account.unbounded else epsilon_of(self.factor * account.rho, self.delta)
 
     def expect_room(self, account: Account, rho: float | None, kind: str, when: float) -> None:
@@ -173,7 +173,7 @@ class Ledger:
         self._known = Account()
 
     def account(self) -> Account:
-        """What has left so far.
+        """Return the account of what has left so far.
 
         Raises:
             LedgerError: file or anchor is missing, torn, changed, older than the other, or not its owner's alone.
@@ -182,7 +182,7 @@ class Ledger:
             return self._read(descriptor)
 
     def expect_room(self, limits: Limits, rho: float | None, kind: str) -> Account:
-        """The account, where one more reply is within ``limits``.
+        """Check that one more reply is within ``limits``, and return the account.
 
         Raises:
             ExhaustedError: it is not.
@@ -193,7 +193,15 @@ class Ledger:
         return account
 
     def append(
-        self, *, kind: str, outcome: str, rho: float | None, run: str, app: str, policy: str, limits: Limits | None = None
+        self,
+        *,
+        kind: str,
+        outcome: str,
+        rho: float | None,
+        run: str,
+        app: str,
+        policy: str,
+        limits: Limits | None = None,
     ) -> Account:
         """Write an entry that lasts, before the reply leaves; with ``limits`` only where it is within them.
 
@@ -247,7 +255,7 @@ class Ledger:
             return True
 
     def entries(self) -> list[Entry]:
-        """All entries, checked.
+        """Return all entries, checked.
 
         Raises:
             LedgerError: see ``account``.
@@ -282,7 +290,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        """The descriptor of the ledger, made if it is the first time, locked."""
+        """Open the ledger, make it if it is the first time, and lock it."""
         try:
             descriptor = self._opened()
         except OSError as error:
@@ -311,14 +319,16 @@ class Ledger:
         return os.open(self.path, flags)
 
     def _read(self, descriptor: int) -> Account:
-        """The account of the whole file, of which only what is new is read where the rest is known."""
+        """Compute the account of the whole file, reading only the lines that are new."""
         size = os.fstat(descriptor).st_size
         anchored = self._anchored(size)
         account = self._known if self._known.size <= size and self._is_known(descriptor) else Account()
         for line in _content(descriptor, account.size).splitlines(keepends=True):
             account = account.plus(self._checked(line, account), line)
             if account.entries == anchored[0] and account.digest != anchored[1]:
-                raise LedgerError(f"The ledger {self.path} is not the one that {self.anchor} knows: its past was changed.")
+                raise LedgerError(
+                    f"The ledger {self.path} is not the one that {self.anchor} knows: its past was changed."
+                )
         if account.entries < anchored[0]:
             raise LedgerError(
                 f"The ledger {self.path} is older than it was: it has {account.entries} entries of the {anchored[0]} that"
@@ -328,7 +338,7 @@ class Ledger:
         return account
 
     def _checked(self, line: bytes, account: Account) -> Entry:
-        """The entry in ``line``, which follows the last one of ``account``."""
+        """Parse a line and check that it follows the last entry of ``account``."""
         if not line.endswith(b"\n"):
             raise LedgerError(
                 f"The ledger {self.path} ends in a torn line; `fl-privacy policy show-ledger SITE.yaml --mend` counts it"
@@ -337,25 +347,29 @@ class Ledger:
         try:
             entry = Entry.read(line)
         except (ValueError, TypeError, RecursionError) as error:
-            raise LedgerError(f"The ledger {self.path} has a line that is no entry, after {account.entries}.") from error
+            raise LedgerError(
+                f"The ledger {self.path} has a line that is no entry, after {account.entries}."
+            ) from error
         if entry.number != account.entries + 1 or entry.before != account.digest or entry.when < account.when:
             raise LedgerError(f"The ledger {self.path} was changed: entry {account.entries + 1} does not follow.")
         return entry
 
     def _is_known(self, descriptor: int) -> bool:
-        """Whether the last line of what is known is where it was."""
+        """Say whether the last known line is still where it was."""
         tail = os.pread(descriptor, min(self._known.size, LARGEST_LINE), max(0, self._known.size - LARGEST_LINE))
         line = tail[:-1].rpartition(b"\n")[2] + b"\n"
         return self._known.size > 0 and hashlib.sha256(line).hexdigest() == self._known.digest
 
     def _anchored(self, size: int) -> tuple[int, str]:
-        """Number and digest of the last entry that the anchor knows, of a ledger of ``size`` bytes."""
+        """Return number and digest of the last entry that the anchor of a ledger of ``size`` bytes knows."""
         try:
             found = json.loads(self.anchor.read_bytes())
             return int(found["entries"]), str(found["digest"])
         except FileNotFoundError:
             if size:
-                raise LedgerError(f"The anchor {self.anchor} of the ledger {self.path} is missing; put it back.") from None
+                raise LedgerError(
+                    f"The anchor {self.anchor} of the ledger {self.path} is missing; put it back."
+                ) from None
             self._drop_anchor(Account())  # the process that began it was ended
             return 0, BEGINNING
         except (OSError, ValueError, KeyError, TypeError) as error:

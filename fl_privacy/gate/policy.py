@@ -83,7 +83,7 @@ class Reply:
 
     @property
     def bits(self) -> float:
-        """That an app can put beside the weights, at most; which of the records are there included."""
+        """Return how many bits an app can put beside the weights at most, including the choice of records."""
         held = [values for values in (self.metrics, self.config) if values.rules]
         free = [(len(values.records), rule) for values in held for rule in values.rules.values() if rule.value is None]
         return sum(records * (rule.bits + 1) for records, rule in free)
@@ -169,12 +169,12 @@ class SitePolicy:
 
     @property
     def noising(self) -> Noising | None:
-        """Clipping and noise, if there are any."""
+        """Return clipping and noise, if there are any."""
         return self.protect.noising if self.protect else None
 
     @property
     def limits(self) -> Limits:
-        """Of the ledger."""
+        """Return the limits of the ledger."""
         return Limits(
             epsilon=self.budget.epsilon if self.budget else None,
             delta=self.budget.delta if self.budget else 1e-5,
@@ -183,25 +183,30 @@ class SitePolicy:
         )
 
     def rho(self, kind: str) -> float | None:
-        """Of the reply to a message of ``kind``: ``None`` where weights leave without noise."""
+        """Return rho of the reply to a message of ``kind``; ``None`` where weights leave without noise."""
         reply = self.reply(kind)
         if reply is None or reply.arrays is None:
             return 0.0
         return self.noising.rho if self.noising else None
 
     def reply(self, kind: str) -> Reply | None:
-        """What may leave in answer to a message of ``kind``, Flower's ``train``, ``train.default`` or ``query.other``."""
+        """Return what may leave in answer to a message of ``kind``.
+
+        Kinds are Flower's ``train``, ``train.default`` or ``query.other``.
+        """
         return self.sends.get(kind.removesuffix(".default"))
 
 
 def read_policy(path: str | Path) -> SitePolicy:
-    """The policy in a file, or one of ``READY`` by its name.
+    """Load the policy in a file, or one of ``READY`` by its name.
 
     Raises:
         UserError: it can't be read, others than its owner may write it, or it says something else than a policy.
     """
     if str(path) in READY:
-        return parse_policy((files("fl_privacy.gate") / "policies" / f"{path}.yaml").read_bytes(), str(path), Path.cwd())
+        return parse_policy(
+            (files("fl_privacy.gate") / "policies" / f"{path}.yaml").read_bytes(), str(path), Path.cwd()
+        )
     place = Path(path).expanduser()
     try:
         with place.open("rb") as file:
@@ -218,7 +223,7 @@ def read_policy(path: str | Path) -> SitePolicy:
 
 
 def parse_policy(content: bytes, name: str, folder: Path) -> SitePolicy:
-    """The policy that ``content`` says in YAML.
+    """Parse the policy in the YAML ``content``.
 
     Args:
         content: of the file.
@@ -265,7 +270,9 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
         digest=digest,
     )
     if (policy.rounds_per_day is not None or policy.noising) and policy.budget is None:
-        raise UserError("protect.noise and rounds_per_day are expected with a budget, whose ledger counts, but there is none.")
+        raise UserError(
+            "protect.noise and rounds_per_day are expected with a budget, whose ledger counts, but there is none."
+        )
     if policy.budget and policy.budget.epsilon is not None and policy.noising is None:
         raise UserError("budget.epsilon is expected with protect.noise, but nothing makes noise; leave epsilon out.")
     return policy
@@ -328,9 +335,7 @@ def _protect(given: object) -> Protect:
     for name, table, key in (("protect", told, "clip_norm"), ("protect.noise", noise, "noise_multiplier")):
         if key not in table:
             raise UserError(f"{name}.{key} is expected, but is missing; try 1.0.")
-    return Protect(
-        noising=Noising(clip_norm=told["clip_norm"], noise_multiplier=noise["noise_multiplier"]), unit=unit
-    )
+    return Protect(noising=Noising(clip_norm=told["clip_norm"], noise_multiplier=noise["noise_multiplier"]), unit=unit)
 
 
 def _budget(given: object, folder: Path) -> Budget:
@@ -347,7 +352,7 @@ def _budget(given: object, folder: Path) -> Budget:
 
 
 def _usual_anchor(ledger: Path) -> Path:
-    """In the user's state folder, which is not put back together with the ledger's."""
+    """Choose the anchor's place in the user's state folder, which is not restored together with the ledger's."""
     import platformdirs  # noqa: PLC0415
 
     name = hashlib.sha256(str(ledger).encode()).hexdigest()[:16]
@@ -371,7 +376,7 @@ def _app(given: object, folder: Path) -> AppLimits:
 
 
 def _values(where: str, given: object, records: tuple[str, ...], rule: Rule) -> Values:
-    """Rules by key; ``rule`` of keys that are only listed."""
+    """Parse rules by key; ``rule`` applies to keys that are only listed."""
     if given is None or given is False:
         return Values(records=records)
     told = _table(where, given, "records", "allow")
@@ -380,7 +385,10 @@ def _values(where: str, given: object, records: tuple[str, ...], rule: Rule) -> 
     if isinstance(allowed, Mapping):
         return Values(
             records=named,
-            rules={str(key): rule if one in (None, True) else Rule.read(f"{where}.{key}", one) for key, one in allowed.items()},
+            rules={
+                str(key): rule if one in (None, True) else Rule.read(f"{where}.{key}", one)
+                for key, one in allowed.items()
+            },
         )
     return Values(records=named, rules=dict.fromkeys(_names(f"{where}.allow", allowed), rule))
 
@@ -407,7 +415,7 @@ def _listed(where: str, given: object) -> Sequence[Any]:
 
 
 def _names(where: str, given: object) -> tuple[str, ...]:
-    """A list of names, or a mapping of names to true."""
+    """Parse a list of names, or a mapping of names to true."""
     if isinstance(given, Mapping):
         for key, value in given.items():
             checks.one_of(f"{where}.{key}", value, (True, False))

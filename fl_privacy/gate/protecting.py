@@ -31,23 +31,21 @@ class Noising:
 
     def __post_init__(self) -> None:
         checks.number("protect.clip_norm", self.clip_norm, above=0, at_most=1e12, example=1.0)
-        checks.number(
-            "protect.noise.noise_multiplier", self.noise_multiplier, at_least=1e-3, at_most=1e3, example=1.1
-        )
+        checks.number("protect.noise.noise_multiplier", self.noise_multiplier, at_least=1e-3, at_most=1e3, example=1.1)
 
     @property
     def step(self) -> float:
-        """Of the grid: 2^-20 of the noise's standard deviation."""
+        """Return the step of the grid: 2^-20 of the noise's standard deviation."""
         return self.clip_norm * self.noise_multiplier / SCALE
 
     @property
     def longest(self) -> int:
-        """Largest sum of squares of a clipped change, in steps: its norm is at most ``clip_norm``."""
+        """Return the largest squared norm of a clipped change, in steps: its norm is at most ``clip_norm``."""
         return int(Fraction(SCALE) ** 2 / Fraction(self.noise_multiplier) ** 2)
 
     @property
     def rho(self) -> float:
-        """Of zCDP, of one reply whose change is there or not: 1 / (2 noise_multiplier^2)."""
+        """Return the zCDP rho of one reply whose change is there or not: 1 / (2 noise_multiplier^2)."""
         return 0.5 / self.noise_multiplier**2
 
 
@@ -69,7 +67,9 @@ def noised(
         noising: how.
         draw: so many values of noise; only tests have another one.
     """
-    change = flat([np.asarray(b, np.float64) - np.asarray(a, np.float64) for a, b in zip(received, replied, strict=True)])
+    change = flat(
+        [np.asarray(b, np.float64) - np.asarray(a, np.float64) for a, b in zip(received, replied, strict=True)]
+    )
     steps = clipped(change, noising)
     steps += draw(len(steps))
     moved = steps * noising.step
@@ -84,7 +84,7 @@ def noised(
 
 
 def clipped(change: npt.NDArray[np.float64], noising: Noising) -> Integers:
-    """Whole steps of the grid nearest to ``change``, brought to a norm of at most ``clip_norm``.
+    """Round ``change`` to whole steps of the grid, scaled to a norm of at most ``clip_norm``.
 
     Args:
         change: (n,), finite.
@@ -103,5 +103,5 @@ def clipped(change: npt.NDArray[np.float64], noising: Noising) -> Integers:
 
 
 def flat(arrays: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    """All values one after the other."""
+    """Concatenate all values."""
     return np.concatenate([np.empty(0), *(array.ravel() for array in arrays)])

@@ -96,7 +96,7 @@ class Rule:
 
     @classmethod
     def read(cls, where: str, given: object) -> "Rule":
-        """That of a policy's file.
+        """Parse the rule in a policy's file.
 
         Raises:
             UserError: it is none.
@@ -118,7 +118,7 @@ class Rule:
             raise UserError(f"{where}: {error}") from error
 
     def apply(self, where: str, value: object) -> int | float | str:
-        """``value`` as it may pass.
+        """Check ``value`` and round it as it may pass.
 
         Args:
             where: for the site's log.
@@ -141,7 +141,7 @@ class Rule:
 
     @property
     def fixed(self) -> int | float | None:
-        """What always leaves."""
+        """Return the value that always leaves."""
         return int(self.value) if self.value is not None and self.value == int(self.value) else self.value
 
     def _rounded(self, where: str, value: int | float) -> int | float:
@@ -163,14 +163,14 @@ class Rule:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Between which a number is."""
+        """Return the bounds between which a number is."""
         usual = math.inf if self.exact else LARGEST
         low = -usual if self.at_least is None else self.at_least
         return low, max(low, usual) if self.at_most is None else self.at_most
 
     @property
     def bits(self) -> float:
-        """Which an app can put into the value, at most."""
+        """Return how many bits an app can put into the value at most."""
         if self.value is not None:
             return 0.0
         if self.one_of is not None:
@@ -186,7 +186,7 @@ class Rule:
         return math.log2(sum(9 * 10 ** (self.digits - 1) * each for each in decades) + 1)
 
     def in_words(self) -> str:
-        """``as a whole number of at least 32, rounded to 32``."""
+        """Describe the rule, such as ``as a whole number of at least 32, rounded to 32``."""
         if self.value is not None:
             return f"always as {self.value:g}, whatever the app says"
         if self.one_of is not None:
@@ -195,7 +195,13 @@ class Rule:
         kind = "a whole number" if self.integer else "a number"
         within = f" from {low:g} to {high:g}"
         if math.isinf(low) or math.isinf(high):
-            within = f" of at least {low:g}" if math.isfinite(low) else f" of at most {high:g}" if math.isfinite(high) else ""
+            within = (
+                f" of at least {low:g}"
+                if math.isfinite(low)
+                else f" of at most {high:g}"
+                if math.isfinite(high)
+                else ""
+            )
         if self.exact:
             return f"as {kind}{within}, exact to the last digit"
         rounded = f"{self.digits} digits" if self.round_to is None else f"multiples of {self.round_to:g}"

@@ -14,31 +14,47 @@ UNITS = {
 
 
 def rules_in_words(policy: SitePolicy) -> list[str]:
-    """One sentence for each rule of ``policy``."""
+    """Describe each rule of ``policy`` in a sentence."""
     return [
         *_received(policy),
         *(sentence for kind, reply in sorted(policy.sends.items()) for sentence in _sent(policy, kind, reply)),
         f"Messages of any other kind than {_listed(sorted(policy.sends)) or 'none'} are not answered.",
         "A reply with anything else "
-        + ("leaves without it; arrays that are not those that came in are refused." if policy.drops else "is refused as a whole."),
+        + (
+            "leaves without it; arrays that are not those that came in are refused."
+            if policy.drops
+            else "is refused as a whole."
+        ),
         "Of a refusal the coordinator hears "
-        + ("one line that is always the same." if policy.bare else "one line with the reason, without names and values of the app."),
+        + (
+            "one line that is always the same."
+            if policy.bare
+            else "one line with the reason, without names and values of the app."
+        ),
         *_protected(policy),
         *_counted(policy),
         *_app(policy.app),
-        *([f"Replies leave {policy.every_seconds:g} s after their message, or a multiple of it."] if policy.every_seconds else []),
+        *(
+            [f"Replies leave {policy.every_seconds:g} s after their message, or a multiple of it."]
+            if policy.every_seconds
+            else []
+        ),
     ]
 
 
 def warnings_of(policy: SitePolicy) -> list[str]:
-    """What the policy leaves open, one sentence each."""
+    """Describe what the policy leaves open, a sentence each."""
     found = []
     if policy.noising is None and any(reply.arrays for reply in policy.sends.values()):
-        found.append("Nothing bounds what the weights carry: an app can write examples into them. Only noise bounds that.")
+        found.append(
+            "Nothing bounds what the weights carry: an app can write examples into them. Only noise bounds that."
+        )
     if policy.noising is not None and (kinds := [kind for kind, reply in policy.sends.items() if reply.bits > 2]):
         found.append(f"Epsilon does not cover the numbers beside the weights that leave for {_listed(sorted(kinds))}.")
     if not policy.every_seconds:
-        found.append("When a reply leaves says how long the app took, which an app can choose; every_seconds makes it coarse.")
+        found.append(
+            "When a reply leaves says how long the app took, which an app can choose; every_seconds makes it coarse."
+        )
     if policy.rounds_per_day is None:
         found.append("Nothing limits how many messages are answered in a day.")
     if policy.budget is None:
@@ -117,7 +133,7 @@ def _counted(policy: SitePolicy) -> Iterator[str]:
 
 
 def replies_within(policy: SitePolicy) -> int:
-    """How many replies with weights a budget lets out, from the beginning; 0 without a budget of epsilon."""
+    """Compute how many replies with weights a budget lets out in all; 0 without a budget of epsilon."""
     if policy.budget is None or policy.budget.epsilon is None or policy.protect is None or policy.noising is None:
         return 0
     one = FACTORS[policy.protect.unit] * policy.noising.rho
@@ -125,7 +141,7 @@ def replies_within(policy: SitePolicy) -> int:
 
 
 def course_of(policy: SitePolicy, replies: int) -> float:
-    """Epsilon after so many replies with weights; infinite without noise."""
+    """Compute epsilon after ``replies`` replies with weights; infinite without noise."""
     if policy.protect is None or policy.noising is None:
         return math.inf if replies else 0.0
     delta = policy.budget.delta if policy.budget else 1e-5

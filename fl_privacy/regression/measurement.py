@@ -205,11 +205,9 @@ def measure_training(
 ) -> Measurement:
     """Measure how well an honest-but-curious server reconstructs the first ``images`` of ``data``.
 
-    From uploads of one batch each.
-
-    Each batch is trained on by ``train``, once, on a copy of the model as it is: the worst case of the literature for
-    its size. The change of the parameters is what the server sees, behind ``defense`` if there is one: then an attacker
-    that knows it attacks as well, and of each image that one counts which read more.
+    Each batch is an upload: ``train`` trains on it once, on a copy of the model as it is, the worst case of the
+    literature for its size. The server sees the change of the parameters, behind ``defense`` if there is one. Then an
+    attacker that knows it attacks as well, and of each image the better of both reconstructions counts.
 
     Args:
         model: the app's model, or what makes it; its values are drawn under ``seed`` in that case.

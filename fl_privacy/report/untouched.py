@@ -55,7 +55,7 @@ class Step:
 
     @property
     def tone(self) -> Tone:
-        """Red where something that leaves was read, else gray: no attack that fails makes anything green."""
+        """Return red where something uploaded was reconstructed, else gray: a failed attack makes nothing green."""
         return LEAK if self.uploaded and self.beyond else OPEN
 
 
@@ -93,13 +93,13 @@ class AppPage:
 
     @property
     def tone(self) -> Tone:
-        """Of the first line."""
+        """Return the color of the first line."""
         clear = any(finding["severity"] == "data" for finding in self.findings)
         read = any(step.tone == LEAK for step in self.steps) or any(one.told for one in self.survivors)
         return LEAK if clear or read else OPEN
 
     def _of_training(self) -> str:
-        """What is known of the training's own uploads, after a sentence on smaller ones."""
+        """Say what is known of the training's own uploads, after a sentence on smaller ones."""
         own = [step for step in self.steps if step.title.startswith("All its examples")]
         if not own or own[0].counts is not None:
             return ""
@@ -110,7 +110,7 @@ class AppPage:
 
     @property
     def headline(self) -> str:
-        """What was read, by whom, of how many."""
+        """Say in one line what was reconstructed, by whom, of how many."""
         clear = [finding for finding in self.findings if finding["severity"] == "data"]
         if clear:
             first = clear[0]
@@ -132,7 +132,7 @@ class AppPage:
         return self._nothing_read()
 
     def _nothing_read(self) -> str:
-        """The first line where nothing was read of what leaves."""
+        """Word the first line where nothing that leaves was reconstructed."""
         attacked = [step for step in self.steps if step.counts is not None and step.counts.judged]
         uploaded = [step for step in attacked if step.uploaded]
         if uploaded:
@@ -192,7 +192,7 @@ def write_app_page(page: AppPage, path: Path) -> None:
 
 
 def render_app(page: AppPage) -> str:
-    """Its HTML."""
+    """Render the page as HTML."""
     return render(
         "app.html.j2",
         page=page,

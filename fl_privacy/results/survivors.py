@@ -64,19 +64,19 @@ class Survivor:
 
     @property
     def title(self) -> str:
-        """What readers call it."""
+        """Return the name that a report shows."""
         return TITLES[self.name]
 
     @property
     def told(self) -> bool:
-        """Whether the upload tells more than guessing and than the control."""
+        """Say whether the upload reveals more than guessing and than the control."""
         if self.found is None or self.control is None:
             return False
         least = self.found.value - (self.found.value - self.found.low) * _Z_OF_THREE / Z95
         return least > self.found.chance and least > self.control.value
 
     def as_plain(self) -> Mapping[str, Any]:
-        """For JSON."""
+        """Return the survivor as plain data for JSON."""
 
         def plain(value: Estimate | None) -> Mapping[str, float] | None:
             if value is None:
@@ -112,7 +112,7 @@ class ClassTrace:
 def class_trace(
     sent: Mapping[str, np.ndarray], uploaded: Mapping[str, np.ndarray], labels: np.ndarray | None
 ) -> ClassTrace | None:
-    """The change of the last array that may be a bias of the outputs, and how many examples there are of each class.
+    """Find the change of the array likely to be the outputs' bias, and count the examples of each class.
 
     Args:
         sent: arrays of the message, by record/name.
@@ -139,7 +139,7 @@ def class_trace(
 
 
 def classes_told(traces: Sequence[ClassTrace]) -> Survivor:
-    """How well changes of the last bias tell how a client's classes differ from the others'.
+    """Measure how well changes of the last bias reveal how a client's classes differ from the others'.
 
     The gradient of a cross entropy by that bias is what the model expected of each class less what was there (Wainakh
     et al. 2022, "User-level label leakage from gradients"), so that a client with more of a class moves its bias up.
@@ -172,7 +172,7 @@ def classes_told(traces: Sequence[ClassTrace]) -> Survivor:
 
 
 def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Survivor:
-    """How well rows of an embedding that moved tell a client's words.
+    """Measure how well rows of an embedding that moved reveal a client's words.
 
     Args:
         read: the words of a client and those read from its upload, as numbers.
@@ -194,7 +194,7 @@ def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Survivor:
 
 
 def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarray, np.ndarray], made: str) -> Survivor:
-    """How well losses tell examples that a client trained on from others' (Yeom et al. 2018).
+    """Measure how well losses separate examples that a client trained on from others' (Yeom et al. 2018).
 
     Args:
         inside: (P,) how much the client's update lowers the loss of its own examples.
@@ -209,13 +209,13 @@ def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarr
 
 
 def _apart(values: np.ndarray) -> np.ndarray:
-    """(N, K) less what the N have in common, and less what each has on the whole."""
+    """Subtract from (N, K) values what the N have in common, and each row's own mean."""
     left = values - values.mean(0, keepdims=True)
     return np.asarray(left - left.mean(1, keepdims=True))
 
 
 def _correlation(guess: np.ndarray, truth: np.ndarray, free: int) -> Estimate:
-    """Pearson's, with the interval of Fisher's transformation for so many free numbers."""
+    """Compute Pearson's correlation, with Fisher's interval for ``free`` free numbers."""
     size = float(np.linalg.norm(guess) * np.linalg.norm(truth))
     value = float((guess * truth).sum()) / size if size > 0 else 0.0
     wide = Z95 / math.sqrt(max(free - 2, 1))
@@ -224,7 +224,7 @@ def _correlation(guess: np.ndarray, truth: np.ndarray, free: int) -> Estimate:
 
 
 def _mean(values: Sequence[float]) -> Estimate:
-    """With an interval of Student over clients."""
+    """Average over clients, with Student's interval."""
     from scipy.stats import t  # noqa: PLC0415
 
     numbers = np.asarray(values, dtype=np.float64)

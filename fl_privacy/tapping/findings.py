@@ -291,7 +291,7 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
 
 
 def _statistic(value: float, loaded: Loaded) -> tuple[str, str, int] | None:
-    """Which figure of which loaded column a number is, and of how many examples; ``None`` where it is none."""
+    """Find which statistic of which loaded column a number is, and over how many examples."""
     if value == 0 or not np.isfinite(value) or abs(value) < LEAST_STATISTIC:
         return None
     for name, column in loaded.columns.items():
@@ -311,7 +311,7 @@ def _statistic(value: float, loaded: Loaded) -> tuple[str, str, int] | None:
 
 
 def _is_histogram(array: np.ndarray, loaded: Loaded) -> bool:
-    """Whether whole numbers add up to the rows of what was loaded."""
+    """Say whether whole numbers add up to the number of loaded rows."""
     if array.dtype.kind not in "iu" or len(array) < LEAST_DISTINCT or (array < 0).any():
         return False
     total = int(array.sum())

@@ -68,7 +68,7 @@ class Program:
     parts: tuple[nn.Module, ...]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Program":
-        """Itself: nothing in it ever changes."""
+        """Return the program itself: nothing in it ever changes."""
         return self
 
     def run(
@@ -80,7 +80,7 @@ class Program:
         until: int | None = None,
         after: int | None = None,
     ) -> Tensor:
-        """The tensor ``until``, or the loss, with the tensors ``given`` in place of those of the same numbers.
+        """Replay the program with the tensors ``given`` in place; return the tensor ``until``, or the loss.
 
         Args:
             given: by number.
@@ -118,7 +118,7 @@ class Program:
         return any(number in call.outputs for call in self.calls[place + 1 :])
 
     def depends_on(self, numbers: set[int]) -> set[int]:
-        """Numbers of all tensors that are made of those of ``numbers``, and these."""
+        """Return ``numbers`` and the numbers of all tensors that are made from them."""
         found = set(numbers)
         for call in self.calls:
             if any(ref.number in found for ref in refs_in((call.args, call.kwargs))):
@@ -127,12 +127,12 @@ class Program:
 
 
 def _as(value: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A constant in the precision of what is given."""
+    """Convert a constant to the precision of the given tensors."""
     return value if dtype is None or not value.is_floating_point() else value.to(dtype)
 
 
 def refs_in(value: Any) -> Iterator[Ref]:
-    """Every ``Ref`` in nested lists, tuples and mappings."""
+    """Yield every ``Ref`` in nested lists, tuples and mappings."""
     if isinstance(value, Ref):
         yield value
     elif isinstance(value, Mapping):
@@ -144,7 +144,7 @@ def refs_in(value: Any) -> Iterator[Ref]:
 
 
 def tensors_in(value: Any, deep: int = MOST_DEEP) -> list[Tensor]:
-    """Every tensor in nested lists, tuples, mappings and attributes, in one order."""
+    """List every tensor in nested lists, tuples, mappings and attributes, in a fixed order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):
@@ -179,7 +179,7 @@ class Recorder:
             self._calls.append((function, module, args, kwargs, outputs, changes))
 
     def program(self, root: Tensor, names: Mapping[int, str]) -> Program:
-        """What ``root`` comes from.
+        """Collect the calls that ``root`` is computed by.
 
         Args:
             root: a loss.
@@ -255,12 +255,12 @@ class ReplayModel(nn.Module):
             self.register_buffer(f"scale{place}", width, persistent=False)
 
     def looked_for(self, inputs: Tensor) -> Tensor:
-        """Inverse of ``entered`` for the first variable: inputs (N, ...) of the client's code -> values."""
+        """Convert inputs (N, ...) of the client's code to values: the inverse of ``entered`` for the first variable."""
         low, scale = self.get_buffer("low0"), self.get_buffer("scale0")
         return (inputs.float() - low) / scale
 
     def entered(self, values: Tensor) -> list[Tensor]:
-        """What the client's code takes of ``values`` (B, ...) in [0, 1]."""
+        """Convert ``values`` (B, ...) in [0, 1] to the inputs that the client's code takes."""
         sizes = [math.prod(shape) for shape in self.shapes]
         flat, found = values.flatten(1), []
         for place, part in enumerate(flat.split(sizes, 1)):
@@ -269,7 +269,7 @@ class ReplayModel(nn.Module):
         return found
 
     def forward(self, values: Tensor) -> Tensor:
-        """(B, K), or (B, 1)."""
+        """Compute the outputs (B, K), or (B, 1)."""
         given = dict(zip(self.variables, self.entered(values), strict=True))
         own = dict(self.named_parameters(remove_duplicate=False))
         made = self._run(given, own)

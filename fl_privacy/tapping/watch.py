@@ -66,11 +66,11 @@ class Watched:
 
     @property
     def steps(self) -> int:
-        """Of all optimizers."""
+        """Return the number of steps of all optimizers."""
         return sum(self.optimizers.values())
 
     def values(self) -> dict[str, Tensor]:
-        """Of all parameters and buffers now, by name, not copied."""
+        """Return the present values of all parameters and buffers, by name, not copied."""
         found = {}
         for number, module in enumerate(self.modules):
             for name, value in (*module.named_parameters(), *module.named_buffers()):
@@ -261,7 +261,7 @@ class Watch:
 
 @contextmanager
 def _evaluating(module: nn.Module, wanted: bool) -> Iterator[None]:
-    """``module`` in evaluation mode until the block ends, where that is ``wanted``."""
+    """Put ``module`` into evaluation mode until the block ends, if ``wanted``."""
     before = [each for each in module.modules() if each.training] if wanted else []
     for each in before:
         each.training = False
@@ -291,7 +291,7 @@ class _Counting:
 
 
 def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
-    """Examples ``start`` to ``stop`` of a batch of ``size``."""
+    """Cut examples ``start`` to ``stop`` out of a batch of ``size``."""
     cut = tree_map(lambda t: t[start:stop] if isinstance(t, Tensor) and t.dim() and len(t) == size else t, batch)
     if isinstance(cut, Mapping) or isinstance(batch, tuple):
         return cut
@@ -310,7 +310,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def _replaced(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """``owner.name`` by what ``around`` makes of it, until the block ends."""
+    """Replace ``owner.name`` by what ``around`` makes of it, until the block ends."""
     original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
     setattr(owner, name, around(original))
     try:

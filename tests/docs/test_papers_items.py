@@ -21,7 +21,7 @@ PAPERS = ("refiner", "spn", "fdl_pp", "ats", "sapag")
 
 @pytest.fixture
 def docs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a module of ``docs/``."""
+    """Return a function that imports a module of ``docs/``."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     return importlib.import_module
 
@@ -32,7 +32,7 @@ def composes(overrides: str) -> bool:
 
 
 def found(place: str, tables: set[str]) -> bool:
-    """Whether ``place`` is there; settings raise where they do not compose."""
+    """Say whether ``place`` exists; settings raise where they do not compose."""
     kind, _, name = place.partition(":")
     match kind:
         case "file":
@@ -88,7 +88,7 @@ printf '\\n' >> "$RECORD"
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """Every call that the commands of the papers make, as a shell expands them."""
+    """List every call that the commands of the papers make, as a shell expands them."""
     folder = tmp_path_factory.mktemp("shell")
     for name in ("fl-privacy", "python", "cp"):
         (folder / name).write_text(RECORDED)

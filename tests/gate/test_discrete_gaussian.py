@@ -92,14 +92,14 @@ def ours(value: float) -> np.ndarray:
 
 
 def reached_from_zero(released: np.ndarray) -> np.ndarray:
-    """Where ``released`` is the product of DEVIATION and some number, rounded, as noise in floating point is."""
+    """Find where ``released`` is DEVIATION times some rounded number, as noise in floating point is."""
     guess = (released / np.float32(DEVIATION)).astype(np.float32)
     around = [guess, np.nextafter(guess, np.float32(-np.inf)), np.nextafter(guess, np.float32(np.inf))]
     return np.any([np.float32(DEVIATION) * each == released for each in around], axis=0)
 
 
 def advantage(release: Callable[[float], np.ndarray]) -> float:
-    """P(says 0 | 0) - P(says 0 | 1) of who says 0 where nothing speaks against it."""
+    """Compute P(says 0 | 0) - P(says 0 | 1) of a distinguisher that says 0 if nothing speaks against it."""
     said = {value: [bool(reached_from_zero(release(value)).all()) for _ in range(RELEASES)] for value in (0.0, 1.0)}
     return float(np.mean(said[0.0]) - np.mean(said[1.0]))
 
@@ -113,7 +113,7 @@ def test_floating_point_noise_gives_away_what_it_hides_and_ours_does_not() -> No
 
 
 def test_what_can_be_released_does_not_depend_on_the_value() -> None:
-    """Each release is the received value plus a whole number of steps, in the one rounding that all values share."""
+    """Check that each release is the received value plus a whole number of steps."""
     for value in (0.0, 1.0, 0.1):
         noising = Noising(clip_norm=8.0, noise_multiplier=0.125)
         (released,) = noised([np.zeros(64, np.float64)], [np.full(64, value)], noising)

@@ -131,7 +131,9 @@ def test_counters_leave_as_they_came_and_the_order_is_the_coordinator_s() -> Non
     assert list(left.arrays["arrays"]) == ["w", "b", "n"]
     assert left.arrays["arrays"]["n"] == model()["n"]
     sent = PLAIN.replace("dtype: float32}", "dtype: float32, counters: sent}")
-    assert array_values("n", release(policy(sent), "train", RECEIVED, replied(counted)).arrays["arrays"]["n"]) == 1234567
+    assert (
+        array_values("n", release(policy(sent), "train", RECEIVED, replied(counted)).arrays["arrays"]["n"]) == 1234567
+    )
 
 
 def test_the_memory_order_of_an_array_says_nothing() -> None:
@@ -140,7 +142,9 @@ def test_the_memory_order_of_an_array_says_nothing() -> None:
 
 
 def test_a_fixed_number_leaves_whatever_the_app_says() -> None:
-    fixed = PLAIN.replace("{integer: true, at_least: 32, round_to: 32}", "{value: 5}").replace(", train_loss: {digits: 3}", "")
+    fixed = PLAIN.replace("{integer: true, at_least: 32, round_to: 32}", "{value: 5}").replace(
+        ", train_loss: {digits: 3}", ""
+    )
     for metrics in ({}, {"metrics": {}}, {"metrics": {"num-examples": 7}}):
         left = release(policy(fixed), "train", RECEIVED, Records(arrays={"arrays": model()}, metrics=metrics))
         assert left.metrics == {"metrics": {"num-examples": 5}}

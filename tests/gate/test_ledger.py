@@ -48,7 +48,7 @@ def answering(folder: Path, replies: Path, limit: int = 0) -> "subprocess.Popen[
 
 
 def left(replies: Path) -> list[int]:
-    """The replies that left, by number of their entry."""
+    """List the replies that left, by number of their entry."""
     text = replies.read_text() if replies.exists() else ""
     return [int(line) for line in text.splitlines() if line != "up"]
 

@@ -72,7 +72,7 @@ class App:
         return server, client
 
     def with_config(self, overrides: Sequence[str], rounds: int | None) -> Config:
-        """The run config with ``overrides`` (key=value, each with its own type) and the number of rounds.
+        """Return the run config with ``overrides`` (key=value, each with its own type) and the number of rounds.
 
         Raises:
             UserError: the app has no such key, or the value is of another type.
@@ -92,7 +92,7 @@ class App:
 
 
 def read_app(path: str | Path) -> App:
-    """What is in the folder, or the bundle (.fab), ``path``; nothing of it is imported.
+    """Load the description of the app in folder or bundle (.fab) ``path``; nothing of it is imported.
 
     A bundle is unpacked into a folder of its own, which is removed with the last reference to what is returned.
 
@@ -113,7 +113,7 @@ def read_app(path: str | Path) -> App:
 
 
 def _read(folder: Path, path: str | Path) -> App:
-    """The app in ``folder``, which was given as ``path``."""
+    """Load the app in ``folder``, which the user gave as ``path``."""
     project = folder / "pyproject.toml"
     if not project.is_file():
         raise UserError(f"APP is expected to be a folder with Flower's pyproject.toml or a .fab file, but got {path}.")
@@ -142,13 +142,13 @@ def _read(folder: Path, path: str | Path) -> App:
 
 
 def _table(told: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """What ``told`` has under ``key``; nothing where that is no table."""
+    """Return the table under ``key``; empty where there is none."""
     found = told.get(key)
     return found if isinstance(found, Mapping) else {}
 
 
 def _unpacked(bundle: Path) -> Path:
-    """A folder of its own with what a bundle holds."""
+    """Unpack a bundle into a folder of its own."""
     into = Path(tempfile.mkdtemp(prefix="fl-privacy-app-"))
     try:
         with zipfile.ZipFile(bundle) as archive:
@@ -171,7 +171,7 @@ def _unpacked(bundle: Path) -> Path:
 
 
 def _flat(nested: Mapping[str, Any], before: str = "") -> Config:
-    """Nested keys joined by dots, as Flower joins them."""
+    """Join nested keys by dots, as Flower joins them."""
     found: Config = {}
     for key, value in nested.items():
         name = f"{before}.{key}" if before else key
@@ -188,7 +188,7 @@ def _nodes(federations: Mapping[str, Any]) -> int | None:
 
 
 def read_pairs(option: str, texts: Sequence[str]) -> Config:
-    """What all of ``texts``, key=value each, say together.
+    """Combine the pairs in all of ``texts``, key=value each.
 
     Raises:
         UserError: one of them is no such text.
@@ -197,7 +197,7 @@ def read_pairs(option: str, texts: Sequence[str]) -> Config:
 
 
 def _pairs(option: str, text: str) -> dict[str, Any]:
-    """What ``key=value key=value`` says, as ``flwr run --run-config`` reads it."""
+    """Parse ``key=value key=value`` as ``flwr run --run-config`` does."""
     try:
         found = dict(parse_config_args([text]))
         if not found:
@@ -208,7 +208,7 @@ def _pairs(option: str, text: str) -> dict[str, Any]:
 
 
 def _like(old: object, new: Any, key: str) -> Any:
-    """``new``, a whole number where the app has a real one made real."""
+    """Check that ``new`` has the type of the app's value; a whole number may become a real one."""
     if isinstance(old, float) and isinstance(new, int) and not isinstance(new, bool):
         return float(new)
     if type(old) is not type(new):

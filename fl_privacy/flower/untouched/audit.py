@@ -147,7 +147,7 @@ class _Run:
         self._refreshed = 0.0
 
     def refresh(self) -> None:
-        """A page while the app trains, now and then."""
+        """Write the page while the app trains, at most once every ``_REFRESHED`` seconds."""
         if time.perf_counter() - self._refreshed >= _REFRESHED:
             self._refreshed = time.perf_counter()
             self.write("The app trains; what leaves in clear is shown as it is seen.")
@@ -177,7 +177,7 @@ class _Run:
             self.write("Further questions are asked of the training's own uploads.")
 
     def write(self, going_on: str) -> AppPage:
-        """The page as far as it is known."""
+        """Write the page as far as it is known."""
         page = self._page(going_on)
         write_app_page(page, self.folder / PAGE)
         if self.rungs or not going_on:
@@ -186,7 +186,7 @@ class _Run:
         return page
 
     def finish(self) -> Audited:
-        """The page, the record and a line."""
+        """Write the page and the record, and return them with a line for the terminal."""
         assert self.grid is not None
         page = self.write("")
         path = (self.folder / PAGE).absolute()
@@ -276,7 +276,7 @@ class _Run:
 
 @contextlib.contextmanager
 def own_audits_left_out() -> Iterator[list[bool]]:
-    """Strategies that the app put under ``audit`` train without it, until the block ends; the list says whether any."""
+    """Train the app's strategies under ``audit`` without it, until the block ends; list one entry for each."""
     original, found = AuditedStrategy.start, list[bool]()
 
     def start(self: AuditedStrategy, *args: Any, **kwargs: Any) -> Any:
@@ -347,7 +347,7 @@ def _line(line: Any) -> dict[str, Any]:
 
 
 def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
-    """How clients were seen to train, by the first that was kept."""
+    """Describe how clients were seen to train, by the first answer that was kept."""
     if not grid.answers:
         return []
     answer = next(iter(grid.answers.values()))
@@ -390,7 +390,7 @@ def _folder(out: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def _working_in(folder: Path) -> Iterator[None]:
-    """The app works, and leaves its files, in ``folder``."""
+    """Let the app work, and leave its files, in ``folder``."""
     before, path = Path.cwd(), list(sys.path)
     os.chdir(folder)
     try:

@@ -73,7 +73,7 @@ class LoadedBy:
         return loaded
 
     def of(self, seen: Watched) -> Loaded:
-        """What the client behind ``seen`` loaded."""
+        """Collect what the client behind ``seen`` loaded."""
         columns: dict[str, np.ndarray] = dict(self._tables)
         for partition in self._partitions[-1:]:
             found = attempt(lambda: _columns(partition))  # noqa: B023
@@ -86,18 +86,18 @@ class LoadedBy:
 
 
 def _numbers(table: Any) -> dict[str, np.ndarray]:
-    """Columns of numbers of a table of pandas."""
+    """Select the columns of numbers of a pandas table."""
     chosen = [name for name in table.columns if table[name].dtype.kind in "iuf"]
     return {str(name): table[name].to_numpy()[:MOST_ROWS] for name in chosen}
 
 
 def _entered(seen: Watched) -> int:
-    """Examples that entered modules, where no loader gave them."""
+    """Count the examples that entered modules, where no loader gave them."""
     return sum(len(next(iter(each), torch.empty(0))) for each in seen.inputs)
 
 
 def _columns(partition: Any) -> dict[str, np.ndarray]:
-    """Columns of numbers, of at most so many rows."""
+    """Select the columns of numbers, of at most ``MOST_ROWS`` rows."""
     kept = [
         name
         for name, kind in partition.features.items()
@@ -111,7 +111,7 @@ def _columns(partition: Any) -> dict[str, np.ndarray]:
 
 
 def _rows(seen: Watched) -> tuple[list[np.ndarray], np.ndarray | None]:
-    """Inputs (N, F) of the batches that were seen, and their labels."""
+    """Collect inputs (N, F) of the batches that were seen, and their labels."""
     batches = seen.batches or seen.inputs
     groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
     for batch in batches:
@@ -124,7 +124,7 @@ def _rows(seen: Watched) -> tuple[list[np.ndarray], np.ndarray | None]:
 
 
 def _classes(partition: Any) -> np.ndarray | None:
-    """The column of classes of a partition that has one."""
+    """Find the column of classes of a partition that has one."""
     names = [name for name, kind in partition.features.items() if hasattr(kind, "num_classes")]
     if not names and (likely := [name for name in ("label", "target", "species") if name in partition.features]):
         names = likely

@@ -15,7 +15,7 @@ KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "json"
 
 @contextmanager
 def mirrored(folder: Path | None) -> Iterator[set[str]]:
-    """``datasets.load_dataset`` reads ``folder/NAME`` for ``someone/NAME``; gives the names that were asked for.
+    """Redirect ``datasets.load_dataset`` from ``someone/NAME`` to ``folder/NAME``, and collect the names asked for.
 
     A data set is a folder of files ``<split>.parquet``, ``.csv`` or ``.json(l)``, named as on the hub with or without
     its owner, with ``-`` or ``_``. What the folder does not have is an error that names the folder, not a download.
@@ -52,7 +52,7 @@ def mirrored(folder: Path | None) -> Iterator[set[str]]:
 
 @contextmanager
 def in_one_process() -> Iterator[None]:
-    """``datasets`` maps without processes of its own: forks of this one may wait for ever for threads it has."""
+    """Let ``datasets`` map without extra processes, since forks of this one may hang on its threads."""
     if importlib.util.find_spec("datasets") is None:
         yield
         return

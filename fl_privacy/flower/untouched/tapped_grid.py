@@ -119,7 +119,7 @@ class TappedGrid(LocalGrid):
         self._tables: dict[str, np.ndarray] = {} if tables is None else tables
 
     def findings(self) -> list[Found]:
-        """What leaves in clear, the worst first."""
+        """List what leaves in clear, the worst first."""
         order = {"data": 0, "facts": 1, "look": 2}
         alike: dict[tuple[str, str, str, str], tuple[Leak, int]] = {}
         for (kind, leak), times in self.found.items():  # of clients with other numbers of examples
@@ -130,7 +130,7 @@ class TappedGrid(LocalGrid):
         return sorted(every, key=lambda one: (order[one.leak.severity], one.leak.where))
 
     def get_node_ids(self) -> list[int]:
-        """All nodes; one more joins where a server that sent nothing yet looks again and again, since it waits."""
+        """List all nodes; one more joins if a server that has sent nothing yet keeps looking."""
         if not self.inventory.messages:
             self._looks += 1
             self._since = self._since or time.monotonic()
@@ -189,7 +189,7 @@ class TappedGrid(LocalGrid):
         return reply
 
     def _kept(self, node: int, kind: str) -> bool:
-        """Whether an answer may be asked for again: of clients that trained first."""
+        """Say whether an answer is kept to be asked for again: of clients that trained first."""
         if kind.partition(".")[0] == "evaluate":
             return False
         nodes = list(dict.fromkeys(one for one, _ in self.answers))
@@ -228,7 +228,7 @@ class TappedGrid(LocalGrid):
             self.answers[down.node, "first" if (down.node, "first") not in self.answers else "latest"] = answer
 
     def _fits(self, message: Message, reply: Message, fits: list[Fitted]) -> Sequence[Leak]:
-        """What a client that fits trees, optima or sums gives away."""
+        """Find what a client that fits trees, optima or sums gives away."""
         if reply.has_error():
             return ()
         sent, up = (_flat(_described(one.content, way, "", 1, 0)) for one, way in ((message, DOWN), (reply, UP)))
@@ -249,7 +249,7 @@ class TappedGrid(LocalGrid):
             self.traces[down.node] = trace
 
     def ask_again(self, answer: Answer, only: OnlyExamples | None, *, program: bool = False) -> "Again | Failure":
-        """What the client answers to the same message, from the same state, where its loaders give ``only`` some.
+        """Ask the client again with the same message and state, with ``only`` some examples from its loaders.
 
         Nothing of the client's own state is touched, and all random streams are put back.
         """
@@ -280,7 +280,7 @@ class Again:
 
 
 def _is_probe(message: Message) -> bool:
-    """Whether an audit within the app asks."""
+    """Say whether the message is a probe by an audit within the app."""
     found = attempt(lambda: asked_probe(message.content))
     return isinstance(found, Failure) or found is not None
 

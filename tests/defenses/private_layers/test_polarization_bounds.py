@@ -8,7 +8,7 @@ BITS = 16
 
 
 def drawn(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Outputs (N, K), labels (N,), codes (C, K)."""
+    """Draw outputs (N, K), labels (N,) and codes (C, K)."""
     rng = torch.Generator().manual_seed(seed)
     codes = torch.randint(2, (5, BITS), generator=rng).double() * 2 - 1
     labels = torch.arange(40) % 5
@@ -21,7 +21,7 @@ def hamming(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def losses(outputs: torch.Tensor, labels: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """(N,) of each example."""
+    """Compute the (N,) losses of the examples."""
     return torch.stack([
         polarization_loss(v[None], codes, label[None], 1.0) for v, label in zip(outputs, labels, strict=True)
     ])  # fmt: skip
