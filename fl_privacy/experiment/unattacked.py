@@ -190,10 +190,14 @@ def _drawn_at(
         data = known.data if place is None or known.of_client is None else known.of_client(place)
         rng = derive_generator(seed, "candidates", place or 0)
         second = _second_half(data)
-        held = [] if second is None else [_Drawn(*each, None) for _, *each in _some(known, second, rng, most)]
+        held = (
+            []
+            if second is None
+            else [_Drawn(image, label, None) for _, image, label in _some(known, second, rng, most)]
+        )
         if data is None or (second is not None and len(held) >= wanted):
             return held, []
-        return held, [_Drawn(*each, (place, index)) for index, *each in _some(known, data, rng, most)]
+        return held, [_Drawn(image, label, (place, k)) for k, image, label in _some(known, data, rng, most)]
 
 
 def _some(known: KnownImages, data: object, rng: torch.Generator, most: int) -> list[tuple[int, Tensor, int]]:
