@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 # Compiled modules are kept, whatever the shell says: else each process compiles all that it imports, for seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-cluster test-deploy test-gpu fuzz kill lint settings docs results gallery picture smoke wheel clean
+.PHONY: demo test test-cluster test-deploy test-gpu fuzz kill lint same settings docs results gallery picture smoke wheel clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
@@ -38,6 +38,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Whether the working tree computes, writes and shows what SINCE did, in a run of each family.
+same: $(STAMP)
+	$(BIN)/python experiments/same.py --since $(or $(SINCE),HEAD)
 
 # The table of settings in the documentation, from their declarations.
 settings: $(STAMP)

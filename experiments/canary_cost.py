@@ -23,7 +23,7 @@ DEFENSES = {
 }
 CASES = {
     ("lenet", "mnist_mini"): "model=lenet data=mnist_mini",
-    ("resnet10", "cifar10"): "model=resnet10 data=cifar10 holdout=48000",
+    ("resnet10", "cifar10"): "model=resnet10 data=cifar10 holdout=48000 federation.plan.batch_norm=eval",
 }
 TRAINING = "federation=fedavg federation.clients=4 federation.plan.batch_size=32"
 """One epoch of each client's examples in a round."""

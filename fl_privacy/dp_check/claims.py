@@ -109,12 +109,14 @@ class Recomputed:
     Attributes:
         rdp: by Renyi divergences, an upper bound; infinite without noise, ``None`` where a fact is missing.
         pld: by the privacy loss distribution, tight; likewise.
+        delta: at which both are.
         missing: the facts without which there is no number, or which were assumed for the worst.
         caveats: where practice is another than theory, a sentence each.
     """
 
     rdp: float | None
     pld: float | None
+    delta: float
     missing: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
 
@@ -146,17 +148,17 @@ def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove"
             )
         rate = 1.0
     if facts.noise_multiplier is None:
-        return Recomputed(rdp=None, pld=None, missing=tuple(missing), caveats=tuple(caveats))
+        return Recomputed(rdp=None, pld=None, delta=delta, missing=tuple(missing), caveats=tuple(caveats))
     if facts.noise_multiplier == 0:
-        return Recomputed(rdp=math.inf, pld=math.inf, missing=tuple(missing), caveats=tuple(caveats))
+        return Recomputed(rdp=math.inf, pld=math.inf, delta=delta, missing=tuple(missing), caveats=tuple(caveats))
     multiplier = facts.noise_multiplier
     if neighbors == "replace":
         multiplier, rate = multiplier / 2, 1.0
     steps = facts.releases * facts.rounds
     if steps == 0 or math.isinf(multiplier):
-        return Recomputed(rdp=0.0, pld=0.0, missing=tuple(missing), caveats=tuple(caveats))
+        return Recomputed(rdp=0.0, pld=0.0, delta=delta, missing=tuple(missing), caveats=tuple(caveats))
     rdp, pld = composed_epsilons(noise_multiplier=multiplier, sample_rate=rate, steps=steps, delta=delta)
-    return Recomputed(rdp=rdp, pld=pld, missing=tuple(missing), caveats=tuple(caveats))
+    return Recomputed(rdp=rdp, pld=pld, delta=delta, missing=tuple(missing), caveats=tuple(caveats))
 
 
 def composed_epsilons(*, noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> tuple[float, float]:

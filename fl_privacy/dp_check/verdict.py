@@ -69,8 +69,11 @@ class ClaimVerdict:
 
     @property
     def _exceeds(self) -> bool:
-        found = None if self.recomputed is None else self.recomputed.epsilon
-        return self.claim is not None and found is not None and found > self.claim.epsilon * TOLERANCE
+        found = self.recomputed
+        if self.claim is None or found is None or found.epsilon is None:
+            return False
+        # At a smaller delta a mechanism spends more: that says nothing of the delta that is claimed.
+        return found.delta >= self.claim.delta and found.epsilon > self.claim.epsilon * TOLERANCE
 
     @property
     def _assumed(self) -> bool:

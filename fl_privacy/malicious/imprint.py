@@ -23,6 +23,7 @@ from fl_privacy.malicious.imprint_block import (
     brightness_edges,
     imprinted,
 )
+from fl_privacy.malicious.own_gradient import leaves_such_a_bias
 from fl_privacy.malicious.reading import images_of_brightness, is_one_image, on_grid, reconstruction_of
 from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel
 from fl_privacy.types import ModelState, Observation, Reconstruction
@@ -105,17 +106,34 @@ class Imprint(ServerAttack):
         weight, bias = gradient[MEASURE].double(), gradient[OFFSET].double()
         upload = observation.upload
         if observation.plan.shares == "gradient":
-            images, alone = self.caught(weight, bias, upload.rounding)
+            images, alone, occupied = self.caught(weight, bias, upload.rounding)
+            alone = self._confirmed(observation, images, alone, occupied, bias)
         else:
             images, alone = self.caught_in_change(weight, upload.rounding)
         if self.activation == "relu" and scattered_zeros({MEASURE: weight}) > _THINNED:
             alone = torch.zeros_like(alone)
         return reconstruction_of(observation, images[: upload.num_examples], alone[: upload.num_examples])
 
-    def caught(self, weight: Tensor, bias: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
+    def _confirmed(
+        self, observation: Observation, images: Tensor, alone: Tensor, occupied: Tensor, bias: Tensor
+    ) -> Tensor:
+        """Which of those that look ``alone`` would have left such a bias; (N,) as the arguments."""
+        rounded = 2 * observation.upload.rounding + _SMALLEST * float(bias.abs().max())
+        measured = self._each_bin(bias)[occupied[alone]]
+        told = leaves_such_a_bias(
+            observation,
+            images[alone],
+            occupied[alone],
+            measured,
+            bias=OFFSET,
+            error=torch.full_like(measured, rounded),
+        )
+        return alone.masked_scatter(alone, told)
+
+    def caught(self, weight: Tensor, bias: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
         """The mean image of each bin that caught something, the strongest first.
 
-        Returns pixels (N, D), and (N,) whether they are a single image's.
+        Returns pixels (N, D), (N,) whether they look like a single image's, and (N,) the bin of each.
 
         Args:
             weight: (bins, D) gradient of the rows, float64.
@@ -128,7 +146,7 @@ class Imprint(ServerAttack):
         occupied = strongest[bias[strongest].abs() > smallest]
         pixels = weight[occupied] / bias[occupied, None] / self.scale
         alone = is_one_image(pixels, 2 * rounding / bias[occupied].abs() / self.scale)
-        return pixels, alone & (not on_grid(weight[occupied]))
+        return pixels, alone & (not on_grid(weight[occupied])), occupied
 
     def caught_in_change(self, weight: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
         """Likewise of the change of weights, beside which the biases are too large for theirs to be seen."""

@@ -116,7 +116,8 @@ def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | 
 
     It takes neither the truth nor another image. An image that noise was added to, whose scale is not quite known, or
     that has fewer than ``LEAST_LEVELS`` levels beside black and white, or every second, third, fifth or seventh alone,
-    is not told from a mixture. What is left: images of even levels alone, mixed half and half to a ten-thousandth.
+    is not told from a mixture. What is left: images of even levels alone, mixed half and half to a ten-thousandth, that
+    the update itself tells apart (``own_gradient``).
     """
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)

@@ -9,6 +9,7 @@ from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedEr
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
+from fl_privacy.malicious.own_gradient import leaves_such_a_bias
 from fl_privacy.malicious.reading import LEVELS, is_one_image, reconstruction_of
 from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
 from fl_privacy.rng import derive_generator
@@ -92,8 +93,17 @@ class TrapWeights(ServerAttack):
         strongest = bias.abs().argsort(descending=True)
         fired = strongest[bias[strongest].abs() > _SMALLEST * bias.abs().max()]
         weight, bias = weight[fired], bias[fired]
-        pixels = layer.pixels(weight / bias[:, None])
-        alone = is_one_image(pixels, blur=_blur(observation, layer, fired) / bias.abs())
+        pixels, blur = layer.pixels(weight / bias[:, None]), _blur(observation, layer, fired)
+        alone = is_one_image(pixels, blur=blur / bias.abs())
+        told = leaves_such_a_bias(
+            observation,
+            pixels[alone],
+            fired[alone],
+            bias[alone],
+            bias=layer.bias,
+            error=4 * blur[alone] + _SMALLEST * bias.abs().max(),
+        )
+        alone = alone.masked_scatter(alone, told)
         single = _distinct(pixels[alone])[: observation.upload.num_examples]
         left = observation.upload.num_examples - len(single)
         others = ~alone & (_apart(pixels, single) > _ANOTHER).all(1)

@@ -42,6 +42,13 @@ def test_figures_that_disagree_without_any_assumption_are_a_contradiction() -> N
     assert verdict(Facts(noise_multiplier=0.0), 4.0).reason == "there is no noise"
 
 
+def test_a_larger_figure_at_a_smaller_delta_contradicts_nothing() -> None:
+    claim = Claim(epsilon=4.4, delta=DELTA)
+    found = ClaimVerdict(subject="a mod", claim=claim, recomputed=recompute(Facts(noise_multiplier=1.0), delta=1e-9))
+    assert found.recomputed is not None and (found.recomputed.epsilon or 0.0) > claim.epsilon
+    assert found.status is Status.UNTESTED
+
+
 def test_canaries_contradict_what_is_far_too_small_and_nothing_that_is_true() -> None:
     test = canary_test(*scores(12.0, 1000), delta=DELTA, unit="client")
     assert 0 < test.bound < 12.0

@@ -1,6 +1,7 @@
 """What each malicious server reads of real digits, and what it says of how sure it is."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.malicious import Fishing, Imprint, Inconsistent, Loki, MembershipTrap, ServerAttack, TrapWeights
+from fl_privacy.malicious.own_gradient import leaves_such_a_bias
 from fl_privacy.malicious.reading import images_of_brightness, is_one_image
 from fl_privacy.metrics import evaluate
 from fl_privacy.types import Batch, Certainty, LocalPlan, ModelState, Observation, Reconstruction, Upload
@@ -227,3 +229,26 @@ def test_two_images_of_multiples_mixed_half_and_half_are_not_proven(step: int) -
     rows, bright = images.mean(1)[:8] * 37.0, images.mean(1)[:8].mean(1)
     _, alone = images_of_brightness(rows, bright - 0.02, bright + 0.02, smallest=0.0)
     assert not bool(alone.any()), "as LOKI reads them: up to a factor"
+
+
+def test_two_images_of_even_levels_whose_mean_is_whole_are_told_apart_by_the_update() -> None:
+    """Twins that leave the same gradient mix half and half to whole levels; their mean would have left another."""
+    _, seen, _ = rounds.probed(Imprint(bins=4, mean=0.5, std=0.2), "lenet", 8)
+    rng = torch.Generator().manual_seed(3)
+    images = (2 * torch.randint(0, 128, (2, 1, 28, 28), generator=rng)).double() / 255
+    mean = images.mean(0, keepdim=True)
+    assert bool(is_one_image(mean.flatten(1)).all())
+    model, state = seen.model, ModelState({n: v.double() for n, v in seen.sent.parameters.items()}, {})
+
+    def own(batch: torch.Tensor, label: int) -> torch.Tensor:
+        values = {name: value.clone().requires_grad_() for name, value in state.parameters.items()}
+        outputs = torch.func.functional_call(model.double(), values, (batch,))
+        loss = torch.nn.functional.cross_entropy(outputs, torch.full((len(batch),), label), reduction="sum") / 8
+        (found,) = torch.autograd.grad(loss, [values["imprint.measure.bias"]])
+        return found
+
+    row = torch.tensor([0])
+    told = partial(leaves_such_a_bias, seen, rows=row, bias="imprint.measure.bias", error=torch.tensor([1e-12]))
+    for label in range(10):
+        assert not bool(told(mean.flatten(1), measured=own(images, label)[row]).any())
+        assert bool(told(images[:1].flatten(1), measured=own(images[:1], label)[row]).all())
