@@ -136,6 +136,54 @@ def honest_table(name: str, folder: Path = ROWS) -> str:
     return markdown(["", "draws", "seeds", "called false", "bound above the claim"], lines)
 
 
+def batches_table(name: str, folder: Path = ROWS) -> str:
+    """Means over batches of rows of a table, by the settings that tell them apart; "Not run." without any."""
+    groups: dict[tuple[tuple[str, Any], ...], list[Row]] = {}
+    for row in read_rows(name, folder):
+        key = tuple((each, row[each]) for each in ("size", "noise", "steps", "model") if each in row)
+        groups.setdefault(key, []).append(row)
+    if not groups:
+        return "Not run."
+    ordered = sorted(groups.items(), key=lambda pair: [str(v) if isinstance(v, str) else v for _, v in pair[0]])
+    shown = [each for each in _OF_BATCHES if each in ordered[0][1][0]]
+    heads = [each for each, _ in ordered[0][0]] + ["batches"] + [_OF_BATCHES[each] for each in shown]
+    lines = [
+        [*(f"{value:g}" if isinstance(value, float) else f"{value}" for _, value in key), f"{len(rows)}"]
+        + [_mean_of(each, [float(row[each]) for row in rows]) for each in shown]
+        for key, rows in ordered
+    ]
+    return markdown(heads, lines)
+
+
+_OF_BATCHES = {
+    "cells": "cells right",
+    "rows": "rows right",
+    "read": "rows read",
+    "their_cells": "cells, authors' program",
+    "their_rows": "rows, authors' program",
+    "usual_cells": "cells of the usual row",
+    "band_cells": "95 % band without the update",
+    "proven": "batches proven",
+    "wrong": "proven and wrong",
+    "cpu_seconds": "CPU seconds a batch",
+    "their_cpu_seconds": "CPU seconds, authors' program",
+}
+"""Figure of a batch -> head of its column."""
+
+
+def _mean_of(figure: str, values: Sequence[float]) -> str:
+    """Of seconds the mean, of what is counted the sum, of shares the mean with its 95 % interval over batches."""
+    mean = sum(values) / len(values)
+    if figure.endswith("seconds"):
+        return f"{mean:.2f}" if mean < 1 else f"{mean:.1f}"
+    if figure in ("proven", "wrong"):
+        return f"{sum(values):.0f}"
+    if len(values) < 2 or figure.endswith("_cells"):
+        return f"{mean:.1%}"
+    spread = 1.96 * (sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values)) ** 0.5
+    return f"{mean:.1%} ± {100 * spread:.1f}"
+
+
 def attacks_table(name: str, folder: Path = ROWS) -> str:
     """Attacks by networks: mean PSNR in dB and share recognizable, of the rows of ``name``; what ``auto`` proved."""
     cells: dict[str, dict[str, str]] = {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kept_rows import attacks_table, escaped, honest_table, rows_table
+from kept_rows import attacks_table, batches_table, escaped, honest_table, rows_table
 from leaderboard import leaderboard
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -212,6 +212,7 @@ MADE = {
     "catalog": catalog,
     "metrics": lambda _: metrics_table(),
     "rows": rows_table,
+    "batches": batches_table,
     "leaderboard": leaderboard,
     "honest": honest_table,
 }

@@ -39,13 +39,15 @@ FAMILIES = {
 }
 """Family -> command lines of ``fl-privacy``; an ``out=`` or ``{out}`` is put in."""
 
-_PASSING = re.compile(r"second|time|date|code|hash|memory|started|finished|machine|energy|watt|cpu|environment|_ms$|rss")
+_PASSING = re.compile(
+    r"second|time|date|code|hash|memory|started|finished|machine|energy|watt|cpu|environment|_ms$|rss"
+)
 """Names of fields that no two runs have alike."""
 
 _READ = {".json", ".jsonl", ".html", ".csv", ".yaml", ".safetensors", ".png", ".npz", ".md"}
 _FIGURE = re.compile(
-    r"\d[\d.,:]*\s*(?:s|ms|min|h|MB|GB|kB|KB|J|Wh|seconds?|minutes?|hours?)\b|\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?)?"
-    r"|\b[0-9a-f]{8,64}\b"
+    r"\d[\d.,:]*\s*(?:s|ms|min|h|MB|GB|kB|KB|J|Wh|seconds?|minutes?|hours?)\b"
+    r"|\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?)?|\b[0-9a-f]{8,64}\b"
 )
 _HASH = re.compile(r"-[0-9a-f]{8}(?=$|/|\")")
 

@@ -11,6 +11,7 @@ from fl_privacy.effects import Description, settings_in_words
 from fl_privacy.film import Snapshot
 from fl_privacy.losses import CROSS_ENTROPY, Loss, LossLike
 from fl_privacy.plan import LocalPlan
+from fl_privacy.schema import Schema, with_schema
 from fl_privacy.shared_gradients import expect_range, read_gradients
 from fl_privacy.victim_ids import Certainty, VictimId
 
@@ -36,7 +37,8 @@ class Batch:
     """Examples with their labels.
 
     Attributes:
-        inputs: images (B, C, H, W) float in [0, 1], or texts (B, L) int64: numbers of tokens, -1 where there is none.
+        inputs: images (B, C, H, W) float in [0, 1], or texts (B, L) int64: numbers of tokens, -1 where there is none,
+            or rows (B, F) float as a :class:`fl_privacy.schema.Schema` encodes them.
         labels: (B,) class indices, or (B, K) class probabilities; of a language model (B, L) next tokens, -100: none.
     """
 
@@ -47,7 +49,7 @@ class Batch:
         return len(self.inputs)
 
     def first(self, number: int) -> "Batch":
-        """The first ``number`` of them."""
+        """Return the first ``number`` examples."""
         return Batch(self.inputs[:number], self.labels[:number])
 
 
@@ -60,14 +62,14 @@ class ModelState:
 
     @classmethod
     def of(cls, model: nn.Module) -> "ModelState":
-        """The detached values of ``model``, copied."""
+        """Return the detached values of ``model``, copied."""
         return cls(
             {name: p.detach().clone() for name, p in model.named_parameters()},
             {name: b.detach().clone() for name, b in model.named_buffers()},
         )
 
     def to(self, device: torch.device | str) -> "ModelState":
-        """The same values on ``device``."""
+        """Return the same values on ``device``."""
         return ModelState(_moved(self.parameters, device), _moved(self.buffers, device))
 
 
@@ -88,7 +90,7 @@ class Upload:
     rounding: float = 0.0
 
     def to(self, device: torch.device | str) -> "Upload":
-        """The same upload on ``device``."""
+        """Return the same upload on ``device``."""
         return replace(self, tensors=_moved(self.tensors, device), buffers=_moved(self.buffers, device))
 
 
@@ -133,7 +135,7 @@ class Knowledge:
     lengths: Tensor | None = None
 
     def describe(self) -> list[str]:
-        """One sentence for each thing known."""
+        """Describe each thing known in a sentence."""
         lines = []
         if self.labels is not None:
             lines.append("The attacker is given the true labels.")
@@ -171,7 +173,7 @@ class Observation:
         sent: the values that this client was sent.
         upload: what the client replied.
         plan: how the client trains.
-        input_shape: (C, H, W) of one image, or (L,) of the longest text.
+        input_shape: (C, H, W) of one image, (L,) of the longest text, or (F,) of a row.
         num_classes: K.
         knowledge: what is known beyond the protocol.
         filmed: whether to keep snapshots of the guess, which change no number.
@@ -204,20 +206,22 @@ class Observation:
         batch_norm: Literal["train", "eval"] | None = None,
         loss: LossLike | None = None,
         input_range: tuple[float, float] = (0.0, 1.0),
+        schema: Schema | None = None,
         number: int = 0,
     ) -> "Observation":
-        """An observation of the gradient of the loss of one batch, by the values and in the mode that ``model`` has.
+        """Build an observation of the gradient of one batch's loss, at the values and in the mode of ``model``.
 
         Args:
             model: of images; ``fl_privacy.models.normalized`` puts a normalization before it. Its mode, training or
                 evaluation, is taken for that in which the gradient was computed.
             gradients: by parameter name, or in the order of ``model.parameters()``.
-            input_shape: (C, H, W).
+            input_shape: (C, H, W), or (F,) of rows.
             batch_size: examples behind the gradient; ``None`` counts them by the rank of the layers' gradients.
             batch_norm: mode of batch norm, if another than the model's.
             loss: name of ``fl_privacy.losses.NAMED_LOSSES``, a loss of PyTorch, or a function (outputs, labels) ->
                 scalar; ``None``: the attack takes the known one that gives the output layer's gradient.
             input_range: least and largest value of an input.
+            schema: of the rows (F,) of a table; ``Schema.inferred(inputs)`` finds one.
             number: names the victim and its random streams.
 
         Raises:
@@ -228,7 +232,7 @@ class Observation:
         of_norms = mode if batch_norm is None else batch_norm
         return cls(
             id=VictimId(0, 0, number),
-            model=read.model,
+            model=read.model if schema is None else with_schema(read.model, schema),
             sent=ModelState(read.parameters, read.buffers),
             upload=Upload(tensors=read.gradients, num_examples=read.batch_size),
             plan=LocalPlan(shares="gradient", batch_norm=of_norms, probe_batch_norm=of_norms, mode=mode),
@@ -240,20 +244,20 @@ class Observation:
         )
 
     def update(self) -> Tensors:
-        """The gradient or delta that was uploaded; weights are turned into a delta."""
+        """Return the gradient or delta that was uploaded; weights are turned into a delta."""
         if self.plan.shares != "weights":
             return self.upload.tensors
         return {name: w - self.sent.parameters[name] for name, w in self.upload.tensors.items()}
 
     def assumed(self) -> ModelState:
-        """The values that the attacker works with: those sent, and for what was not sent those that stand in for it."""
+        """Return the attacker's values: those sent, and stand-ins for what was not sent."""
         private = self.knowledge.private
         if private is None:
             return self.sent
         return ModelState({**private.parameters, **self.sent.parameters}, {**private.buffers, **self.sent.buffers})
 
     def told(self, **knowledge: Any) -> "Observation":
-        """The same observation by an attacker that knows more."""
+        """Return the same observation by an attacker that knows more."""
         return replace(self, knowledge=replace(self.knowledge, **knowledge))
 
 
@@ -273,6 +277,8 @@ class Reconstruction:
         certainties: (B,) of each of its images, where they differ; empty where all are alike.
         member: of the attacks that were tried, the one whose guess this is; empty where there was a single one.
         film: how its first image or text came about, where that was asked for and the attack goes step by step.
+        cells_certain: (B, C) in [0, 1], of a table: how sure each cell is by the attempts alone, 1 where all agree;
+            ``None`` where nobody says.
         words: (n,) tokens that were read of all its texts together, in no order, each as often as it was found;
             ``None`` where nobody looked for them.
         words_exact: whether no token of another text can have left such traces.
@@ -290,6 +296,7 @@ class Reconstruction:
     certainties: tuple[Certainty, ...] = ()
     member: str = ""
     film: tuple[Snapshot, ...] = ()
+    cells_certain: Tensor | None = None
     words: Tensor | None = None
     words_exact: bool = False
     notes: tuple[str, ...] = ()

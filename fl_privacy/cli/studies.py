@@ -22,6 +22,7 @@ from fl_privacy.cli.completion import complete_override
 from fl_privacy.cli.jobs import expect_reconstructions, say_what_takes_time
 from fl_privacy.config.study import load_grid
 from fl_privacy.errors import UserError
+from fl_privacy.files import CONFIG_DIR
 from fl_privacy.results.ongoing import write_planned
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def benchmark(
-    track: Annotated[str, typer.Argument(help="smoke, laptop, full, or your own YAML file.")],
+    track: Annotated[str, typer.Argument(help="smoke, laptop, full, table, or your own YAML file.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -151,7 +152,7 @@ def run_trade_off(
 
 
 def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> dict[str, str]:
-    """Do ``jobs`` in so many processes; returns what went wrong, by the folder's name of each job that failed."""
+    """Do ``jobs`` in ``processes`` processes; return what went wrong, by the folder's name of each failed job."""
     from fl_privacy.cli.underway import Underway  # noqa: PLC0415
     from fl_privacy.cli.workers import run_in_processes  # noqa: PLC0415
 
@@ -219,7 +220,7 @@ def advise(
 
 
 def _answers(tables: Sequence[MeasuredTable], *, threat: Threat, **told: float) -> list[str]:
-    """One for each table; of those that have none why, unless no table has any."""
+    """Answer each table; for those that have no answer say why, unless no table has any."""
     from fl_privacy.report.advice import advice_from  # noqa: PLC0415
 
     found, refused = list[str](), list[UserError]()
@@ -234,7 +235,7 @@ def _answers(tables: Sequence[MeasuredTable], *, threat: Threat, **told: float) 
 
 
 def _asked(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """What is asked for, ``accuracy_loss<=2`` as well as ``accuracy_loss=2``, and the settings."""
+    """Parse what is asked for, ``accuracy_loss<=2`` as well as ``accuracy_loss=2``, and the settings."""
     bounds, settings = dict(ASKED), []
     for argument in arguments:
         key, _, value = re.sub(r"\s*<=?\s*", "=", argument, count=1).partition("=")
@@ -276,12 +277,20 @@ def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
     if found := [table for table in tables if table.matches(settings)]:
         return found
     told = f" {' '.join(settings)}" if settings else ""
+    grid = "tables" if any(map(_names_a_table, settings)) else "quick"
     there = f"there are: {_there(tables)}" if tables else "those that came with the package are withdrawn until they"
     there += "" if tables else " are measured again: they took empty pictures for read ones and readable ones for none"
     raise UserError(
-        f"Settings that were measured are expected, but {there}. Measure yours by `fl-privacy trade-off quick{told}`,"
-        f" then `fl-privacy advise --grid quick{told}`."
+        f"Settings that were measured are expected, but {there}. Measure yours by `fl-privacy trade-off {grid}{told}`,"
+        f" then `fl-privacy advise --grid {grid}{told}`."
     )
+
+
+def _names_a_table(setting: str) -> bool:
+    """Say whether ``setting`` is ``data=`` with a table of rows."""
+    key, _, name = setting.partition("=")
+    file = CONFIG_DIR / "data" / f"{name}.yaml"
+    return key == "data" and name.isidentifier() and file.is_file() and "load_table" in file.read_text(encoding="utf-8")
 
 
 def _there(tables: Sequence[MeasuredTable]) -> str:

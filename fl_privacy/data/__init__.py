@@ -1,25 +1,49 @@
-"""Data: loading any set of images or texts into memory, and sharing it out between clients."""
+"""Data: loading any set of images, texts or rows into memory, and sharing it out between clients."""
 
 from fl_privacy.data.attributes import load_with_attribute
 from fl_privacy.data.datasets import Dataset, load_data
-from fl_privacy.data.examples import Examples, LabelledExamples, TextExamples, Vocabulary, expect_images
-from fl_privacy.data.partition import Dirichlet, Iid, Natural, Partition, Pathological, partition_table
+from fl_privacy.data.examples import (
+    Examples,
+    LabelledExamples,
+    TableExamples,
+    TextExamples,
+    Vocabulary,
+    expect_images,
+    kind_of_examples,
+)
+from fl_privacy.data.partition import (
+    ClassShares,
+    Dirichlet,
+    EvenClasses,
+    Iid,
+    Natural,
+    Partition,
+    Pathological,
+    partition_table,
+)
+from fl_privacy.data.tables import load_table, table_of
 from fl_privacy.data.texts import load_text
 
 __all__ = [
+    "ClassShares",
     "Dataset",
     "Dirichlet",
+    "EvenClasses",
     "Examples",
     "Iid",
     "LabelledExamples",
     "Natural",
     "Partition",
     "Pathological",
+    "TableExamples",
     "TextExamples",
     "Vocabulary",
     "expect_images",
+    "kind_of_examples",
     "load_data",
+    "load_table",
     "load_text",
     "load_with_attribute",
     "partition_table",
+    "table_of",
 ]

@@ -35,6 +35,7 @@ from fl_privacy.progress import counted
 from fl_privacy.results import Attacker, RunFolder
 from fl_privacy.results.readings import AttackedUploads
 from fl_privacy.rng import cpu_threads, derive_generator
+from fl_privacy.schema import Schema
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, Tensors, VictimId
 
 PARTICIPANTS = 10
@@ -64,7 +65,7 @@ class Tracer:
     seed: int = 0
 
     def __call__(self, scores: Sequence[VictimScore]) -> Tracing | None:
-        """Of ``scores``; ``None`` where there are no two owners.
+        """Trace the guesses of ``scores`` to their owners; ``None`` where there are no two owners.
 
         Images that an attack found nothing for are traced wrongly, but victims on which it failed are left out: that
         says nothing of where images come from. So are those whose truth is not known, and texts, which nothing is
@@ -92,7 +93,7 @@ class Tracer:
         return Tracing(distance=distance, attacked_distance=of_attacked, participants=number, queries=len(query_owners))
 
     def _others(self, attacked: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, C, H, W) further images of ``clients``, none of which was ``attacked``, and (n,) whose they are."""
+        """Return further images (n, C, H, W) of ``clients``, none of them ``attacked``, and their owners (n,)."""
         room = (self.queries or 0) - len(attacked)
         if room <= 0:
             return attacked[:0], clients[:0]
@@ -106,16 +107,16 @@ class Tracer:
 
 
 def _dealt(number: int, owners: Tensor) -> Tensor:
-    """(number,) the ``owners`` of images in order, equal shares each."""
+    """Deal out ``number`` images in order among the ``owners``, equal shares each, (number,)."""
     return owners[torch.arange(number) * len(owners) // max(1, number)]
 
 
 def _counts(score: VictimScore) -> bool:
-    return not score.sentences and all(image.failure is None for image in score.images)
+    return not score.sentences and score.rows is None and all(image.failure is None for image in score.images)
 
 
 def _guessed(score: VictimScore) -> Tensor:
-    """(B,) which of the images have a guess."""
+    """Say which of the images have a guess, (B,)."""
     return torch.tensor([image.guess is not None for image in score.images])
 
 
@@ -138,6 +139,7 @@ class Judge:
         functions: of the metrics that need something of the run, by name; see ``build_metrics``.
         tracer: runs the tracing attack on what was reconstructed.
         vocabulary: of texts; ``None`` where images are attacked.
+        schema: of the rows of a table; ``None`` where other examples are attacked.
         others: what guesses are compared with beside the truth, for the outcome of each.
         augments: whether what the model sees is but the client's own crops and flips of the truth, of no defense: what
             was read is judged by that.
@@ -151,12 +153,13 @@ class Judge:
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
     tracer: Tracer = field(default_factory=Tracer)
     vocabulary: Vocabulary | None = None
+    schema: Schema | None = None
     others: Others = field(default_factory=Others)
     augments: bool = False
     prior: bool = False
 
     def scores(self, found: Sequence[Reconstruction], observations: Sequence[Observation]) -> list[VictimScore]:
-        """Of what was made of each of ``observations``."""
+        """Score what was reconstructed of each of ``observations``."""
         transformed = None
         if self.transforms:
             transformed = [
@@ -174,12 +177,14 @@ class Judge:
         ]
 
     def pieces(self, tokens: Tensor) -> Sequence[str]:
-        """Of a text (L,), as its tokenizer writes them; none where images are attacked."""
+        """Return the pieces of a text (L,), as its tokenizer writes them; none where images are attacked."""
         return [] if self.vocabulary is None else self.vocabulary.pieces(tokens.tolist())
 
     def _judged(
         self, found: Sequence[Reconstruction], truths: Sequence[Batch], transformed: Sequence[Batch] | None
     ) -> list[VictimScore]:
+        if self.schema is not None:
+            return evaluate_all(found, truths, schema=self.schema, others=self.others)
         if self.vocabulary is None:
             return evaluate_all(
                 found,
@@ -203,7 +208,7 @@ class Judge:
 def _sentences(
     score: VictimScore, vocabulary: Vocabulary
 ) -> tuple[tuple[Sequence[str] | None, Sequence[str] | None], ...]:
-    """Original and guess of each text, token by token."""
+    """Return original and guess of each text, token by token."""
     originals = [None] * len(score.images) if score.originals is None else score.originals.tolist()
     return tuple(
         (
@@ -215,7 +220,7 @@ def _sentences(
 
 
 def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDistortion, Mapping[str, float]]:
-    """How far the defense moved an intercepted update from the one its client would have uploaded without.
+    """Measure how far the defense moved an intercepted update from the undefended one.
 
     Where the model's first layer is fully connected and the update is of one example, also figures of the equations
     for its input: ``condition`` of them all, and ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) of the row
@@ -229,7 +234,7 @@ def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDis
 
 @lru_cache(maxsize=1)
 def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, str] | None:
-    """Weight and bias of the first layer; ``None`` where that is another one."""
+    """Return weight and bias of the first layer, if it is fully connected; else ``None``."""
     if isinstance(model, TextModel):
         return None
     try:
@@ -351,14 +356,17 @@ class AttackStage:
         return scores
 
     def _uploads(self, observations: Sequence[Observation]) -> AttackedUploads:
-        """What is attacked, for the verdict."""
+        """Return the kind of uploads that are attacked, for the verdict."""
         if self.rehearsed:
             return AttackedUploads.SERVER
         trained = all(observation.id.probe is None for observation in observations)
         return AttackedUploads.TRAINING if trained else AttackedUploads.PROBES
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
-        """One for each of ``asked``; failures where the attack raised or gave no answer to a client's updates alone."""
+        """Reconstruct each of ``asked``; return failures where the attack raised or gave no answer.
+
+        Where it did so for several clients' updates, each client's are attacked alone: one may be what it failed at.
+        """
         found = self._attempted(asked, who)
         if not isinstance(found, Failure):
             return found
@@ -368,14 +376,14 @@ class AttackStage:
             by_client.setdefault(observation.id.client, []).append(place)
         if len(by_client) == 1:
             return [Reconstruction(id=o.id, batch=None, failure=found.reason) for o in asked]
-        made: dict[int, Reconstruction] = {}  # one client's update may be what it failed at
+        made: dict[int, Reconstruction] = {}
         for client, places in by_client.items():
             alone = self._reconstruct([asked[place] for place in places], f"{who}, client {client} alone", attacker)
             made |= dict(zip(places, alone, strict=True))
         return [made[place] for place in range(len(asked))]
 
     def _attempted(self, asked: Sequence[Observation], who: str) -> list[Reconstruction] | Failure:
-        """What the attack answers, or why it does not."""
+        """Run the attack; return what it answers, or why it does not."""
         with self.monitor.attacking(who) as shown:
             progress = self.folder.teller.telling(f"Attacking {who}", shown)
             with viewed_by(partial(self.folder.teller.picture, pieces=self.judge.pieces)):
@@ -393,18 +401,24 @@ class AttackStage:
 
 
 def _in_words(round: int, start: int, number: int, total: int) -> str:
-    """``4 updates of round 20``; of more than are attacked at once, which; fresh models have no round."""
+    """Say what is attacked, such as ``4 updates of round 20``; fresh models have no round.
+
+    Of more than are attacked at once, it says which.
+    """
     some = f"updates {start + 1} to {start + number} of {total}" if number < total else f"{total} updates"
     return (some if total > 1 else "1 update") + (f" of round {round}" if round else "")
 
 
 def _batch_norm(observation: Observation) -> str | None:
-    """The mode in which the client ran batch norm; ``None`` for a model without."""
+    """Return the mode in which the client ran batch norm; ``None`` for a model without."""
     return observation.plan.batch_norm if has_batch_norm(observation.model) else None
 
 
 def _expect_answers(found: object, asked: Sequence[Observation]) -> list[Reconstruction]:
-    """What an attack, which may be somebody else's code, returned for ``asked``; ``TypeError`` if it is no answer."""
+    """Return ``found``, what an attack returned for ``asked``; ``TypeError`` if it is no answer.
+
+    The attack may be somebody else's code.
+    """
     if not isinstance(found, Sequence) or not all(isinstance(each, Reconstruction) for each in found):
         kinds = sorted({type(each).__name__ for each in found}) if isinstance(found, list | tuple) else []
         got = f"{type(found).__name__} of {', '.join(kinds)}" if kinds else type(found).__name__

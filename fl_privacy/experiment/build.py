@@ -28,7 +28,14 @@ from fl_privacy.config._options import CUSTOM, called
 from fl_privacy.config.building import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.config.settings import BpkiSettings
-from fl_privacy.data import Dataset, LabelledExamples, TextExamples, expect_images
+from fl_privacy.data import (
+    Dataset,
+    Examples,
+    LabelledExamples,
+    TableExamples,
+    TextExamples,
+    expect_images,
+)
 from fl_privacy.defenses import Defense
 from fl_privacy.defenses.defense import UNNAMED
 from fl_privacy.effects import MutedFeatures, SlicedNoise
@@ -51,7 +58,7 @@ from fl_privacy.guard import ModelGuard
 from fl_privacy.inference import About
 from fl_privacy.malicious import ServerAttack
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
-from fl_privacy.models import ADAPTED, TextModel, build_fitting, check_model, check_text_model
+from fl_privacy.models import ADAPTED, TextModel, build_fitting, check_model, check_table_model, check_text_model
 from fl_privacy.parallel import ShardedAttack
 from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.types import LocalPlan
@@ -79,7 +86,7 @@ def expect_parts(parts: Any, clients: int, examples: int, section: DictConfig) -
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
-    """(N,) which of the ``examples`` training examples no client gets: ``number`` of them, at random.
+    """Mark the ``number`` of ``examples`` training examples that no client gets, (N,), at random.
 
     Raises:
         UserError: none would be left.
@@ -97,7 +104,7 @@ def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
 
 
 def defenders_examples(unattacked: LabelledExamples) -> torch.Tensor:
-    """Which of the public examples clients hold that train a defense on some: every fourth; attackers hold others."""
+    """Choose the public examples for clients that train a defense on some: every fourth; attackers hold others."""
     return torch.arange(3, len(unattacked), 4)[:DEFENDERS]
 
 
@@ -106,11 +113,13 @@ ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")
 
 
 def build_network(section: DictConfig, dataset: Dataset, *, seed: int) -> nn.Module:
-    """The model that ``section`` names with the initial values of a run's ``seed``, shown to fit the data."""
+    """Build the model that ``section`` names with initial values of ``seed``, and check that it fits the data."""
     train = dataset.train
-    if not isinstance(train, TextExamples):
+    if isinstance(train, Examples):
         return build_network_for(section, train.input_shape, train.num_classes, seed=seed)
     model = _network(section, train.architecture, seed)
+    if isinstance(train, TableExamples):
+        return check_table_model(model, train.schema, train.num_classes)
     check_text_model(model, train.input_shape[0], train.num_classes)
     return model
 
@@ -118,7 +127,7 @@ def build_network(section: DictConfig, dataset: Dataset, *, seed: int) -> nn.Mod
 def build_network_for(
     section: DictConfig, input_shape: tuple[int, ...], num_classes: int, *, seed: int, **more: Any
 ) -> nn.Module:
-    """Likewise, for images (C, H, W) of ``num_classes`` classes; ``more`` are options that ``section`` may lack."""
+    """Build the model for images (C, H, W) of ``num_classes`` classes, with ``more`` options."""
     channels, height, _ = input_shape
     facts = {"in_channels": channels, "image_size": height, "num_classes": num_classes}
     model = _network(section, facts, seed, **more)
@@ -126,7 +135,7 @@ def build_network_for(
     return model
 
 
-def _network(section: DictConfig, architecture: Mapping[str, int], seed: int, **more: Any) -> nn.Module:
+def _network(section: DictConfig, architecture: Mapping[str, Any], seed: int, **more: Any) -> nn.Module:
     settings = {**more, **plain_settings(section)}
     settings.pop("_target_", None)
     target = locate_target(section, "model")
@@ -137,7 +146,7 @@ def _network(section: DictConfig, architecture: Mapping[str, int], seed: int, **
 
 
 def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
-    """Which uploads of ``rounds`` rounds the attackers of ``config`` get hold of.
+    """Choose which uploads of ``rounds`` rounds the attackers of ``config`` get hold of.
 
     Raises:
         UserError: there are no such rounds or clients, or too few examples.
@@ -209,7 +218,7 @@ class Federation:
 
 
 def build_federation(config: RunSettings) -> Federation:
-    """Data, clients and server of ``config``.
+    """Build data, clients and server of ``config``.
 
     Raises:
         UserError: a setting is out of its range, or parts do not fit each other.
@@ -246,24 +255,26 @@ def build_federation(config: RunSettings) -> Federation:
 
 
 def clients_of(config_text: str) -> Mapping[int, Client]:
-    """The clients of a configuration given as text; built once in a process."""
+    """Build the clients of a configuration given as text; once in a process."""
     return _clients(config_text)[1]
 
 
 def build_dataset(section: DictConfig) -> Dataset:
-    """The data that ``section`` names; ``UserError`` if its target makes something else."""
+    """Build the data that ``section`` names; ``UserError`` if its target makes something else."""
     return _expect_made(instantiate(section, "data"), Dataset, section, "data")
 
 
 def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Module:
-    """What ``clients`` clients train: ``build_network``, with what a malicious server put into it."""
+    """Build the model that ``clients`` clients train, with what a malicious server put into it."""
     model = build_network(config.model, dataset, seed=config.seed)
     attack = build_server_attack(config.server)
-    return model if attack is None else attack.architecture(model, dataset.train.input_shape, clients)
+    if attack is None:
+        return model
+    return attack.architecture(model, expect_images(dataset.train, "A malicious server").input_shape, clients)
 
 
 def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
-    """What clients look at a model with, who agreed on that of ``config``; ``None`` for ``guard=off``."""
+    """Build the guard of clients that agreed on the model of ``config``; ``None`` for ``guard=off``."""
     if "_target_" not in config.guard:
         expect_named(config.guard, "guard")
         return None
@@ -272,7 +283,7 @@ def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
 
 
 def build_defense(section: DictConfig) -> Defense:
-    """The defense that ``section`` names; ``UserError`` if its target makes something else.
+    """Build the defense that ``section`` names; ``UserError`` if its target makes something else.
 
     One that names no part of itself goes by the name of what made it.
     """
@@ -281,10 +292,11 @@ def build_defense(section: DictConfig) -> Defense:
 
 
 def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> None:
-    """Let ``defense`` get what it needs for the examples of ``dataset``; ``UserError`` if it can't, or if those are
-    texts, which it can't change."""
+    """Prepare ``defense`` for the examples of ``dataset``; ``UserError`` if it can't be, or can't change texts."""
     if isinstance(dataset.train, TextExamples):
         _prepare_for_texts(defense, dataset, model)
+    elif isinstance(dataset.train, TableExamples):
+        _expect_no_images(defense, "a table", "local_dp, pruning, quantization, selective_sharing, ppdl or soteria")
     else:
         for prepare in defense.prepare:
             with blamed_on(f"Defense {defense.name}, preparing for images,"):
@@ -301,14 +313,24 @@ def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> Non
             inform(public.batch(rows), public.attributes[rows])
 
 
+_FOR_TEXTS = "local_dp, pruning, quantization, selective_sharing, ppdl or refiner"
+
+
+def _expect_no_images(defense: Defense, kind: str, others: str) -> None:
+    """Refuse what changes images, or looks at them, where the data are of another ``kind``; ``others`` do not."""
+    if defense.prepare or defense.data or defense.examples or defense.model:
+        raise _of_images(defense, kind, others)
+
+
+def _of_images(defense: Defense, kind: str, others: str) -> UserError:
+    return UserError(f"Defense {defense.name} is of images, but the data are {kind}; take dp_noise, dp_sgd, {others}.")
+
+
 def _prepare_for_texts(defense: Defense, dataset: Dataset, model: nn.Module) -> None:
     of_pixels = any(isinstance(part.effect, MutedFeatures | SlicedNoise) for part in defense.parts)
-    of_images = defense.prepare and len(defense.texts) < len(defense.prepare)
-    if of_pixels or of_images or defense.data or defense.examples or defense.model:
-        raise UserError(
-            f"Defense {defense.name} is of images, but the data are text; take dp_noise, dp_sgd, local_dp, pruning,"
-            " quantization, selective_sharing, ppdl or refiner."
-        )
+    if of_pixels or len(defense.texts) < len(defense.prepare):
+        raise _of_images(defense, "text", _FOR_TEXTS)
+    _expect_no_images(replace(defense, prepare=()), "text", _FOR_TEXTS)
     assert isinstance(model, TextModel) and isinstance(dataset.test, TextExamples)
     public = dataset.test.subset(defenders_examples(dataset.test)).tokens if defense.texts else None
     for prepare in defense.texts:
@@ -317,7 +339,7 @@ def _prepare_for_texts(defense: Defense, dataset: Dataset, model: nn.Module) -> 
 
 
 def build_metrics(bpki: BpkiSettings, evaluator: str | None, dataset: Dataset) -> dict[str, MetricFunction]:
-    """The metrics that need settings of a run, by name; those of plugins are registered.
+    """Build the metrics that need settings of a run, by name; register those of plugins.
 
     Args:
         bpki: how the Bayesian privacy loss is estimated.
@@ -333,7 +355,7 @@ def build_metrics(bpki: BpkiSettings, evaluator: str | None, dataset: Dataset) -
 
 
 def build_attack(section: DictConfig, *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
-    """The attack that ``section`` names; ``None`` for ``attack=none``.
+    """Build the attack that ``section`` names; ``None`` for ``attack=none``.
 
     Args:
         section: ``attack`` of a run.
@@ -356,7 +378,7 @@ def build_attack(section: DictConfig, *, device: str = "auto", threads: int = 1)
 
 
 def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
-    """That of ``config``; ``UserError`` where it would ask for what the threat model does not give it."""
+    """Build the attack of ``config``; ``UserError`` where it would ask for what the threat model does not give it."""
     attack = build_attack(config.attack, device=config.device, threads=config.attack_threads)
     inner = attack.attack if isinstance(attack, ShardedAttack) else attack
     asks = isinstance(inner, GradientInversion) and inner.moves is not None and inner.moves.prior > 0
@@ -366,7 +388,7 @@ def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
 
 
 def build_plan(section: DictConfig, model: DictConfig) -> LocalPlan:
-    """The clients' local plan as ``section`` says; of a ``model`` with adapters they train these and its head."""
+    """Build the clients' local plan from ``section``; of a ``model`` with adapters they train these and its head."""
     settings = plain_settings(section)
     if model.get("lora_rank") is not None and not (settings.get("trained") or settings.get("frozen")):
         settings["trained"] = list(ADAPTED)
@@ -375,7 +397,7 @@ def build_plan(section: DictConfig, model: DictConfig) -> LocalPlan:
 
 
 def resolve_device(name: str) -> torch.device:
-    """``auto`` is the first GPU where there is one."""
+    """Return the device called ``name``; ``auto`` is the first GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
@@ -390,7 +412,7 @@ def resolve_device(name: str) -> torch.device:
 
 @lru_cache(maxsize=1)
 def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
-    """The data and the clients of a configuration, as text: that can be sent to other processes and be cached by."""
+    """Build data and clients of a configuration given as text, which can be sent and cached."""
     config = RunSettings.of(OmegaConf.create(config_text))
     number = config.federation.clients
     plan, device = build_plan(config.federation.plan, config.model), resolve_device(config.device)
@@ -432,7 +454,7 @@ def _expect_made(made: Any, kind: type[T], section: DictConfig, name: str) -> T:
 
 
 def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack | None, str]:
-    """The attack and its name, of ``idlg attack.iterations=50`` or of an attack; ``None`` for ``none``.
+    """Return the attack and its name, of ``idlg attack.iterations=50`` or of an attack; ``None`` for ``none``.
 
     Raises:
         UserError: there is no such attack or setting.

@@ -17,6 +17,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit
 from fl_privacy.malicious import ServerAttack, ThreatLevel
 from fl_privacy.models import TextModel, has_batch_norm
+from fl_privacy.schema import schema_of
 from fl_privacy.types import Knowledge, LocalPlan
 
 _SHARED = {
@@ -41,6 +42,12 @@ _GUARDED = (
 )
 
 
+_SCHEMA = (
+    "The attacker knows the table's schema, which all clients share: names, kinds and categories of the columns, mean,"
+    " deviation, least and largest value of numbers."
+)
+
+
 def describe_threats(
     model: nn.Module,
     plan: LocalPlan,
@@ -52,7 +59,7 @@ def describe_threats(
     server: ServerAttack | None,
     guarded: bool = False,
 ) -> list[str]:
-    """Who attacks, what is seen, what is known, what is defended.
+    """Say who attacks, what is seen, what is known, what is defended.
 
     Args:
         model: architecture.
@@ -82,6 +89,8 @@ def describe_threats(
         lines.append(f"Neither trained nor uploaded: {', '.join(plan.frozen)}.")
     if isinstance(model, TextModel):
         lines.append(_embeddings(model, plan))
+    if schema_of(model) is not None:
+        lines.append(_SCHEMA)
     lines.append("The attacker knows the architecture, the values each client was sent, and the local plan.")
     lines += knowledge.describe()
     if knowledge.defense is not None:
@@ -95,7 +104,7 @@ def describe_threats(
 
 
 def _embeddings(model: TextModel, plan: LocalPlan) -> str:
-    """Whether its gradient shows the tokens."""
+    """Say whether the gradient of the embeddings shows the tokens."""
     if model.word_weight in plan.held(name for name, _ in model.named_parameters()):
         return "The gradient of the tokens' embeddings is not uploaded."
     return (
@@ -105,7 +114,7 @@ def _embeddings(model: TextModel, plan: LocalPlan) -> str:
 
 
 def _server(attack: ServerAttack | None) -> list[str]:
-    """How far the server goes, and what was left untried."""
+    """Say how far the server goes, and what was left untried."""
     level = attack.level if attack else ThreatLevel.HONEST
     first = (
         "The server is honest but curious: it follows the protocol and reads what it receives."
@@ -141,7 +150,7 @@ def _attacked(audit: Audit) -> list[str]:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """What a server knows of where its clients are.
+    """Location of the clients and their data, as a server knows it.
 
     Attributes:
         simulated: they draw from the run's seed; deployed ones draw from secrets of their own.
@@ -153,7 +162,7 @@ class Whereabouts:
 
 
 def who_draws(clients: Whereabouts) -> str:
-    """Where the clients' randomness and data come from, in a sentence or two."""
+    """Say where the clients' randomness and data come from, in a sentence or two."""
     if clients.simulated:
         return (
             "This is a simulation: all that clients draw at random, noise too, derives from the run's seed, which the"
@@ -185,7 +194,7 @@ def _describe_defense(defense: Defense) -> str:
 
 
 def expect_readable_updates(aggregation: str, where: str) -> None:
-    """Refuse secure aggregation where every update is read.
+    """Refuse secure aggregation where every update has to be seen.
 
     Args:
         aggregation: ``secure_aggregation.name``.
@@ -211,7 +220,7 @@ MOST_SEEN = 10.0
 def describe_image_prior(
     attack: ReconstructionAttack | None, image: Sequence[int], victims: Tensor | None
 ) -> list[str]:
-    """A sentence on the generator of ``attack``; none where it has no generator.
+    """Describe the generator of ``attack`` in a sentence; none where it has no generator.
 
     Args:
         attack: what is run.

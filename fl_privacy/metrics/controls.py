@@ -14,7 +14,9 @@ from fl_privacy.metrics.identification import aligned, control, identify
 from fl_privacy.metrics.matching import Match
 from fl_privacy.metrics.outcome import ROUNDING
 from fl_privacy.metrics.public_images import PublicImages
+from fl_privacy.metrics.tables import control_cells, exact_rows
 from fl_privacy.metrics.texts import Language, most_frequent, token_f1, token_precision, token_recall, widened, without
+from fl_privacy.schema import Schema
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
 Figures = dict[str, float | int | bool]
@@ -33,11 +35,12 @@ OTHER_UPDATES, MOST_CONTROLS = 3, 8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Others:
-    """What guesses are compared with beside the originals.
+    """Candidates, texts and controls that guesses are compared with beside the originals.
 
     Attributes:
         candidates: images that an original is told apart from; ``None`` where there are none, or texts are attacked.
         texts: (N, L) public tokens, -1 where there is none, whose frequencies are the control of texts.
+        rows: (M, C) public cells of a table, whose rows are the control of rows.
         moved: whether the model may have seen the originals scaled and rotated, in a way that nobody knows.
         controls: for some victims (K, C, H, W) further guesses that never saw the update, such as what the same attack
             with the same prior makes of another client's.
@@ -46,17 +49,18 @@ class Others:
 
     candidates: PublicImages | None = None
     texts: Tensor | None = None
+    rows: Tensor | None = None
     moved: bool = False
     controls: Controls = field(default_factory=dict)
     beside: Callable[[int], PublicImages | None] | None = None
 
     def of(self, victim: VictimId) -> "Others":
-        """What guesses at ``victim`` are compared with."""
+        """Return what guesses at ``victim`` are compared with."""
         return self if self.beside is None else replace(self, candidates=self.beside(victim.client))
 
 
 def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None], truths: Sequence[Tensor]) -> Controls:
-    """Guesses at other clients' updates, as controls of each victim: a prior makes images without any update.
+    """Choose guesses at other clients' updates as controls of each victim: a prior makes images without any update.
 
     Taken are the guesses at the ``OTHER_UPDATES`` victims of other clients that follow, but those at an update in which
     an image of the victim was, too.
@@ -77,12 +81,12 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 
 
 def _share(ones: Tensor, others: Tensor) -> bool:
-    """Whether an image is in both, to the rounding of pixels."""
+    """Say whether an image is in both, to the rounding of pixels."""
     return bool((torch.cdist(ones.flatten(1).float(), others.flatten(1).float(), p=torch.inf) <= ROUNDING).any())
 
 
 def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor | None = None) -> list[Figures]:
-    """Figures of each image of a victim that has a guess.
+    """Compute the figures of each image of a victim that has a guess.
 
     Args:
         match: guesses and originals.
@@ -119,7 +123,7 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
 
 
 def compare_texts(match: Match, others: Others, language: Language | None = None) -> list[Figures]:
-    """Figures of each text of a victim that has a guess: token F1 of the most frequent tokens of public texts."""
+    """Compute the control of each text of a victim that has a guess: token F1 of the most frequent public tokens."""
     truths = match.originals[match.found]
     if others.texts is None:
         return [{} for _ in truths]
@@ -129,8 +133,19 @@ def compare_texts(match: Match, others: Others, language: Language | None = None
     return [_rounded(control_f1=value) for value in token_f1(*widened([guesses, truths])).tolist()]
 
 
+def compare_rows(match: Match, others: Others, schema: Schema) -> list[Figures]:
+    """Compute the figures of each row of a victim that has a guess: whether it is exact, and its controls."""
+    found = match.found
+    truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
+    exact = exact_rows(schema, guesses, truths)[found].tolist()
+    if others.rows is None or not len(others.rows):
+        return [{"exact": bool(each)} for each in exact]
+    control = control_cells(others.rows, truths, schema)[found].tolist()
+    return [{"exact": bool(each), **_rounded(control_cells=own)} for each, own in zip(exact, control, strict=True)]
+
+
 def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
-    """(F,) whether every pixel is right up to the rounding of 8 bits."""
+    """Say whether every pixel is right up to the rounding of 8 bits, (F,)."""
     return (guesses - originals).abs().flatten(1).amax(1) <= ROUNDING + 1e-6
 
 
@@ -146,7 +161,7 @@ def _of_each(seen: Identified) -> list[Figures]:
 
 
 def _of_controls(own: Figures, original: Tensor, extra: Sequence[Tensor], others: Others) -> Figures:
-    """Largest lead at an original (C, H, W) of guesses at other updates, where the guess at its own is the nearest."""
+    """Return the largest lead at an original (C, H, W) of guesses at other updates, if its own is nearest."""
     if own.get("rank") != 1 or not extra or others.candidates is None:
         return {}
     leads = [identify(each[None], original[None], others.candidates, scaled=others.moved).lead for each in extra]
@@ -154,7 +169,7 @@ def _of_controls(own: Figures, original: Tensor, extra: Sequence[Tensor], others
 
 
 def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:
-    """Nothing can be nearer than the original itself."""
+    """Return the figures of an exact guess: nothing can be nearer than the original itself."""
     if candidates is None:
         return {"likeness": 1.0, "candidates": 0}
     return {"likeness": 1.0, "candidates": int((~candidates.equal(originals)).sum()), "rank": 1}
@@ -170,7 +185,7 @@ _DIGITS_OF_F1 = 6
 def bag_figures(
     reconstruction: Reconstruction, truth: Batch, others: Others | None, language: Language | None
 ) -> tuple[dict[str, float], Figures]:
-    """Metrics by name, and figures beside them, of the words read of all texts of one victim together.
+    """Compute metrics by name, and figures beside them, of the words found in all texts of one victim together.
 
     Special tokens, which every text has, count as none. Beside the metrics: ``words_there`` different words of the
     texts, of which ``words_read`` were read, ``words_false`` read and in none of them, ``words_of`` how many texts they
@@ -203,12 +218,12 @@ def bag_figures(
 
 
 def _different(tokens: Tensor) -> Tensor:
-    """(1, k) the different ones of (1, n), which may have -1 for none."""
+    """Return the different tokens (1, k) of (1, n), which may have -1 for none."""
     different: Tensor = torch.unique(tokens[tokens >= 0])
     return different[None]
 
 
 def _frequent_kinds(public: Tensor, number: int) -> Tensor:
-    """(1, number) the most frequent different tokens of ``public``."""
+    """Return the most frequent different tokens of ``public``, (1, number)."""
     counts = public[public >= 0].bincount()
     return counts.argsort(descending=True, stable=True)[None, : min(number, int((counts > 0).sum()))]

@@ -1,4 +1,4 @@
-"""What an attack read of one image or text: all of it, which one it is, something recognizable, or nothing.
+"""What an attack read of one image, text or row: all of it, which one it is, something recognizable, or nothing.
 
 The one rule of the package, and the only home of its constants; it reads the records of ``metrics.jsonl`` and imports
 no PyTorch. The constants were fixed on the training splits; ``experiments/verdict_pairs.py`` measures them on others.
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from fl_privacy.metrics.registry import METRICS, TEXT_METRIC
+from fl_privacy.metrics.registry import METRICS, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.victim_ids import Certainty
 
 LIKENESS = 0.5
@@ -53,16 +53,17 @@ PROVEN_PSNR = 40.0
 
 
 class Outcome(StrEnum):
-    """What was read of one image or text, most first."""
+    """Outcome for one image or text, the most leaked first."""
 
     EXACT = "exact"
-    """Certified, or equal up to the rounding of 8-bit pixels; a text token by token."""
+    """Certified, or equal up to the rounding of 8-bit pixels; a text token by token, a row digit by digit."""
 
     IDENTIFIED = "identified"
     """The original is nearer to the guess than any of the candidates, up to harmless changes."""
 
     RECOGNIZABLE = "recognizable"
-    """Past a published threshold, and better than what a control reaches that never saw the update."""
+    """Past a published threshold, and better than what a control reaches that never saw the update; of a row more
+    cells right than 95 percent of such controls reach, and than the table's usual row."""
 
     NOTHING = "nothing"
     """None of these, or no guess."""
@@ -84,6 +85,7 @@ OUTCOME_COLUMNS = (
     "control_lead",
     "foreign",
     "control_f1",
+    "control_cells",
     "words_read",
     "words_there",
     "words_false",
@@ -104,8 +106,8 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
         return Outcome.NOTHING
     if record.get("exact") is True or (record.get("certainty") == Certainty.PROVEN and not _is_denied(record)):
         return Outcome.EXACT
-    if TEXT_METRIC in record:
-        return _of_text(record)
+    if TEXT_METRIC in record or TABLE_METRIC in record:
+        return _of_text(record) if TEXT_METRIC in record else _of_row(record)
     if _number(record, "likeness") is None:
         return None
     if _is_identified(record):
@@ -114,8 +116,10 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
 
 
 def _is_denied(record: Mapping[str, Any]) -> bool:
-    """Whether a guess that is called proven is far from the original."""
+    """Say whether a guess that is called proven is far from the original."""
     psnr = _number(record, "psnr")
+    if record.get(TABLE_METRIC) is not None:
+        return record.get("row_right") == 0
     return record.get("exact_match") == 0 or (psnr is not None and psnr < PROVEN_PSNR)
 
 
@@ -132,8 +136,16 @@ def _of_text(record: Mapping[str, Any]) -> Outcome | None:
     return Outcome.RECOGNIZABLE if read else Outcome.NOTHING
 
 
+def _of_row(record: Mapping[str, Any]) -> Outcome | None:
+    """Return the outcome of a row: recognizable where more cells are right than without the update."""
+    found, control = _number(record, TABLE_METRIC), _number(record, "control_cells")
+    if found is None or control is None:
+        return None
+    return Outcome.RECOGNIZABLE if found > control + 1e-9 else Outcome.NOTHING
+
+
 def words_are_read(record: Mapping[str, Any]) -> bool:
-    """Whether the words read in no order, of all texts of an upload, are more than their frequency alone tells."""
+    """Say whether the words found in an upload's texts, in no order, are more than their frequency gives away."""
     found, control = _number(record, WORDS_METRIC), _number(record, "word_control_f1")
     passes = found is not None and METRICS[WORDS_METRIC].is_leak(found)
     return passes and found is not None and control is not None and found >= control + MARGIN_F1
@@ -145,20 +157,20 @@ def _is_identified(record: Mapping[str, Any]) -> bool:
 
 
 def _is_nearest(record: Mapping[str, Any]) -> bool:
-    """Whether the original is nearer to a guess than all candidates, and for what it shows of the original alone."""
+    """Say whether the original is nearer to a guess than all candidates, and not for what they share."""
     sure = (_number(record, "lead") or 0.0) >= SURE
     alike = (_number(record, "likeness") or 0.0) >= LIKENESS and not _is_of_others(record)
     return record.get("rank") == 1 and (sure or alike)
 
 
 def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:
-    """Whether a guess leads by more than guesses at other clients' updates do, where these were compared."""
+    """Say whether a guess leads by more than guesses at other clients' updates do, where these were compared."""
     control = _number(record, "control_lead")
     return control is None or lead >= control + LEAD
 
 
 def _is_of_others(record: Mapping[str, Any]) -> bool:
-    """Whether a guess is nearest to the original for what it has in common with others."""
+    """Say whether a guess is nearest to the original only for what it has in common with others."""
     foreign, same = _number(record, "foreign"), (_number(record, "likeness") or 0.0) >= SAME
     return foreign is not None and foreign > FOREIGN and not same and not _beats(record, "psnr", FAR_PSNR)
 

@@ -21,22 +21,22 @@ LARGEST_PSNR = 100.0
 
 
 def decimals(value: float) -> str:
-    """Three decimals."""
+    """Format three decimals."""
     return "∞" if math.isinf(value) else f"{value:z.3f}"
 
 
 def significant(value: float) -> str:
-    """Two significant digits."""
+    """Format two significant digits."""
     return f"{value:#.2g}"
 
 
 def whole_percent(value: float) -> str:
-    """A share in percent."""
+    """Format a share in percent."""
     return f"{100 * value:.0f} %"
 
 
 def decibel(value: float) -> str:
-    """One decimal, capped at 100 dB."""
+    """Format one decimal, capped at 100 dB."""
     return f"> {LARGEST_PSNR:.0f}" if value > LARGEST_PSNR else f"{value:z.1f}"
 
 
@@ -61,7 +61,7 @@ class Metric:
         function: (guesses, truths) -> (N,), of images (N, C, H, W) in [0, 1] or of labels; ``None`` where a run has to
             give it.
         of: what it compares: images with the originals, labels, images with what a defense made of the originals, or
-            texts by tokens (N, L) or by words, of which -1 is none.
+            texts by tokens (N, L) or by words, of which -1 is none, or which cells of rows (N, C) are right.
         leaks: whether high or low values mean that more leaked.
         range: the least and the largest value that there can be.
         threshold: from which on an image is recognizable, if anybody says so.
@@ -73,7 +73,7 @@ class Metric:
     """
 
     function: MetricFunction | None
-    of: Literal["images", "labels", "transformed", "texts", "words"] = "images"
+    of: Literal["images", "labels", "transformed", "texts", "words", "cells"] = "images"
     leaks: Literal["high", "low"]
     range: tuple[float, float] = (0.0, math.inf)
     threshold: Threshold | None = None
@@ -85,37 +85,37 @@ class Metric:
 
     @property
     def available(self) -> bool:
-        """Whether the package that it needs is installed."""
+        """Say whether the package that it needs is installed."""
         return self.package is None or find_spec(self.package) is not None
 
     @property
     def bound(self) -> float | None:
-        """Value of the threshold."""
+        """Return the value of the threshold."""
         return self.threshold.value if self.threshold else None
 
     @property
     def side(self) -> Literal["above", "below"]:
-        """On which side of the threshold an image is recognizable."""
+        """Return on which side of the threshold an image is recognizable."""
         return "above" if self.leaks == "high" else "below"
 
     @property
     def axis(self) -> str:
-        """For the axis of a chart."""
+        """Return the title for the axis of a chart."""
         return f"{self.title}{f', {self.unit}' if self.unit else ''} ({self.leaks} leaks)"
 
     def is_leak(self, value: float) -> bool:
-        """Whether an image with this value counts as recognizable."""
+        """Say whether an image with this value counts as recognizable."""
         if self.threshold is None:
             return False
         return value >= self.threshold.value if self.leaks == "high" else value < self.threshold.value
 
     def in_words(self, value: float) -> str:
-        """``value`` with its unit."""
+        """Format ``value`` with its unit."""
         return f"{self.digits(value)} {self.unit}".rstrip()
 
 
 def _in(module: str, name: str) -> MetricFunction:
-    """What ``module`` of this package calls ``name``, imported by its first call."""
+    """Return the function ``name`` in ``module`` of this package, imported by its first call."""
 
     def function(guesses: Tensor, truths: Tensor) -> Tensor:
         found: Tensor = getattr(import_module(f"fl_privacy.metrics.{module}"), name)(guesses, truths)
@@ -124,8 +124,16 @@ def _in(module: str, name: str) -> MetricFunction:
     return function
 
 
-IMAGE_METRIC, TEXT_METRIC = "psnr", "token_f1"
-"""By which images and texts count as recognizable."""
+IMAGE_METRIC, TEXT_METRIC, TABLE_METRIC = "psnr", "token_f1", "cells_right"
+"""By which images, texts and rows of a table count as recognizable."""
+
+_OF_ROWS: tuple[tuple[str, str, str], ...] = (
+    ("cells_right", "Cells right", "Share of a row's cells read: categories equal, numbers within 0.319 deviations."),
+    ("categories_right", "Categories right", "Share of a row's categories read."),
+    ("numbers_right", "Numbers right", "Share of a row's numbers read within 0.319 standard deviations."),
+    ("row_right", "Row right", "Share of the rows of which all cells were read."),
+)
+"""Name, title, description."""
 
 _RECOGNIZABLE_PSNR = Threshold(value=15.0, source="Refiner")
 
@@ -271,6 +279,18 @@ METRICS: dict[str, Metric] = {
         )
         for name, title, description in _OF_BAGS
     },
+    **{
+        name: Metric(
+            function=_in("tables", name),
+            of="cells",
+            leaks="high",
+            range=(0.0, 1.0),
+            title=title,
+            digits=whole_percent,
+            description=description,
+        )
+        for name, title, description in _OF_ROWS
+    },
     "label_correct": Metric(
         function=_in("matching", "label_correct"),
         of="labels",
@@ -295,6 +315,7 @@ NOT_METRICS = frozenset(
             "control_ssim",
             "control_lead",
             "control_f1",
+            "control_cells",
             "foreign",
         ),
         *("words_read", "words_there", "words_false", "words_of", "word_control_f1"),
@@ -304,7 +325,7 @@ NOT_METRICS = frozenset(
 
 
 def register_metric(name: str, metric: Metric) -> None:
-    """Measure ``metric`` of every image from now on, and show it in tables, reports and the catalog as ``name``.
+    """Register ``metric`` to be measured of every image from now on, and shown as ``name``.
 
     Raises:
         UserError: ``name`` is no identifier, or means something else already.

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.controls import Figures, Others, bag_figures, compare_images, compare_texts
+from fl_privacy.metrics.controls import Figures, Others, bag_figures, compare_images, compare_rows, compare_texts
 from fl_privacy.metrics.images import MetricFunction
 from fl_privacy.metrics.matching import Match, hard_labels, match
 from fl_privacy.metrics.registry import METRICS
+from fl_privacy.metrics.tables import WrittenRows, match_rows, right_cells, written_rows
 from fl_privacy.metrics.texts import Language, is_text, match_texts, widened, without
+from fl_privacy.schema import Schema
 from fl_privacy.types import Batch, Certainty, Reconstruction, VictimId
 
 CHUNK = 256
@@ -20,7 +22,7 @@ CHUNK = 256
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageScore:
-    """How well one image was reconstructed.
+    """Score of one image.
 
     Attributes:
         image: its index in the true batch.
@@ -41,7 +43,7 @@ class ImageScore:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VictimScore:
-    """How well one victim's batch was reconstructed.
+    """Scores of one victim's batch.
 
     Attributes:
         id: of the observation.
@@ -55,6 +57,7 @@ class VictimScore:
         history: the attacker's loss over its iterations.
         label_source: how the labels were found, as in the reconstruction.
         member: of the attacks that were tried, as in the reconstruction.
+        rows: of a table, as a page shows them.
         sentences: of texts, for each of them the tokens of the original, where it is known, and of the guess.
     """
 
@@ -69,6 +72,7 @@ class VictimScore:
     transformed: Tensor | None = None
     labels: Tensor | None = None
     sentences: tuple[tuple[Sequence[str] | None, Sequence[str] | None], ...] = ()
+    rows: WrittenRows | None = None
 
 
 _NOTHING: Mapping[str, MetricFunction] = {}
@@ -77,7 +81,7 @@ _NOTHING: Mapping[str, MetricFunction] = {}
 def evaluate(
     reconstruction: Reconstruction, truth: Batch, *, functions: Mapping[str, MetricFunction] = _NOTHING
 ) -> VictimScore:
-    """``evaluate_all`` of a single victim."""
+    """Run ``evaluate_all`` on a single victim."""
     return evaluate_all([reconstruction], [truth], functions=functions)[0]
 
 
@@ -88,15 +92,15 @@ def evaluate_all(
     functions: Mapping[str, MetricFunction] = _NOTHING,
     transformed: Sequence[Batch] | None = None,
     language: Language | None = None,
+    schema: Schema | None = None,
     others: Others | None = None,
     augmented: bool = False,
 ) -> list[VictimScore]:
     """Match each reconstruction to its truth, then compute every metric of all images at once.
 
-    Guesses are clamped to [0, 1] first: every attacker knows the range of a pixel. The guesses of a batch are
-    matched to the truths with the least total squared error. An image whose victim failed, or whose guess has a
-    pixel that is not finite, gets a ``failure`` in place of values. Metrics whose package is not installed are
-    left out.
+    Images are clamped to [0, 1] first, and matched to the truths with the least total squared error. An image whose
+    victim failed, or whose guess has a pixel that is not finite, gets a ``failure`` in place of values. Metrics whose
+    package is not installed are left out.
 
     Args:
         reconstructions: one for each victim.
@@ -105,6 +109,7 @@ def evaluate_all(
         transformed: what a defense put in place of each truth, in the same order of images; guesses are matched to
             them apart. Without it the metrics of transformed images are left out.
         language: of texts; without it every token is a word.
+        schema: of the rows of a table; others have none.
         others: what guesses are compared with beside the truths, for the outcome of each; ``None`` leaves that out.
         augmented: ``transformed`` is what the client's own crops and flips made of the truths, and no defense: what
             was read is judged by these images.
@@ -116,6 +121,8 @@ def evaluate_all(
         raise UserError(
             f"One truth for each reconstruction is expected, but got {len(truths)}, {len(reconstructions)}."
         )
+    if schema is not None:
+        return _of_rows(reconstructions, truths, schema, others)
     if truths and is_text(truths[0].inputs):
         matches = [match_texts(r, t) for r, t in zip(reconstructions, truths, strict=True)]
         compared = None if others is None else [compare_texts(m, others, language) for m in matches]
@@ -139,6 +146,26 @@ def evaluate_all(
     if to_transformed is None:
         return scores
     return [replace(score, transformed=m.originals) for score, m in zip(scores, to_transformed, strict=True)]
+
+
+def _of_rows(
+    reconstructions: Sequence[Reconstruction], truths: Sequence[Batch], schema: Schema, others: Others | None
+) -> list[VictimScore]:
+    """Score rows of a table."""
+    matches = [match_rows(r, t, schema) for r, t in zip(reconstructions, truths, strict=True)]
+    compared = None if others is None else [compare_rows(m, others, schema) for m in matches]
+    measured: list[dict[str, float]] = []
+    if any(len(m.found) for m in matches):
+        guesses, originals = (torch.cat([getattr(m, of)[m.found] for m in matches]) for of in ("guesses", "originals"))
+        right = right_cells(schema, schema.cells(guesses), schema.cells(originals))
+        labels = (torch.cat([getattr(m, of)[m.found] for m in matches]) for of in ("guessed_labels", "labels"))
+        guessed, known = labels
+        measured = _by_metric({"cells": (right, schema.numbers.expand_as(right)), "labels": (guessed, known)}, _NOTHING)
+    scores = _scored(reconstructions, matches, measured, compared)
+    return [
+        replace(score, rows=written_rows(m, r, schema))
+        for score, m, r in zip(scores, matches, reconstructions, strict=True)
+    ]
 
 
 def _scored(
@@ -167,7 +194,7 @@ def _scored(
 
 
 def _with_words(score: VictimScore, values: Mapping[str, float], figures: Figures) -> VictimScore:
-    """``score`` with what was read of the words of all its texts together, for each of them that has a guess."""
+    """Add to ``score`` the figures of all its texts' words together, for each text that has a guess."""
     images = tuple(
         replace(image, values={**image.values, **values}, compared={**image.compared, **figures})
         if image.failure is None
@@ -178,7 +205,7 @@ def _with_words(score: VictimScore, values: Mapping[str, float], figures: Figure
 
 
 def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimScore:
-    """What there is to say of a guess (B, C, H, W) whose truth nobody knows.
+    """Report a guess (B, C, H, W) whose truth nobody knows.
 
     Args:
         reconstruction: of one victim.
@@ -230,7 +257,7 @@ def _without_truth(
 def _measure(
     matches: Sequence[Match], to_transformed: Sequence[Match] | None, functions: Mapping[str, MetricFunction]
 ) -> list[dict[str, float]]:
-    """Every metric of every image that has a guess, in order."""
+    """Compute every metric of every image that has a guess, in order."""
     if not any(len(m.found) for m in matches):
         return []
     compared = {"images": _images(matches, matches)}
@@ -244,7 +271,7 @@ def _measure(
 
 
 def _measure_texts(matches: Sequence[Match], language: Language | None) -> list[dict[str, float]]:
-    """Every metric of every text that has a guess, in order; special tokens count as none."""
+    """Compute every metric of every text that has a guess, in order; special tokens count as none."""
     found = [(m.guesses[m.found], m.originals[m.found], m) for m in matches if len(m.found)]
     if not found:
         return []
@@ -277,7 +304,7 @@ def _by_metric(
 
 
 def _images(found: Sequence[Match], matches: Sequence[Match]) -> tuple[Tensor, Tensor]:
-    """Guesses and originals of ``matches`` where ``found`` has a guess."""
+    """Return guesses and originals of ``matches`` where ``found`` has a guess."""
     pairs = list(zip(found, matches, strict=True))
     return torch.cat([m.guesses[f.found] for f, m in pairs]), torch.cat([m.originals[f.found] for f, m in pairs])
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         build_fitting,
         build_model,
         check_model,
+        check_table_model,
         check_text_model,
         normalization_of,
         normalized,
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
         with_adapters,
     )
     from fl_privacy.models.layers import ACTIVATIONS, INITIALIZERS, InputNormalization, has_batch_norm, initialize
-    from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20
+    from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20, ResNet34
     from fl_privacy.models.small_networks import MLP, ConvNet, DLNet, LeNet, LeNet5
+    from fl_privacy.models.table_models import FlTabular, TableLogistic, TableMLP, TableModel, TableResNet
     from fl_privacy.models.text_model import TextModel
-    from fl_privacy.models.torchvision_models import MobileNetV2, ViT
+    from fl_privacy.models.torchvision_models import MobileNetV2, ResNet50, ViT
     from fl_privacy.models.transformers import Bert, Gpt, TransformerLM, bert_mini, bert_tiny, gpt_tiny, minilm
 
 _HOMES = {
@@ -40,6 +42,7 @@ _HOMES = {
         "build_fitting",
         "build_model",
         "check_model",
+        "check_table_model",
         "check_text_model",
         "normalization_of",
         "normalized",
@@ -70,6 +73,7 @@ _HOMES = {
         "ResNet10",
         "ResNet18",
         "ResNet20",
+        "ResNet34",
     ),
     "fl_privacy.models.small_networks": (
         "ConvNet",
@@ -78,9 +82,17 @@ _HOMES = {
         "LeNet5",
         "MLP",
     ),
+    "fl_privacy.models.table_models": (
+        "FlTabular",
+        "TableLogistic",
+        "TableMLP",
+        "TableModel",
+        "TableResNet",
+    ),
     "fl_privacy.models.text_model": ("TextModel",),
     "fl_privacy.models.torchvision_models": (
         "MobileNetV2",
+        "ResNet50",
         "ViT",
     ),
     "fl_privacy.models.transformers": (
@@ -105,6 +117,7 @@ __all__ = [
     "Bert",
     "ConvNet",
     "DLNet",
+    "FlTabular",
     "Front",
     "Gpt",
     "HuggingFaceText",
@@ -115,7 +128,13 @@ __all__ = [
     "ResNet10",
     "ResNet18",
     "ResNet20",
+    "ResNet34",
+    "ResNet50",
     "Rest",
+    "TableLogistic",
+    "TableMLP",
+    "TableModel",
+    "TableResNet",
     "TextModel",
     "TransformerLM",
     "ViT",
@@ -126,6 +145,7 @@ __all__ = [
     "build_fitting",
     "build_model",
     "check_model",
+    "check_table_model",
     "check_text_model",
     "cut_layer",
     "down_projection",

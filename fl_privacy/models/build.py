@@ -15,8 +15,11 @@ from fl_privacy.models.huggingface import with_adapters
 from fl_privacy.models.layers import initialize
 from fl_privacy.models.text_model import TextModel
 from fl_privacy.plan import Normalization
+from fl_privacy.schema import Schema, schema_of
 
-_TEXT = "vocabulary_size"
+_TEXT, _TABLE = "vocabulary_size", "schema"
+
+_TABLES = " take model=table_mlp or another of tables."
 
 
 def build_model(
@@ -28,13 +31,13 @@ def build_model(
     num_classes: int,
     **options: Any,
 ) -> nn.Module:
-    """``build_fitting`` for images of ``in_channels``, ``image_size`` high and wide, and ``num_classes`` classes."""
+    """Run ``build_fitting`` for square images of ``in_channels``, ``image_size`` and ``num_classes`` classes."""
     facts = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
     return build_fitting(factory, facts, seed=seed, **options)
 
 
 def build_fitting(
-    factory: Callable[..., nn.Module], architecture: Mapping[str, int], *, seed: int, **options: Any
+    factory: Callable[..., nn.Module], architecture: Mapping[str, Any], *, seed: int, **options: Any
 ) -> nn.Module:
     """Make a model: the same values for the same ``seed``, whatever was drawn before, and no draw from outside.
 
@@ -83,16 +86,22 @@ def build_fitting(
 
 
 def _normalization(parameters: Collection[str], options: dict[str, Any]) -> Normalization | None:
-    """What ``options`` say of ``mean`` and ``std``, taken out of them, where the model does not take these itself."""
+    """Take ``mean`` and ``std`` out of ``options``, where the model does not take these itself."""
     if {"mean", "std"} & set(parameters) or not {"mean", "std"} & options.keys():
         return None
     mean, std = options.pop("mean", None), options.pop("std", None)
     return Normalization([0.0] if mean is None else mean, [1.0] if std is None else std)
 
 
-def _expect_of_these(name: str, signature: inspect.Signature, architecture: Mapping[str, int]) -> None:
-    """Refuse a model of images for texts, and the other way round, as far as its arguments tell."""
+def _expect_of_these(name: str, signature: inspect.Signature, architecture: Mapping[str, Any]) -> None:
+    """Refuse a model of images for texts, and the other way round, as far as its arguments show."""
     texts, reads = _TEXT in architecture, _TEXT in signature.parameters
+    table, takes = _TABLE in architecture, _TABLE in signature.parameters
+    if takes and not table:
+        kind = "text" if texts else "images"
+        raise UserError(f"Model {name} is of tables, but the data are {kind}; take data=adult or another model.")
+    if table and (reads or {"in_channels", "image_size"} & set(signature.parameters)):
+        raise UserError(f"Model {name} is of {'text' if reads else 'images'}, but the data are a table;{_TABLES}")
     if reads and not texts:
         raise UserError(f"Model {name} reads text, but the data are images; take data=sst2 or another model.")
     if texts and not reads and {"in_channels", "image_size"} & set(signature.parameters):
@@ -123,20 +132,36 @@ def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
         raise UserError(f"Model {name} is expected to return logits of {num_classes} classes, but got {got}.")
 
 
-def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> None:
+def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.Module:
+    """Run ``model`` once on two rows to see that it fits the data.
+
+    Returns:
+        It, knowing the ``schema`` of its rows.
+
+    Raises:
+        UserError: it can't take such rows or doesn't return logits (B, K).
+    """
+    check_model(model, (schema.width,), num_classes, what="rows")
+    if schema_of(model) is None:
+        model.schema = schema  # type: ignore[assignment]
+    return model
+
+
+def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int, *, what: str = "images") -> None:
     """Run ``model`` once on black images to see that it fits the data; the model is left as it was.
 
     Args:
         model: on any device.
         input_shape: (C, H, W) of one example.
         num_classes: K.
+        what: the examples are.
 
     Raises:
         UserError: the model can't take such inputs or doesn't return logits (B, K).
     """
     name = type(model).__name__
     shape = "x".join(map(str, input_shape))
-    with torch.no_grad(), blamed_on(f"Model {name}, shown two images of {shape},"):
+    with torch.no_grad(), blamed_on(f"Model {name}, shown two {what} of {shape},"):
         trial = copy.deepcopy(model).eval()
         values = next(trial.parameters(), torch.empty(0))
         inputs = torch.zeros(2, *input_shape, device=values.device, dtype=values.dtype)
@@ -145,13 +170,13 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int
         except (RuntimeError, ValueError, TypeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
-                f"Model {name} does not fit images of {shape}: {reason.rstrip('.')};"
-                " set data.image_size and data.channels to what the model takes."
+                f"Model {name} does not fit {what} of {shape}: {reason.rstrip('.')};"
+                + (" set data.image_size and data.channels to what the model takes." if what == "images" else _TABLES)
             ) from error
     got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if got != (2, num_classes):
         raise UserError(
-            f"Model {name} is expected to return logits of shape (2, {num_classes}) for 2 images of {shape},"
+            f"Model {name} is expected to return logits of shape (2, {num_classes}) for 2 {what} of {shape},"
             f" but got {got}; give its last layer {num_classes} outputs."
         )
 
@@ -165,13 +190,13 @@ class _Hook:
 
 
 def normalized(model: nn.Module, normalization: Normalization) -> nn.Module:
-    """A copy of ``model`` that takes images in [0, 1] and normalizes them first; no parameter changes its name."""
+    """Copy ``model`` to take images in [0, 1] and normalize them first; no parameter changes its name."""
     wrapped = copy.deepcopy(model)
     wrapped.register_forward_pre_hook(_Hook(normalization))
     return wrapped
 
 
 def normalization_of(model: nn.Module) -> Normalization | None:
-    """What ``normalized`` put in front of ``model``; ``None`` for a model that takes images as they are."""
+    """Return what ``normalized`` put in front of ``model``; ``None`` for a model that takes images unchanged."""
     hooks = model._forward_pre_hooks.values()
     return next((hook.normalization for hook in hooks if isinstance(hook, _Hook)), None)

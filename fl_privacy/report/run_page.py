@@ -14,7 +14,7 @@ from markupsafe import Markup
 from fl_privacy import malicious
 from fl_privacy.config.reading import select
 from fl_privacy.metrics import METRICS
-from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
+from fl_privacy.metrics.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.claims import claim_views
 from fl_privacy.report.cost import figures_of
@@ -23,23 +23,25 @@ from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extre
 from fl_privacy.report.headline import bound_in_words, headline_of
 from fl_privacy.report.inferred import views_of
 from fl_privacy.report.page import render
+from fl_privacy.report.rows import all_rows, best_rows
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.report.texts import all_sentences, extreme_sentences
 from fl_privacy.results import Attacker, Film, Pair, Reading, Run, Sentence, TextFilm, Verdict, verdict_of
 from fl_privacy.results.readings import AttackedUploads, facts_of, in_round, kind_of, readings_of, worst_by
+from fl_privacy.results.row_files import RowPair
 from fl_privacy.results.verdict import tone_of
 from fl_privacy.victim_ids import Certainty
 
 
 def is_audit(run: Run) -> bool:
-    """Whether ``run`` attacked clients that this package did not write."""
+    """Say whether ``run`` attacked clients that this package did not write."""
     choices = run.identity.config.get("choices")
     app = isinstance(choices, Mapping) and choices.get("federation") == "app"
     return app or run.identity.config.get("command") == "audit"
 
 
 def audit_lede(run: Run) -> str:
-    """What was audited and attacked, in sentences."""
+    """Say what was audited and attacked, in sentences."""
     config = run.identity.config
     federation = config.get("federation")
     audited = config.get("command") == "audit" and isinstance(federation, Mapping)
@@ -59,7 +61,7 @@ def audit_lede(run: Run) -> str:
 
 
 def _attacked(run: Run) -> str:
-    """How many images each attacked upload is of: that decides how much leaks."""
+    """Say how many images each attacked upload is of: that decides how much leaks."""
     sizes: dict[str, int] = {}
     for image in run.of_kind("image"):
         sizes[image["id"]] = max(sizes.get(image["id"], 0), image["image"] + 1)
@@ -87,7 +89,7 @@ def _span(numbers: list[int]) -> str:
 
 
 def what_was_done(run: Run) -> str:
-    """What was done and what was attacked, in a few sentences."""
+    """Say what was done and what was attacked, in a few sentences."""
     if is_audit(run):
         return audit_lede(run)
     attack, defense = chosen(run, "attack"), chosen(run, "defense")
@@ -108,7 +110,7 @@ def what_was_done(run: Run) -> str:
 
 
 def _reads_itself(run: Run) -> bool:
-    """Whether the malicious server needs no attack on what it reads."""
+    """Say whether the malicious server needs no attack to get images from an upload."""
     section = run.identity.config.get("server")
     target = str(section.get("_target_", "")) if isinstance(section, Mapping) else ""
     attack = getattr(malicious, target.rpartition(".")[2], None) if target.startswith("fl_privacy.malicious.") else None
@@ -116,7 +118,7 @@ def _reads_itself(run: Run) -> bool:
 
 
 def assumptions(run: Run) -> str:
-    """Sentences for the head of the page of ``run``; empty where nothing was attacked."""
+    """Return sentences for the head of the page of ``run``; empty where nothing was attacked."""
     found = readings_of(run.summary)
     if not found:
         return ""
@@ -127,7 +129,7 @@ def assumptions(run: Run) -> str:
 
 
 def uploads_of(run: Run) -> str:
-    """A sentence on what the attacked uploads of ``run`` were computed from; empty where nothing was attacked."""
+    """Say what the attacked uploads of ``run`` were computed from; empty where nothing was attacked."""
     if not readings_of(run.summary) or is_audit(run):
         return ""
     config, trained = run.identity.config, bool(run.of_kind("round"))
@@ -137,7 +139,7 @@ def uploads_of(run: Run) -> str:
 
 
 def said_together(said: Iterable[tuple[str, str]]) -> str:
-    """Of (name, sentence): the sentence where all share it, else each with the names that it is of."""
+    """Join pairs (name, sentence): the sentence where all share it, else each with its names."""
     names: dict[str, list[str]] = {}
     for name, sentence in said:
         if sentence and name not in names.setdefault(sentence, []):
@@ -167,7 +169,7 @@ def _updates(run: Run, plan: Mapping[str, Any]) -> str:
 
 
 def _batch(run: Run, plan: Mapping[str, Any]) -> str:
-    """Images in a training batch: as set, or all that a client has where that is less."""
+    """Say how many images are in a training batch: as set, or all that a client has where that is less."""
     sizes, size = _client_sizes(run), plan.get("batch_size")
     if not sizes:
         return str(size) if size else "all of a client's"
@@ -202,11 +204,13 @@ class Shown:
         pairs: original and reconstruction, by id and image.
         sentences: likewise, of texts.
         films: of how some were read, by who did.
+        rows: likewise, of a table.
         problems: what could not be read.
     """
 
     pairs: Mapping[tuple[str, int], Pair] = field(default_factory=dict)
     sentences: Mapping[tuple[str, int], Sentence] = field(default_factory=dict)
+    rows: Mapping[tuple[str, int], RowPair] = field(default_factory=dict)
     films: Mapping[Attacker, Sequence[Film | TextFilm]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
@@ -217,12 +221,16 @@ class Shown:
             return cls()
         pairs, unpaired = run.read_pairs()
         sentences, unread = run.read_sentences()
+        rows, torn = run.read_rows()
         films, damaged = run.read_films()
-        return cls(pairs=pairs, sentences=sentences, films=films, problems=(*unpaired, *unread, *damaged))
+        problems = (*unpaired, *unread, *torn, *damaged)
+        return cls(pairs=pairs, sentences=sentences, rows=rows, films=films, problems=problems)
 
 
 def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bool = False) -> str:
-    """The HTML of ``run`` with what is ``shown`` of it; ``problems``, and those of what is shown, are told in a banner.
+    """Render the HTML of ``run`` with what is ``shown`` of it; ``problems`` go into a banner.
+
+    So do the problems of what is shown. A page that is ``live`` is of a run that goes on, and refreshes itself.
 
     A page that is ``live`` is of a run that goes on, and refreshes itself.
     """
@@ -232,11 +240,13 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
     last = in_round(found, max((reading.round for reading in found), default=0))
     proven = [reading for reading in found if reading.leakage.certainties.get(Certainty.PROVEN)]
     traced = [(reading, reading.leakage.tracing) for reading in found if reading.leakage.tracing]
-    kind = "text" if sentences else kind_of(found)
+    kind = "text" if sentences else "row" if shown.rows else kind_of(found)
     return render(
         "run.html.j2",
         live=live,
         kind=kind,
+        rows=all_rows(run, shown.rows) if shown.rows else [],
+        best_rows=best_rows(run, shown.rows) if shown.rows else [],
         sentences=all_sentences(run, sentences) if sentences else [],
         extreme_sentences=extreme_sentences(run, sentences, TEXT_METRIC) if sentences else [],
         run=run,
@@ -254,8 +264,8 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         readings=found,
         last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
         batch_norm=batch_norm_in_words([run.summary]),
-        extremes=[] if sentences else view_extremes(run, pairs),
-        images=[] if sentences else view_all(run, pairs),
+        extremes=[] if kind != "image" else view_extremes(run, pairs),
+        images=[] if kind != "image" else view_all(run, pairs),
         images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
         gallery_title=gallery_title(run).replace("images", f"{kind}s"),
         films=films_of_run(run, shown.films, pairs, sentences),
@@ -275,13 +285,17 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
     )
 
 
+MAIN_METRICS = {"image": IMAGE_METRIC, "text": TEXT_METRIC, "row": TABLE_METRIC}
+"""By the kind of what was attacked."""
+
+
 def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
-    """The last attacked round and the first, each by the attacker with the larger mean, beside the other's."""
+    """Return tiles of the last attacked round and the first, each by the attacker with the larger mean."""
     rounds = sorted({reading.round for reading in found})
     tiles = []
     for round in dict.fromkeys([rounds[-1], rounds[0]]) if rounds else ():
         of_round = in_round(found, round)
-        main = TEXT_METRIC if kind_of(found) == "text" else IMAGE_METRIC
+        main = MAIN_METRICS[kind_of(found)]
         worst = worst_by(main, of_round)
         if worst is None:
             continue
@@ -299,7 +313,7 @@ def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
 
 
 def _count_rows(verdict: Verdict, last: Sequence[Reading]) -> list[dict[str, Any]]:
-    """How many each attacker read in the last attacked round, and in the round in which most leaks."""
+    """Count what each attacker reconstructed in the last attacked round, and in the one that leaks most."""
     most = verdict.most
     shown = [*last, *([r for r in verdict.readings if most and r.round == most.round and r not in last])]
     source = verdict.facts.source
@@ -307,7 +321,7 @@ def _count_rows(verdict: Verdict, last: Sequence[Reading]) -> list[dict[str, Any
 
 
 def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
-    """A row for each metric and attacker of one round, the worst first; with a paper's own count where it has one."""
+    """Return a row for each metric and attacker of one round, the worst first, with a paper's count."""
     names = list(dict.fromkeys(name for reading in found for name in reading.leakage.metrics))
     order = sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
     rows = []
@@ -331,7 +345,7 @@ def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
 
 
 def _round_rows(verdict: Verdict) -> list[dict[str, Any]]:
-    """Means by attacked round and attacker, where more than one round was attacked."""
+    """Return means by attacked round and attacker, where more than one round was attacked."""
     found = verdict.readings
     if len({reading.round for reading in found}) < 2:
         return []
@@ -349,10 +363,10 @@ def _round_rows(verdict: Verdict) -> list[dict[str, Any]]:
 
 
 def _over_rounds(found: Sequence[Reading]) -> Markup | None:
-    """The main metric's mean over many attacked rounds, of each attacker; nothing where the table shows it."""
+    """Draw the main metric's mean over many attacked rounds, by attacker; ``None`` where the table shows it."""
     if len({reading.round for reading in found}) <= ROUNDS_SHOWN:
         return None
-    main = TEXT_METRIC if kind_of(found) == "text" else IMAGE_METRIC
+    main = MAIN_METRICS[kind_of(found)]
     measured = [(r, s.mean) for r in found if (s := r.statistic(main))]
     top = top_of([mean for _, mean in measured], None)
     curves = []
@@ -366,7 +380,7 @@ def _over_rounds(found: Sequence[Reading]) -> Markup | None:
 
 
 def _charts(run: Run) -> dict[str, Markup]:
-    """Accuracy, losses and the attacker's loss, as far as they were recorded."""
+    """Draw accuracy, losses and the attacker's loss, as far as they were recorded."""
     charts = {}
     if tested := run.summary.tested:
         x, y = [r.round for r in tested], [r.accuracy for r in tested]
@@ -420,7 +434,7 @@ def _partition(run: Run) -> Markup | None:
 
 
 def _excluded(run: Run) -> list[str]:
-    """Replies that did not count, a line each."""
+    """List replies that did not count, a line each."""
     return [
         f"Round {record['round']}, client {client}: {reason}"
         for record in run.of_kind("round")

@@ -31,7 +31,8 @@ def test_a_shipped_track_has_every_defense_or_says_why_not(name: str) -> None:
 def test_a_shipped_track_attacks_in_every_way(name: str) -> None:
     track = load_track(name)
     assert {cell.state for cell in track.cells} == {"untrained", "early", "trained"}
-    assert any(cell.server for cell in track.cells)
+    of_images = "data=adult" not in track.settings  # malicious servers refuse tables
+    assert any(cell.server for cell in track.cells) == of_images
     assert {kind.training for kind in track.uploads.values()} == set(track.trainings)
     for cell in track.cells[:: max(1, len(track.cells) // 4)]:
         attacked = compose_run(track.attacking(track.points[0], cell))

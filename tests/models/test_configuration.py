@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.config import compose_run
-from fl_privacy.models import build_fitting, build_model, check_model, check_text_model
+from fl_privacy.models import build_fitting, build_model, check_model, check_table_model, check_text_model
+from tests.tables.tables import dataset
 
 yaml = pytest.importorskip("yaml")
 CONF = Path(__file__).parents[2] / "conf"
@@ -51,5 +52,9 @@ def test_every_model_is_built_and_fits(file):
         return
     if "width" in settings:
         settings["width"] = 8
+    if "schema" in inspect.signature(target).parameters:
+        rows = dataset().train
+        check_table_model(build_fitting(target, rows.architecture, seed=0, **settings), rows.schema, 2)
+        return
     model = build_model(target, seed=0, in_channels=1, image_size=28, num_classes=10, **settings)
     check_model(model, (1, 28, 28), 10)

@@ -24,6 +24,7 @@ from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.losses import CROSS_ENTROPY, is_plain
+from fl_privacy.schema import schema_of
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 Numbered = tuple[int, Observation]
@@ -62,7 +63,7 @@ class AnalyticInversion:
         return attack_in_groups(observations, self._attack, progress=progress, as_victims=one_each)
 
     def _attack(self, group: Group, report: Report) -> dict[int, Reconstruction]:
-        """As many victims at a time as memory is meant for."""
+        """Attack the victims of a group, as many at a time as memory is meant for."""
         first = group.first
         expect_gradient(first)
         layer = find_first_layer(first.model, first.sent, first.input_shape)
@@ -104,7 +105,9 @@ def _failures(members: Sequence[Numbered], reason: str) -> dict[int, Reconstruct
 
 def _reconstruction(observation: Observation, layer: FirstLayer, inputs: Tensor, loss: float) -> Reconstruction:
     shape = (observation.upload.num_examples, *observation.input_shape)
-    images, notes = within_range(layer.pixels(inputs).reshape(shape), solved=loss < ROUNDING)
+    images, notes = within_range(
+        layer.pixels(inputs).reshape(shape), solved=loss < ROUNDING, schema=schema_of(observation.model)
+    )
     images = images.float()
     labels, source = observation.knowledge.labels, "known"
     if labels is None:

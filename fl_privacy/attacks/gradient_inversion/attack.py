@@ -5,6 +5,7 @@ Restarts: who is attacked again, how the work is cut into chunks, and which atte
 From the first variables to images: by descent or by search, in one stage or in those of a source of images.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +21,7 @@ from fl_privacy.attacks.gradient_inversion.minimization import Descent, Minimum,
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Settings
+from fl_privacy.attacks.gradient_inversion.table_rows import TableRows, pool
 from fl_privacy.attacks.optimizers import EvolutionStrategy
 from fl_privacy.film import Snapshot, joined, shortened
 from fl_privacy.pretrained.generator import Provenance
@@ -29,7 +31,7 @@ from fl_privacy.types import Batch, Observation, Reconstruction
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What was made of V victims.
+    """Solution of V victims: their images and labels, with the loss.
 
     Attributes:
         images: (V, B, C, H, W).
@@ -46,7 +48,7 @@ class Found:
     films: Mapping[int, tuple[Snapshot, ...]] = field(default_factory=dict)
 
     def or_better(self, other: "Found") -> "Found":
-        """Of each victim what has the lower loss, of two that went one after the other."""
+        """Keep for each victim whichever of two successive solutions has the lower loss."""
         rows = other.loss < self.loss
         labels = torch.where(rows.view(-1, *[1] * (self.labels.dim() - 1)), other.labels, self.labels)
         return Found(
@@ -210,7 +212,8 @@ def _attack_chunk(
         problem = prepared.problem(victims, restarts, together)
         variables, generators = prepared.start(victims, restarts)
         size = multiplications_of_a_layer(prepared.observer, problem.images(variables))
-    filmed = filmed_rows(victim.observation for victim in victims)
+    of_rows = isinstance(settings.source, TableRows)  # whose numbers are no picture
+    filmed = [] if of_rows else filmed_rows(victim.observation for victim in victims)
     with fitting_threads(size):
         found = minimize_in_stages(prepared, problem, variables, generators, report, filmed=filmed)
         images, labels = prepared.read(found.images), found.labels
@@ -239,15 +242,37 @@ def _reconstruction(victim: PreparedVictim, attempts: Sequence[_Restarted], prep
     chosen = next((a for a in in_order if a.accepted), min(in_order, key=lambda a: a.loss))
     if chosen.loss == float("inf"):
         return failed(victim.observation, "The objective is not finite at any start; check the update.")
+    images, certain = chosen.images, None
+    if isinstance(prepared.settings.source, TableRows):
+        images, certain = _rows(prepared.settings, in_order, chosen)
     return Reconstruction(
         id=victim.observation.id,
-        batch=Batch(chosen.images, chosen.labels),
+        batch=Batch(images, chosen.labels),
+        cells_certain=certain,
         loss=chosen.loss,
         history=chosen.history,
         label_source=victim.label_source,
         countermeasures=prepared.countermeasures,
         film=shortened(chosen.film),
     )
+
+
+def _rows(settings: Settings, attempts: Sequence[_Restarted], chosen: _Restarted) -> tuple[Tensor, Tensor]:
+    """Return rows (B, F) of a table and how sure each cell (B, C) is.
+
+    They are of the attempt that was accepted, or of all together.
+    """
+    assert isinstance(settings.source, TableRows)
+    schema, finite = settings.source.schema, [a for a in attempts if math.isfinite(a.loss)]
+    pooled = pool(
+        schema,
+        torch.stack([attempt.images for attempt in finite]),
+        torch.tensor([attempt.loss for attempt in finite]),
+        torch.stack([attempt.labels for attempt in finite]),
+    )
+    if settings.pooled and not chosen.accepted:
+        return pooled.rows, pooled.certainty
+    return schema.nearest(chosen.images), pooled.certainty_of(chosen.images, schema)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +307,7 @@ class GradientInversion(Settings):
         )
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """What its generator of images (C, H, W) was trained on; ``None`` where it has none.
+        """Return what its generator of images (C, H, W) was trained on; ``None`` where it has none.
 
         Raises:
             UserError: there is no such generator.

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.models import TextModel
+from fl_privacy.schema import schema_of
 from fl_privacy.types import Observation
 
 
@@ -12,7 +13,7 @@ class NotAttackableError(Exception):
 
 
 def why_not_attackable(observation: Observation, *, informative: bool = True) -> str | None:
-    """One line on why ``observation`` can't be attacked; ``None`` if it can.
+    """Say in one line why ``observation`` can't be attacked; ``None`` if it can.
 
     Args:
         observation: of one update.
@@ -22,8 +23,16 @@ def why_not_attackable(observation: Observation, *, informative: bool = True) ->
     return wrong or (_nothing_to_learn(observation) if informative else None) or _wrong_knowledge(observation)
 
 
+def expect_images(observation: Observation) -> None:
+    """Raise ``NotAttackableError`` where the client's examples are rows of a table, without neighboring pixels."""
+    if schema_of(observation.model) is not None:
+        raise NotAttackableError(
+            "Images are expected, but the client's examples are rows of a table; use attack=auto, or attack=tableak."
+        )
+
+
 def _finite(tensor: Tensor) -> bool:
-    """Whether all values are; a finite sum, which is far cheaper, says so of all."""
+    """Say whether all values are finite; a finite sum, which is far cheaper, proves it."""
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 

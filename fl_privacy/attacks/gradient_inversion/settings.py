@@ -85,9 +85,15 @@ class Settings:
         embedding_norm: weight of the squared difference between the mean length of the embeddings found for the words
             of a text and of those of tokens, as a share of the latter (LAMP, Balunovic et al. 2022).
         moves: of words among the iterations, on texts.
+        bounded: numbers of a table stay between the least and the largest that its schema knows.
+        counted: categories of a table that no row has, by the first layer's gradient, are left out.
+        pooled: the attempts at the rows of a table are put into one order and their median is taken, instead of the
+            best of them (TabLeak, Vero et al. 2023); other examples have none.
         evident: whether an attacker that is told of no defense takes what the update shows for it: zeros, few levels,
             empty columns, and otherwise the norm, to which the guess is clipped (GGL, Li et al. 2022, section 4.2).
         projection: brings the images back to [0, 1] after each iteration.
+        as_they_come: whether what was found is reported with pixels outside of [0, 1]; else it is clamped, as every
+            attacker knows the range of a pixel.
         iterations: of the optimizer.
         restarts: most attempts from different starts. The first that ends below ``accept`` is taken, else the one with
             the least loss.
@@ -112,8 +118,12 @@ class Settings:
     reading: TokenReading = "nearest"
     embedding_norm: float = 0.0
     moves: Rearranging | None = None
+    bounded: bool = True
+    counted: bool = False
+    pooled: bool = False
     evident: bool = False
     projection: Projection = "none"
+    as_they_come: bool = False
     iterations: int = 300
     restarts: int = 1
     enough: float = 0.0

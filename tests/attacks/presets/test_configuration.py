@@ -32,6 +32,7 @@ VARIANTS = (
     "model_inversion_paper",
     "grad_inversion_refiner",
     "idlg_refiner",
+    "tableak_paper",
 )
 """Configurations of a preset with other settings than its own defaults."""
 

@@ -1,0 +1,95 @@
+"""Rows of a table for ``attack=auto``: solved for where that is exact, else sought as TabLeak does."""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fl_privacy.attacks._tableak import tableak
+from fl_privacy.attacks.attack import Progress, seconds_left, within
+from fl_privacy.attacks.auto.budget import LEAST, SOLVED, how_to_repeat, seconds_of, time_of_one
+from fl_privacy.attacks.exact import ExactInversion
+from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
+from fl_privacy.attacks.gradient_inversion import GradientInversion
+from fl_privacy.attacks.gradient_inversion.targets import needs_unrolling
+from fl_privacy.schema import schema_of
+from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
+
+logger = logging.getLogger(__name__)
+
+_SHOWN = 0.1
+"""Share of the progress that is shown for what is solved for."""
+
+_ATTEMPTS = 10
+"""At a victim, which are pooled."""
+
+
+def of_tables(observations: Sequence[Observation]) -> bool:
+    """Say whether ``observations`` are of rows of a table."""
+    return bool(observations) and all(schema_of(o.model) is not None for o in observations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableMembers:
+    """What the first layer gives away exactly, and for the rest TabLeak, whichever comes nearer to the update.
+
+    Attributes:
+        evaluations: of loss and gradient for each victim; ``None``: as many as there is time for.
+        device: of the computation; that of the values sent if ``None``.
+        most_victims: in one chunk; found from the free memory if ``None``.
+    """
+
+    evaluations: int | None
+    device: str | None = None
+    most_victims: int | None = None
+
+    def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
+        """Reconstruct each of ``observations``, which are of rows."""
+        rounds = max(1, min(400, self.evaluations // 12)) if self.evaluations else 400
+        with within(SOLVED * seconds_left()) as limit:
+            found = ExactInversion(rounds=rounds)(observations, seed=seed)
+        best = [replace(one, member="exact") for one in found]
+        left = [k for k, one in enumerate(best) if one.batch is None or one.certainty is Certainty.APPROXIMATE]
+        if not left:
+            return best
+        asked, evaluations = [observations[k] for k in left], self.evaluations
+        if evaluations is None:
+            evaluations = self._affordable(asked, seed)
+            logger.info(how_to_repeat(evaluations, len(asked), cut=limit.cut))
+        sought = self._member(evaluations)(asked, seed=seed, progress=progress)
+        for k, one in zip(left, sought, strict=True):
+            best[k] = _nearer(observations[k], best[k], replace(one, member="tableak"))
+        return best
+
+    def _member(self, evaluations: int) -> GradientInversion:
+        attempts = min(_ATTEMPTS, max(1, evaluations // LEAST))
+        attack = tableak(iterations=max(1, evaluations // attempts), restarts=attempts)
+        return replace(attack, device=self.device, most_victims=self.most_victims)
+
+    def _affordable(self, asked: Sequence[Observation], seed: int) -> int:
+        """Return the evaluations of a victim that there is time for."""
+
+        def seconds_of_each(evaluations: int) -> float:
+            return seconds_of(lambda: self._member(evaluations)(asked, seed=seed)) / evaluations
+
+        return max(LEAST, int(seconds_left() / time_of_one(seconds_of_each)))
+
+
+def _nearer(observation: Observation, one: Reconstruction, other: Reconstruction) -> Reconstruction:
+    """Return the one of two whose rows come nearer to the update, where both can be compared."""
+    if other.batch is None:
+        return one if one.batch is not None else other
+    apart = _apart(observation, other)
+    sure = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
+    other = replace(other, certainty=sure)
+    return other if one.batch is None or apart <= _apart(observation, one) else one
+
+
+def _apart(observation: Observation, found: Reconstruction) -> float:
+    """Return how far the gradient of rows is from the update; infinite where that is no gradient."""
+    assert found.batch is not None
+    if needs_unrolling(observation.plan, observation.upload.num_examples, "unroll"):
+        return math.inf
+    reproduction = Reproduction(observation, model_as_sent(observation))
+    distance = reproduction.distance(Batch(found.batch.inputs, found.batch.labels))
+    return distance if math.isfinite(distance) else math.inf

@@ -1,0 +1,318 @@
+"""Loading any table into memory: find it, find out what its columns are, split it, encode it."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_privacy.checks import one_of
+from fl_privacy.data.columns import LABEL_COLUMNS, encode_labels, find_column
+from fl_privacy.data.datasets import TEST_SPLITS, Dataset, every_fifth
+from fl_privacy.data.examples import TableExamples
+from fl_privacy.data.sources import HubData, ParquetFolder, environment_folder, require
+from fl_privacy.errors import UserError
+from fl_privacy.schema import MOST_CATEGORIES, Column, Schema
+
+Missing = Literal["keep", "drop"]
+"""``keep``: a missing category is one of its own, a missing number the median; ``drop``: rows with any are left out."""
+
+Standardize = Literal["numbers", "all"]
+"""``numbers``: numbers get mean 0 and deviation 1, categories stay 1 and 0; ``all``: these as well, as in TabLeak."""
+
+TARGETS = (*LABEL_COLUMNS, "income", "diagnosis", "outcome", "num")
+"""Where the target is looked for, in this order."""
+
+MISSING = "(missing)"
+"""What a missing category is called."""
+
+MOST_BYTES = 1 << 31
+"""Of a CSV file."""
+
+_ON_THE_HUB = {"adult": HubData("scikit-learn/adult-census-income")}
+_NULLS = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    """How a table is read; see :func:`load_table`."""
+
+    target: str | None
+    group_column: str | None
+    attribute_column: str | None
+    categories: tuple[str, ...]
+    leave_out: tuple[str, ...]
+    missing: Missing
+    standardize: Standardize
+
+    def __post_init__(self) -> None:
+        one_of("data.missing", self.missing, get_args(Missing))
+        one_of("data.standardize", self.standardize, get_args(Standardize))
+
+
+def load_table(
+    name: str = "breast_cancer",
+    *,
+    path: str | None = None,
+    root: str | None = None,
+    target: str | None = None,
+    group_column: str | None = None,
+    attribute_column: str | None = None,
+    categories: Sequence[str] = (),
+    leave_out: Sequence[str] = (),
+    missing: Missing = "keep",
+    standardize: Standardize = "numbers",
+) -> Dataset:
+    """Load the rows of a table to train and to test on.
+
+    Looked for, in this order: ``path``; ``breast_cancer`` in scikit-learn; ``<root>/<name>`` if ``root`` is given, else
+    ``<FL_PRIVACY_DATA>/<name>`` if there is such a folder of ``<split>.parquet`` files, else the Hugging Face hub.
+    Without a test split every fifth row is held out, each class alike. Columns of text, of yes and no, and those that
+    ``categories`` names are categories, others numbers.
+
+    Args:
+        name: as above; ``owner/name`` is any data set of the hub.
+        path: a .csv or .parquet file, or a folder of ``<split>.parquet`` files.
+        root: folder to look in.
+        target: the column to predict; ``None`` finds it.
+        group_column: whose row it is, kept for the natural partition and left out of the rows; ``None`` keeps none.
+        attribute_column: what attribute inference asks for, left out of the rows; ``None`` keeps none.
+        categories: columns of numbers that are codes of categories.
+        leave_out: columns that a model does not see.
+        missing: what becomes of rows that lack a value.
+        standardize: which values get mean 0 and deviation 1.
+
+    Raises:
+        UserError: there is no such table or column, or a file can't be read.
+    """
+    reading = _Reading(
+        target=target,
+        group_column=group_column,
+        attribute_column=attribute_column,
+        categories=tuple(map(str, categories)),
+        leave_out=tuple(map(str, leave_out)),
+        missing=missing,
+        standardize=standardize,
+    )
+    called = name if path is None else Path(path).stem
+    frames, names = _frames(name, path, root)
+    return _dataset(frames, names, reading, called)
+
+
+def table_of(
+    frame: Any,
+    *,
+    name: str = "table",
+    test: Any = None,
+    target: str | None = None,
+    group_column: str | None = None,
+    attribute_column: str | None = None,
+    categories: Sequence[str] = (),
+    leave_out: Sequence[str] = (),
+    missing: Missing = "keep",
+    standardize: Standardize = "numbers",
+) -> Dataset:
+    """Make a data set of a pandas DataFrame, and of another with its test rows; see :func:`load_table`.
+
+    Raises:
+        UserError: it is no DataFrame, or has no such column.
+    """
+    for given in (frame, *([] if test is None else [test])):
+        if not hasattr(given, "columns") or not hasattr(given, "iloc"):
+            raise UserError(
+                f"A table is expected to be a pandas DataFrame, but got {type(given).__name__}; convert it."
+            )
+    reading = _Reading(
+        target=target,
+        group_column=group_column,
+        attribute_column=attribute_column,
+        categories=tuple(map(str, categories)),
+        leave_out=tuple(map(str, leave_out)),
+        missing=missing,
+        standardize=standardize,
+    )
+    return _dataset([frame] if test is None else [frame, test], None, reading, name)
+
+
+def _frames(name: str, path: str | None, root: str | None) -> tuple[list[Any], Sequence[str] | None]:
+    """Return the training and test rows as DataFrames, and the classes' names where the source has them."""
+    if path is not None:
+        return _of_path(Path(path).expanduser())
+    if name == "breast_cancer":
+        bunch = require("sklearn.datasets", package="scikit-learn").load_breast_cancer(as_frame=True)
+        return [bunch.frame], [str(each) for each in bunch.target_names]
+    if name == "table":
+        raise UserError("data=table is expected to be told the file, but got none; set data.path=FILE.csv.")
+    folder = environment_folder(name) if root is None else Path(root).expanduser() / name
+    if folder is not None:
+        return _of_path(folder)
+    if name not in _ON_THE_HUB and name.count("/") != 1:
+        raise UserError(
+            f"data.name is expected to be breast_cancer, {', '.join(_ON_THE_HUB)}, an owner/name of the Hugging Face"
+            f" hub, or a folder in data.root or FL_PRIVACY_DATA, but got {name!r}; or set data.path=FILE.csv."
+        )
+    return _of_splits((_ON_THE_HUB.get(name) or HubData(name)).tables(), name)
+
+
+def _of_path(path: Path) -> tuple[list[Any], Sequence[str] | None]:
+    if path.is_dir():
+        return _of_splits(ParquetFolder(path).tables(), path.name)
+    if not path.is_file():
+        raise UserError(f"data.path is expected to be a .csv or .parquet file, but there is none at {path}.")
+    pandas = require("pandas")
+    if path.suffix.lower() not in (".csv", ".parquet"):
+        raise UserError(f"data.path is expected to be a .csv or .parquet file, but got {path.name}; convert it.")
+    if path.stat().st_size > MOST_BYTES:
+        raise UserError(f"{path} is expected to have at most {MOST_BYTES >> 30} GiB; take a part of it.")
+    try:
+        if path.suffix.lower() == ".csv":
+            frame = pandas.read_csv(path, na_values=list(_NULLS), keep_default_na=True, skipinitialspace=True)
+        else:
+            frame = pandas.read_parquet(path)
+    except (ValueError, OSError, UnicodeDecodeError, MemoryError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise UserError(f"{path} is expected to be a table, but can't be read: {reason}.") from error
+    return [frame], None
+
+
+def _of_splits(tables: Mapping[str, Any], name: str) -> tuple[list[Any], Sequence[str] | None]:
+    if "train" not in tables:
+        raise UserError(
+            f"Data set {name} is expected to have a split train, but got {', '.join(tables) or 'none'};"
+            " rename one of its files."
+        )
+    test = next((split for split in TEST_SPLITS if split in tables), None)
+    column = next((each for each in TARGETS if each in tables["train"].column_names), None)
+    names = None if column is None else getattr(tables["train"].features[column], "names", None)
+    return [tables[split].to_pandas() for split in ("train", test) if split is not None], names
+
+
+def _dataset(frames: Sequence[Any], names: Sequence[str] | None, reading: _Reading, name: str) -> Dataset:
+    columns = [str(column) for column in frames[0].columns]
+    if len(set(columns)) != len(columns):
+        raise UserError(f"The columns of table {name} are expected to differ in name, but do not; rename them.")
+    frames = [frame.set_axis([str(column) for column in frame.columns], axis=1) for frame in frames]
+    _expect_columns(frames, columns, reading, name)
+    target = find_column(columns, reading.target, TARGETS, kind="target", name=name).strip()
+    special = [each for each in (target, reading.group_column, reading.attribute_column) if each]
+    features = [column for column in columns if column not in (*special, *reading.leave_out)]
+    frames = [_with_target(frame, target, features, reading) for frame in frames]
+    pandas = require("pandas")
+    whole = pandas.concat(frames, ignore_index=True)
+    if len(whole) < 2:
+        raise UserError(f"Table {name} is expected to have rows that have a target, but has {len(whole)}.")
+    sizes = [len(frame) for frame in frames]
+    labels, classes = _codes(whole[target], names, target, name)
+    owners = None if reading.group_column is None else _codes(whole[reading.group_column], None, "group", name)
+    traits = None if reading.attribute_column is None else _codes(whole[reading.attribute_column], None, "it", name)
+    found = [_column(whole[column], column, reading) for column in features]
+    if not found:
+        raise UserError(f"Table {name} is expected to have columns beside its target {target}, but has none.")
+    schema = Schema(tuple(column for column, _ in found))
+    examples = TableExamples(
+        inputs=schema.encode(torch.stack([cells for _, cells in found], 1)),
+        labels=labels,
+        class_names=classes,
+        schema=schema,
+        groups=None if owners is None else owners[0],
+        attributes=None if traits is None else traits[0],
+        attribute_names=() if traits is None else traits[1],
+    )
+    if len(sizes) == 1:
+        held_out = every_fifth(examples)
+        parts = [(~held_out).nonzero().flatten(), held_out.nonzero().flatten()]
+    else:
+        parts = list(torch.arange(len(whole)).split(sizes))
+    return Dataset(examples.subset(parts[0]), examples.subset(parts[1]), name)
+
+
+def _expect_columns(frames: Sequence[Any], columns: Sequence[str], reading: _Reading, name: str) -> None:
+    """Refuse columns that are asked for and not there, and splits of different columns."""
+    asked = {
+        "data.target": [reading.target],
+        "data.group_column": [reading.group_column],
+        "data.attribute_column": [reading.attribute_column],
+        "data.categories": reading.categories,
+        "data.leave_out": reading.leave_out,
+    }
+    for setting, given in asked.items():
+        if unknown := [each for each in given if each and each not in columns]:
+            raise UserError(
+                f"{setting} is expected to name columns of table {name}, but {unknown[0]!r} is none; it has"
+                f" {', '.join(columns[:40])}."
+            )
+    for frame in frames[1:]:
+        if lacking := sorted(set(columns) - set(frame.columns)):
+            raise UserError(f"All splits of table {name} are expected to have column {lacking[0]}, but one has not.")
+
+
+def _with_target(frame: Any, target: str, features: Collection[str], reading: _Reading) -> Any:
+    """Keep the rows of ``frame`` that have a target, and all values where incomplete rows are dropped."""
+    kept = frame[target].notna()
+    if reading.missing == "drop":
+        kept &= frame[list(features)].notna().all(axis=1)
+    return frame[kept]
+
+
+def _codes(values: Any, names: Sequence[str] | None, column: str, name: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Encode classes, groups or attributes (N,), and return what these are called."""
+    plain = values.to_numpy()
+    if plain.dtype.kind not in "biuf":
+        plain = np.asarray(values.astype(object).where(values.notna(), MISSING).map(str), dtype=str)
+        names = None
+    found, called = encode_labels([plain], names, column, name)
+    return found[0], called
+
+
+def _column(values: Any, name: str, reading: _Reading) -> tuple[Column, Tensor]:
+    """Describe a column, and return its cells (N,) float64."""
+    kinds = require("pandas.api.types", package="pandas")
+    is_number = kinds.is_numeric_dtype(values) and not kinds.is_bool_dtype(values)
+    if not is_number or name in reading.categories:
+        return _categories(values, name, reading)
+    numbers = torch.tensor(values.to_numpy(dtype=np.float64, na_value=math.nan).copy())
+    known = numbers[numbers.isfinite()]
+    if not len(known):
+        raise UserError(f"Column {name} is expected to have a number, but has none; put it into data.leave_out.")
+    numbers = torch.where(numbers.isfinite(), numbers, known.median())
+    std = float(numbers.std())
+    column = Column(
+        name=name,
+        shift=(float(numbers.mean()),),
+        scale=(std if std > 0 else 1.0,),
+        low=float(known.min()),
+        high=float(known.max()),
+        decimals=_decimals(known),
+    )
+    return column, numbers
+
+
+def _decimals(numbers: Tensor) -> int:
+    """Count the digits behind the point that ``numbers`` have, at most 6."""
+    for digits in range(6):
+        rounded = (numbers * 10**digits).round() / 10**digits
+        if bool(((numbers - rounded).abs() <= 1e-6 * numbers.abs().clamp_min(1e-6)).all()):
+            return digits
+    return 6
+
+
+def _categories(values: Any, name: str, reading: _Reading) -> tuple[Column, Tensor]:
+    text = values.astype(object).where(values.notna(), MISSING).map(lambda cell: str(cell).strip())
+    text = text.where(~text.isin(_NULLS), MISSING)
+    names, codes = np.unique(np.asarray(text, dtype=str), return_inverse=True)
+    if len(names) > MOST_CATEGORIES:
+        raise UserError(
+            f"Column {name} is expected to have at most {MOST_CATEGORIES} categories, but has {len(names)}; put it into"
+            " data.leave_out."
+        )
+    cells, count = torch.from_numpy(codes.astype(np.float64)), len(names)
+    shift, scale = (0.0,) * count, (1.0,) * count
+    if reading.standardize == "all":
+        shares = torch.bincount(cells.long(), minlength=count).double() / len(cells)
+        std = (shares * (1 - shares)).sqrt()
+        shift, scale = tuple(shares.tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
+    return Column(name=name, categories=tuple(map(str, names)), shift=shift, scale=scale), cells

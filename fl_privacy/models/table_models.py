@@ -1,0 +1,161 @@
+"""Networks on the rows of a table: TabLeak's, a linear one, that of Flower's example, and one with residual blocks."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.errors import UserError
+from fl_privacy.models.layers import activation as new_activation
+from fl_privacy.models.layers import initialize, require_positive
+from fl_privacy.schema import Schema
+
+
+class TableModel(nn.Module):
+    """A network on rows (B, F) as a :class:`fl_privacy.schema.Schema` encodes them.
+
+    Args:
+        schema: of the rows.
+        num_classes: K.
+    """
+
+    def __init__(self, schema: Schema, num_classes: int) -> None:
+        super().__init__()
+        require_positive(num_classes=num_classes)
+        self.schema = schema
+
+
+class TableMLP(TableModel):
+    """A multilayer perceptron; TabLeak's (Vero et al. 2023) has two hidden layers of 100 in front of ReLU.
+
+    Args:
+        schema: of the rows.
+        num_classes: K.
+        widths: of the hidden layers.
+        activation: after each hidden layer, one of ``layers.ACTIVATIONS``.
+        init: weight initialization, one of ``initialization.INITIALIZERS``.
+    """
+
+    def __init__(
+        self,
+        *,
+        schema: Schema,
+        num_classes: int,
+        widths: Sequence[int] = (100, 100),
+        activation: str = "relu",
+        init: str = "default",
+    ) -> None:
+        super().__init__(schema, num_classes)
+        if not isinstance(widths, Sequence) or isinstance(widths, str):
+            raise UserError(f"model.widths is expected to be a list such as [100, 100], but got {widths}.")
+        require_positive(**{f"widths[{i}]": width for i, width in enumerate(widths)})
+        sizes = [schema.width, *widths]
+        layers = [(nn.Linear(inner, outer), new_activation(activation)) for inner, outer in pairwise(sizes)]
+        self.features = nn.Sequential(*(module for layer in layers for module in layer))
+        self.classifier = nn.Linear(sizes[-1], num_classes)
+        initialize(self, init)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map rows (B, F) to logits (B, K)."""
+        logits: Tensor = self.classifier(self.features(inputs))
+        return logits
+
+
+class TableLogistic(TableModel):
+    """Logistic regression: one linear layer, whose gradient is ``(p - y)' x / B``.
+
+    Args:
+        schema: of the rows.
+        num_classes: K.
+        init: weight initialization, one of ``initialization.INITIALIZERS``.
+    """
+
+    def __init__(self, *, schema: Schema, num_classes: int, init: str = "default") -> None:
+        super().__init__(schema, num_classes)
+        self.classifier = nn.Linear(schema.width, num_classes)
+        initialize(self, init)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map rows (B, F) to logits (B, K)."""
+        logits: Tensor = self.classifier(inputs)
+        return logits
+
+
+class FlTabular(TableModel):
+    """The network of Flower's example fl-tabular: layers of 128 and 64 in front of ReLU, then one sigmoid.
+
+    The example's binary cross-entropy of the sigmoid of a logit z is the cross-entropy of the logits (0, z), which
+    this returns: the gradients are the same.
+
+    Args:
+        schema: of the rows.
+        num_classes: 2.
+        init: weight initialization, one of ``initialization.INITIALIZERS``.
+    """
+
+    def __init__(self, *, schema: Schema, num_classes: int, init: str = "default") -> None:
+        super().__init__(schema, num_classes)
+        if num_classes != 2:
+            raise UserError(
+                f"Model fl_tabular is expected with 2 classes, but the data have {num_classes}; take model=table_mlp."
+            )
+        self.layer1, self.layer2 = nn.Linear(schema.width, 128), nn.Linear(128, 64)
+        self.output = nn.Linear(64, 1)
+        self.relu = nn.ReLU()
+        initialize(self, init)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map rows (B, F) to logits (B, 2), of which the first is 0."""
+        logit = self.output(self.relu(self.layer2(self.relu(self.layer1(inputs)))))
+        return torch.cat([torch.zeros_like(logit), logit], -1)
+
+
+class ResidualBlock(nn.Module):
+    """Two linear layers with a ReLU between, added to what enters (Gorishniy et al. 2021, without norm or dropout)."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.relu = nn.ReLU()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map (B, D) -> (B, D)."""
+        after: Tensor = inputs + self.second(self.relu(self.first(inputs)))
+        return after
+
+
+class TableResNet(TableModel):
+    """A linear layer, residual blocks and a head: ResNet for tables (Gorishniy et al. 2021) without batch norm.
+
+    Args:
+        schema: of the rows.
+        num_classes: K.
+        width: D of the blocks.
+        hidden: width within a block.
+        blocks: how many.
+        init: weight initialization, one of ``initialization.INITIALIZERS``.
+    """
+
+    def __init__(
+        self,
+        *,
+        schema: Schema,
+        num_classes: int,
+        width: int = 100,
+        hidden: int = 100,
+        blocks: int = 2,
+        init: str = "default",
+    ) -> None:
+        super().__init__(schema, num_classes)
+        require_positive(width=width, hidden=hidden, blocks=blocks)
+        self.entry = nn.Linear(schema.width, width)
+        self.blocks = nn.Sequential(*(ResidualBlock(width, hidden) for _ in range(blocks)))
+        self.relu = nn.ReLU()
+        self.classifier = nn.Linear(width, num_classes)
+        initialize(self, init)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map rows (B, F) to logits (B, K)."""
+        logits: Tensor = self.classifier(self.relu(self.blocks(self.entry(inputs))))
+        return logits

@@ -1,0 +1,110 @@
+"""The attacked rows of a table as a page shows them: original and guess side by side, certain cells bold."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fl_privacy.metrics.registry import TABLE_METRIC
+from fl_privacy.report.gallery import SHOWN, certainty_of, place_of, rank_by, whose_label
+from fl_privacy.report.numbers import metric, title
+from fl_privacy.results import Run
+from fl_privacy.results.row_files import RowGuess, RowPair
+
+CAPTION = ("cells_right", "categories_right", "numbers_right")
+
+SURE = 0.9
+"""Certainty from which on a cell is shown as certain."""
+
+_RANKS = ("Read best", "Second", "Third")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell as it was read: right, wrong or plain where nobody knows, and whether the attacker is certain of it."""
+
+    text: str
+    kind: str
+    certain: bool
+
+
+@dataclass(frozen=True)
+class RowLine:
+    """One column of a row: its name, the original cell, and that of each attacker."""
+
+    column: str
+    original: str
+    guess: Cell | None
+    adaptive: Cell | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowView:
+    """One attacked row.
+
+    Attributes:
+        rank: of the three that were read best, or empty.
+        where: round, client and number in words.
+        figures: its metrics in words.
+        label: whether the class was found, and whether the attacker is sure.
+        failure: why nothing was read.
+        lines: its columns.
+        known: whether the original is known.
+        adaptive: whether there was an adaptive attacker.
+    """
+
+    rank: str = ""
+    where: str
+    figures: str
+    label: str
+    failure: str | None
+    lines: Sequence[RowLine]
+    known: bool
+    adaptive: bool
+
+
+def all_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView]:
+    """View the first ``SHOWN`` attacked rows in the order they were recorded."""
+    return [_view(record, found) for record in run.of_kind("image")[:SHOWN]]
+
+
+def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView]:
+    """View the three different rows of which most cells were reconstructed."""
+    ranked = {place_of(record, "row"): record for record in reversed(rank_by(run, TABLE_METRIC))}
+    return [_view(record, found, rank) for rank, record in zip(_RANKS, list(ranked.values())[::-1], strict=False)]
+
+
+def _view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> RowView:
+    pair = found.get((record["id"], record["image"]), RowPair((), None))
+    failed, original = record.get("failure"), pair.original
+    figures = [
+        f"{title(name)} {metric(record[name], name)}".replace(" ", "\u00a0")
+        for name in CAPTION
+        if record.get(name) is not None
+    ]
+    said = [whose_label(record), certainty_of(record), record["member"]]
+    return RowView(
+        rank=rank,
+        where=f"Round {record['round']}, {place_of(record, 'row')}",
+        figures=" · ".join(figures),
+        label="" if failed else ", ".join(filter(None, said)),
+        failure=failed,
+        lines=[
+            RowLine(
+                column=column,
+                original=original[k] if original is not None else "?",
+                guess=_cell(pair.guess, k, record),
+                adaptive=_cell(pair.adaptive, k, record),
+            )
+            for k, column in enumerate(pair.columns)
+        ],
+        known=original is not None,
+        adaptive=pair.adaptive is not None,
+    )
+
+
+def _cell(guess: RowGuess | None, at: int, record: Mapping[str, Any]) -> Cell | None:
+    if guess is None:
+        return None
+    kind = "plain" if not guess.right else "right" if guess.right[at] else "wrong"
+    proven = record.get("certainty") in ("proven", "consistent")
+    return Cell(guess.cells[at], kind, bool(proven) or guess.certain[at] >= SURE)

@@ -1,0 +1,321 @@
+"""What the columns of a table are, and how its rows become what a model takes."""
+
+import copy
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fl_privacy.errors import UserError
+
+TOLERANCE = 0.319
+"""Standard deviations that a number may be off and still counts as right (TabLeak, Vero et al. 2023, section 5)."""
+
+MOST_COLUMNS, MOST_CATEGORIES = 2_000, 10_000
+"""Of a table, and of one of its columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of a table: categories, which become a value each, 1 or 0, or a number.
+
+    Attributes:
+        name: of the column.
+        categories: names, in the order of their values; empty of a number.
+        shift, scale: what is taken from each value, and what it is then divided by: of a number usually its mean and
+            standard deviation, of categories 0 and 1.
+        low, high: least and largest number.
+        decimals: digits behind the point that its numbers have.
+        std: standard deviation of its numbers, which says what counts as right; 0 stands for ``scale``.
+    """
+
+    name: str
+    categories: tuple[str, ...] = ()
+    shift: tuple[float, ...]
+    scale: tuple[float, ...]
+    low: float = -math.inf
+    high: float = math.inf
+    decimals: int = 0
+    std: float = 0.0
+
+    def __post_init__(self) -> None:
+        width = max(1, len(self.categories))
+        if width > MOST_CATEGORIES:
+            raise UserError(
+                f"Column {self.name} is expected to have at most {MOST_CATEGORIES} categories, but has {width};"
+                " leave it out by data.leave_out."
+            )
+        sound = all(map(math.isfinite, (*self.shift, *self.scale))) and min(self.scale, default=0) > 0
+        if len(self.shift) != width or len(self.scale) != width or not sound:
+            raise UserError(
+                f"Column {self.name} is expected to have {width} finite shift and positive scale values, but got"
+                f" {len(self.shift)} and {len(self.scale)}; let the schema be found from the data."
+            )
+
+    @property
+    def is_number(self) -> bool:
+        """Say whether it has no categories."""
+        return not self.categories
+
+    @property
+    def tolerance(self) -> float:
+        """Return by how much a cell may be off and still counts as right."""
+        return TOLERANCE * (self.std or self.scale[0]) if self.is_number else 0.0
+
+    def written(self, value: float) -> str:
+        """Write a cell as its data set does."""
+        if not math.isfinite(value):
+            return "?"
+        if self.is_number:
+            return f"{round(value, self.decimals) + 0.0:.{self.decimals}f}"  # no sign in front of zero
+        return self.categories[int(value)] if 0 <= int(value) < len(self.categories) else "?"
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a table, public in a federation: all clients encode their rows alike.
+
+    A row is C cells, which are numbers of categories or numbers, or the F values that a model takes.
+
+    Attributes:
+        columns: C of them, without the target.
+    """
+
+    columns: tuple[Column, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.columns) <= MOST_COLUMNS:
+            raise UserError(
+                f"A table is expected to have 1 to {MOST_COLUMNS} columns beside its target, but has"
+                f" {len(self.columns)}."
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the columns."""
+        return tuple(column.name for column in self.columns)
+
+    @cached_property
+    def width(self) -> int:
+        """Return F, the number of values that a model takes of a row."""
+        return sum(len(column.shift) for column in self.columns)
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Return where each column's values begin, (C,)."""
+        widths = [len(column.shift) for column in self.columns]
+        return tuple(sum(widths[:number]) for number in range(len(widths)))
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """Say which columns are numbers, (C,)."""
+        return torch.tensor([column.is_number for column in self.columns])
+
+    @cached_property
+    def number_values(self) -> Tensor:
+        """Return the places of the values of numbers, in the order of their columns."""
+        return torch.tensor(self.starts)[self.numbers]
+
+    @cached_property
+    def groups(self) -> tuple[Tensor, Tensor]:
+        """Return the places (G, L) of each column's categories, filled up by its first, and which of them exist."""
+        picked = [
+            (start, len(c.categories)) for start, c in zip(self.starts, self.columns, strict=True) if c.categories
+        ]
+        longest = max((size for _, size in picked), default=1)
+        places = [[start + k if k < size else start for k in range(longest)] for start, size in picked]
+        there = [[k < size for k in range(longest)] for _, size in picked]
+        return (
+            torch.tensor(places, dtype=torch.long).reshape(-1, longest),
+            torch.tensor(there, dtype=torch.bool).reshape(-1, longest),
+        )
+
+    @cached_property
+    def shift(self) -> Tensor:
+        """Return what is subtracted from each value, (F,)."""
+        return torch.tensor([value for column in self.columns for value in column.shift])
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """Return what each value is then divided by, (F,)."""
+        return torch.tensor([value for column in self.columns for value in column.scale])
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """Return least and largest values, (2, N), that a model takes of the N numbers."""
+        own = [column for column in self.columns if column.is_number]
+        limits = torch.tensor([[c.low for c in own], [c.high for c in own]]).reshape(2, -1)
+        return (limits - self.shift[self.number_values]) / self.scale[self.number_values]
+
+    @cached_property
+    def tolerances(self) -> Tensor:
+        """Return by how much a cell may be off, (C,): :data:`TOLERANCE` standard deviations of a number."""
+        return torch.tensor([column.tolerance for column in self.columns], dtype=torch.float64)
+
+    @cached_property
+    def usual(self) -> Tensor:
+        """Return what is known of a row of nobody (F,).
+
+        Shares of categories where the shift shows them, else alike, and 0 of numbers, or the bound next to it.
+        """
+        found, (low, high) = torch.zeros(self.width), self.bounds
+        for start, column in zip(self.starts, self.columns, strict=True):
+            if not column.is_number:
+                shares = torch.tensor(column.shift if sum(column.shift) > 0 else column.scale).clamp_min(0)
+                found[start : start + len(shares)] = shares / shares.sum()
+        found[self.number_values] = torch.zeros_like(low).maximum(low).minimum(high)
+        return found
+
+    def encode(self, cells: Tensor) -> Tensor:
+        """Encode cells (..., C) to what a model takes of them (..., F) float32."""
+        cells = torch.as_tensor(cells, dtype=torch.float64)
+        parts = [
+            cells[..., number : number + 1]
+            if column.is_number
+            else (cells[..., number : number + 1] == torch.arange(len(column.categories))).double()
+            for number, column in enumerate(self.columns)
+        ]
+        return ((torch.cat(parts, -1) - self.shift.double()) / self.scale.double()).float()
+
+    def raw(self, inputs: Tensor) -> Tensor:
+        """Undo shift and scale of what a model takes (..., F): 1 and 0 for categories."""
+        return inputs * self.scale.to(inputs) + self.shift.to(inputs)
+
+    def cells(self, inputs: Tensor) -> Tensor:
+        """Decode what a model takes, or a guess at it (..., F), to cells (..., C) float64: the likeliest categories."""
+        raw = self.raw(inputs.detach().cpu().double())
+        found = raw.new_empty((*raw.shape[:-1], len(self.columns)))
+        found[..., self.numbers] = raw[..., self.number_values].clamp(*self._limits)
+        places, there = self.groups
+        if len(places):
+            found[..., ~self.numbers] = raw[..., places].masked_fill(~there, -math.inf).argmax(-1).double()
+        return found
+
+    @cached_property
+    def _limits(self) -> tuple[Tensor, Tensor]:
+        own = [column for column in self.columns if column.is_number]
+        low, high = ([getattr(c, end) for c in own] for end in ("low", "high"))
+        return torch.tensor(low, dtype=torch.float64), torch.tensor(high, dtype=torch.float64)
+
+    def nearest(self, inputs: Tensor) -> Tensor:
+        """Return the rows nearest to what a model takes (..., F), in its values."""
+        return self.encode(self.cells(inputs)).to(inputs)
+
+    def drawn(self, number: int, rng: torch.Generator) -> Tensor:
+        """Draw rows (N, F) of nobody.
+
+        Categories by their shares, where the shift shows these, else all alike, and numbers from N(0, 1) as a model
+        takes them.
+        """
+        cells = torch.empty(number, len(self.columns), dtype=torch.float64)
+        for place, column in enumerate(self.columns):
+            if column.is_number:
+                own = torch.randn(number, generator=rng, dtype=torch.float64) * column.scale[0] + column.shift[0]
+                cells[:, place] = own.clamp(column.low, column.high)
+            else:
+                shares = self.usual[self.starts[place] : self.starts[place] + len(column.categories)]
+                cells[:, place] = torch.multinomial(shares, number, replacement=True, generator=rng).double()
+        return self.encode(cells)
+
+    def written(self, cells: Tensor) -> list[list[str]]:
+        """Write cells (N, C) as their data set does."""
+        return [[c.written(v) for c, v in zip(self.columns, row, strict=True)] for row in cells.tolist()]
+
+    def to_json(self) -> str:
+        """Write it as text."""
+        return json.dumps([asdict(column) for column in self.columns])
+
+    @classmethod
+    def of_json(cls, text: str) -> "Schema":
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            UserError: it is something else.
+        """
+        try:
+            return cls(tuple(_column(each) for each in json.loads(text)))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(
+                "A schema is expected to be a JSON list of columns with name, categories, shift and scale, but is not;"
+                " write it by Schema.to_json()."
+            ) from error
+
+    @classmethod
+    def inferred(cls, inputs: Tensor, names: Sequence[str] = ()) -> "Schema":
+        """Find the schema of what a model takes, (N, F): neighbors of 0 and 1 that add up to 1 are categories.
+
+        Raises:
+            UserError: it is no matrix of finite numbers with two rows at least.
+        """
+        if inputs.dim() != 2 or len(inputs) < 2 or not bool(torch.isfinite(inputs.double()).all()):
+            raise UserError(
+                f"Rows are expected as finite numbers (N, F), two of them at least, but got {tuple(inputs.shape)};"
+                " give the columns as Schema(...)."
+            )
+        values, columns, at = inputs.detach().cpu().double(), [], 0
+        binary = ((values == 0) | (values == 1)).all(0).tolist()
+        while at < values.shape[1]:
+            size = _group_at(values, binary, at)
+            name = names[at] if at < len(names) else f"column {at + 1}"
+            if size > 1:
+                named = tuple(names[at : at + size]) or tuple(str(k) for k in range(size))
+                columns.append(Column(name=name, categories=named, shift=(0.0,) * size, scale=(1.0,) * size))
+            else:
+                columns.append(number_column(name, values[:, at]))
+            at += size
+        return cls(tuple(columns))
+
+
+def _group_at(values: Tensor, binary: Sequence[bool], at: int) -> int:
+    """Count how many columns from ``at`` on are the categories of one, 1 for a number."""
+    total = torch.zeros(len(values), dtype=values.dtype)
+    for end in range(at, values.shape[1]):
+        if not binary[end]:
+            return 1
+        total = total + values[:, end]
+        if bool((total > 1).any()):
+            return 1
+        if bool((total == 1).all()):
+            return end - at + 1
+    return 1
+
+
+def number_column(name: str, values: Tensor) -> Column:
+    """Describe the numbers (N,) of a column that a model takes as they are: shifted by 0, tolerance of their own."""
+    std = float(values.std()) or 1.0
+    whole = bool((values == values.round()).all())
+    return Column(
+        name=name,
+        shift=(0.0,),
+        scale=(1.0,),
+        low=float(values.min()),
+        high=float(values.max()),
+        std=std,
+        decimals=0 if whole else max(0, 2 - math.floor(math.log10(std))),
+    )
+
+
+def _column(given: Mapping[str, Any]) -> Column:
+    parts = {**given, **{key: tuple(given.get(key, ())) for key in ("categories", "shift", "scale")}}
+    return Column(**parts)
+
+
+M = TypeVar("M")
+
+
+def with_schema(model: M, schema: Schema) -> M:
+    """A model that shares all with ``model`` and knows the ``schema`` of its rows."""
+    known = copy.copy(model)
+    known.schema = schema  # type: ignore[attr-defined]
+    return known
+
+
+def schema_of(model: object) -> Schema | None:
+    """Return the schema of the rows that ``model`` takes; ``None`` where it takes no table."""
+    found = getattr(model, "schema", None)
+    return found if isinstance(found, Schema) else None

@@ -1,0 +1,92 @@
+"""Tables from files, packages and pandas."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fl_privacy.data import Dirichlet, Iid, load_table, table_of
+from fl_privacy.data.tables import MISSING
+from fl_privacy.errors import UserError
+from tests.tables.tables import frame
+
+
+def test_the_embedded_table_needs_no_download() -> None:
+    data = load_table("breast_cancer")
+    assert (len(data.train), len(data.test)) == (456, 113)
+    assert data.train.input_shape == (30,) and data.train.class_names == ("malignant", "benign")
+    torch.testing.assert_close(data.train.inputs.mean(0), torch.zeros(30), atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_file_gives_what_the_frame_gives(tmp_path: Path, suffix: str) -> None:
+    path, whole = tmp_path / f"people{suffix}", frame()
+    whole.to_csv(path, index=False) if suffix == ".csv" else whole.to_parquet(path)
+    found, known = load_table(path=str(path)), table_of(whole)
+    assert found.name == "people" and found.train.schema == known.train.schema
+    assert torch.equal(found.train.inputs, known.train.inputs)
+    names = [column.name for column in found.train.schema.columns]
+    assert names == ["age", "dose", "job", "city", "sex"]
+
+
+def test_what_is_missing_is_kept_or_dropped() -> None:
+    holes = frame(60)
+    holes.loc[0, "job"], holes.loc[1, "age"] = None, None
+    kept = table_of(holes)
+    job = kept.train.schema.columns[2]
+    assert MISSING in job.categories and len(kept.train) + len(kept.test) == 60
+    assert all(bool(part.inputs.isfinite().all()) for part in (kept.train, kept.test))
+    dropped = table_of(holes, missing="drop")
+    assert len(dropped.train) + len(dropped.test) == 58
+    assert MISSING not in dropped.train.schema.columns[2].categories
+
+
+def test_groups_and_attributes_are_left_out_of_the_rows() -> None:
+    data = table_of(frame(), group_column="city", attribute_column="sex", leave_out=["dose"])
+    assert [column.name for column in data.train.schema.columns] == ["age", "job"]
+    assert data.train.attribute_names == ("female", "male") and data.train.groups is not None
+
+
+def test_numbers_that_are_codes() -> None:
+    data = table_of(frame().assign(code=[k % 3 for k in range(400)]), categories=["code"])
+    assert data.train.schema.columns[-1].categories == ("0", "1", "2")
+
+
+def test_partitions_share_rows_out() -> None:
+    train = table_of(frame()).train
+    for partition in (Iid(), Dirichlet(alpha=0.5)):
+        parts = partition(train, num_clients=3, seed=0)
+        assert torch.cat(list(parts)).unique().numel() == sum(map(len, parts))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"target": "nobody"}, "data.target"),
+        ({"leave_out": ["nobody"]}, "data.leave_out"),
+        ({"missing": "guess"}, "data.missing"),
+        ({"standardize": "none"}, "data.standardize"),
+        ({"leave_out": ["age", "dose", "job", "city", "sex"]}, "columns beside its target"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(options: dict[str, object], expected: str) -> None:
+    with pytest.raises(UserError, match=expected) as caught:
+        table_of(frame(), **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.csv", b""), ("a.csv", b"\xff\xfe\x00"), ("a.parquet", b"PAR1"), ("a.txt", b"a,b")]
+)
+def test_a_file_that_is_no_table_is_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match="expected"):
+        load_table(path=str(tmp_path / name))
+
+
+def test_no_file_and_no_frame() -> None:
+    for wrong in ({"path": "nowhere.csv"}, {"name": "table"}, {"name": "unheard_of"}):
+        with pytest.raises(UserError, match="expected"):
+            load_table(**wrong)
+    with pytest.raises(UserError, match="DataFrame"):
+        table_of([[1, 2]])
