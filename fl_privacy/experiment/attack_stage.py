@@ -363,16 +363,33 @@ class AttackStage:
         return AttackedUploads.TRAINING if trained else AttackedUploads.PROBES
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
-        """Reconstruct each of ``asked``; return failures where the attack raised or gave no answer."""
+        """Reconstruct each of ``asked``; return failures where the attack raised or gave no answer.
+
+        Where it did so for several clients' updates, each client's are attacked alone: one may be what it failed at.
+        """
+        found = self._attempted(asked, who)
+        if not isinstance(found, Failure):
+            return found
+        logger.warning("The %s attack on round %d failed: %s", attacker, asked[-1].id.round, found.reason)
+        by_client: dict[int, list[int]] = {}
+        for place, observation in enumerate(asked):
+            by_client.setdefault(observation.id.client, []).append(place)
+        if len(by_client) == 1:
+            return [Reconstruction(id=o.id, batch=None, failure=found.reason) for o in asked]
+        made: dict[int, Reconstruction] = {}
+        for client, places in by_client.items():
+            alone = self._reconstruct([asked[place] for place in places], f"{who}, client {client} alone", attacker)
+            made |= dict(zip(places, alone, strict=True))
+        return [made[place] for place in range(len(asked))]
+
+    def _attempted(self, asked: Sequence[Observation], who: str) -> list[Reconstruction] | Failure:
+        """Run the attack; return what it answers, or why it does not."""
         with self.monitor.attacking(who) as shown:
             progress = self.folder.teller.telling(f"Attacking {who}", shown)
             with viewed_by(partial(self.folder.teller.picture, pieces=self.judge.pieces)):
                 found = attempt(lambda: _expect_answers(self.attack(asked, seed=self.seed, progress=progress), asked))
         self.folder.teller.clear()
-        if not isinstance(found, Failure):
-            return found
-        logger.warning("The %s attack on round %d failed: %s", attacker, asked[-1].id.round, found.reason)
-        return [Reconstruction(id=o.id, batch=None, failure=found.reason) for o in asked]
+        return found
 
     def _measure_distortion(self, observations: Sequence[Observation]) -> None:
         for observation in counted("update", observations):

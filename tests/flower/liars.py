@@ -103,12 +103,14 @@ def trained(strategy: Strategy, lies: Mapping[int, Lie], clients: int) -> Result
 
 
 def audited(
-    lies: Mapping[int, Lie], clients: int, out: Path, around: Callable[[FedAvg], Strategy] = lambda strategy: strategy
+    lies: Mapping[int, Lie],
+    clients: int,
+    out: Path,
+    around: Callable[[FedAvg], Strategy] = lambda strategy: strategy,
+    attack: Any = "analytic",
 ) -> tuple[AuditedStrategy, dict[str, bytes], dict[str, Any]]:
     """Run an audit; return strategy, final weights as bytes, and rows of honest clients' images by id."""
-    strategy = audit(
-        around(fedavg(clients)), model=Small, data=pictures, out=out, attack="analytic", victims=2 * clients
-    )
+    strategy = audit(around(fedavg(clients)), model=Small, data=pictures, out=out, attack=attack, victims=2 * clients)
     result = trained(strategy, lies, clients)
     return strategy, as_bytes(result), rows_of_honest(out)
 

@@ -2,7 +2,7 @@
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from fl_privacy import audit, probe_mod
+from fl_privacy.experiment.build import attack_called
 from fl_privacy.flower import LocalGrid
 from fl_privacy.results import Attacker, read_run
+from fl_privacy.types import Observation, Reconstruction
 from tests.flower import liars
 from tests.flower.liars import Small, as_bytes, own_pictures, pictures, train
 
@@ -203,6 +205,23 @@ def test_a_defense_that_one_of_three_tells_of_is_not_that_of_all(tmp_path: Path)
     told = " ".join(run.threat_model)
     assert "1 of 3 clients say that they defend themselves: pruning.rate=0.9." in told
     assert "2 of 3 clients tell of none." in told
+
+
+def test_an_update_at_which_an_attack_fails_fails_alone(tmp_path: Path) -> None:
+    made, _ = attack_called("analytic")
+    assert made is not None
+
+    def failing(observations: Sequence[Observation], **settings: Any) -> Sequence[Reconstruction]:
+        if any(o.id.client == 2 for o in observations):
+            raise ValueError("an update like this was never seen")
+        return made(observations, **settings)
+
+    strategy, _, rows = liars.audited({}, 3, tmp_path / "false", attack=failing)
+    assert strategy.failure is None
+    assert rows == liars.audited({}, 3, tmp_path / "true")[2]
+    (folder,) = (tmp_path / "false").glob("audit-*")
+    failed = [r["failure"] for r in read_run(folder).of_kind("image") if r["client"] == 2]
+    assert len(failed) == 2 and all("never seen" in reason for reason in failed)
 
 
 def test_an_array_of_another_dtype_is_no_reason_to_stop(tmp_path: Path) -> None:
