@@ -1,6 +1,6 @@
 """``make results``: the papers' tables and figures beside ours, and findings, from kept rows.
 
-    python docs/results.py             # writes experiments/RESULTS.md and docs/findings.md
+    python docs/results.py             # writes experiments/RESULTS.md, docs/findings.md, docs/papers.md and docs/papers/
     python docs/results.py --check     # says whether they are what the rows give
 
 What is published, in which setting, which rows are ours and what counts as agreement stands in ``docs/published``, a
@@ -14,12 +14,14 @@ from pathlib import Path
 
 from finding_pictures import draw_all, drawable
 from kept_rows import NOT_RUN, ROWS, Kept, attacks_table, markdown, rows_table
+from paper_items import items_page, with_counts
 from paper_tables import PUBLISHED, Paper, Table, load_papers
 from verdict_table import pairs_table
 from verdicts import COUNTED, Outcome
 
 DOCS = Path(__file__).resolve().parent
 PAGES = {"RESULTS.md": DOCS.parent / "experiments" / "RESULTS.md", "findings.md": DOCS / "findings.md"}
+LETTERS = PUBLISHED / "letters"
 MADE = "<!-- Made by `make results` from kept rows; write into docs/published and experiments/rows instead. -->"
 BLOCKS = re.compile(r"(\n\n+|\n(?=- ))")
 PICTURE = re.compile(r"!\[[^\]]*\]\(assets/findings/(\w+)\.png\)")
@@ -156,7 +158,14 @@ def _not_reproduced(papers: Sequence[Paper], kept: Kept) -> str:
 def pages(folder: Path = ROWS) -> dict[Path, str]:
     """Where each page is kept, and what stands in it."""
     papers, kept = load_papers(), Kept(folder)
-    return {PAGES["RESULTS.md"]: render(papers, kept), PAGES["findings.md"]: render_findings(papers, kept)}
+    slots, papers_page = Slots(papers, kept), DOCS / "papers.md"
+    return {
+        PAGES["RESULTS.md"]: render(papers, kept),
+        PAGES["findings.md"]: render_findings(papers, kept),
+        papers_page: with_counts(papers_page.read_text()),
+        DOCS / "papers" / "items.md": items_page(MADE),
+        **{DOCS / "papers" / f.name: slots.filled(f"{MADE}\n\n{f.read_text()}") for f in sorted(LETTERS.glob("*.md"))},
+    }
 
 
 def main() -> None:

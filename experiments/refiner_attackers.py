@@ -27,6 +27,7 @@ from torch import Tensor
 
 from fl_privacy.attacks import GradientInversion
 from fl_privacy.attacks._refiner_aware import NoiseRatio, Sphere
+from fl_privacy.attacks._refiner_solved import solve_gradient
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine, layer_weight
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
 from fl_privacy.defenses import refiner
@@ -91,40 +92,6 @@ def weighted_reach_of(victims: Victims) -> float:
     return sum(squared) / len(squared)
 
 
-def solved(upload: Tensors, weights: Tensors, squared: float, rng: torch.Generator, *, scaled: bool) -> Tensors:
-    """Return a gradient g' with |w (g* - g')|^2 = ``squared``, to which descent leads from random values (Appendix M).
-
-    Each element's distance d decays as d exp(-w^2 s) along the descent's path, in one time s for all; s is found by
-    bisection, so that nothing depends on a rate or a number of steps.
-
-    Args:
-        upload: g*.
-        weights: w, of the same shapes.
-        squared: the constant, above 0.
-        rng: draws the start.
-        scaled: start from each tensor's own standard deviation instead of 1.
-    """
-    flat = torch.cat([t.flatten().double() for t in upload.values()])
-    speed = torch.cat([weights[name].flatten().double() for name in upload]).square()
-    spread = torch.cat([torch.full_like(t.flatten().double(), float(t.std())) for t in upload.values()])
-    start = torch.randn(flat.shape, generator=rng, dtype=flat.dtype) * (spread if scaled else 1)
-    apart = start - flat
-    speed_unit = float(speed.max())
-
-    def left(time: float) -> float:
-        return float((speed * (apart * (-speed / speed_unit * time).exp()).square()).sum())
-
-    low, high = 0.0, 1.0
-    while left(high) > squared and high < 1e30:
-        high *= 2
-    for _ in range(200 if left(low) > squared else 0):
-        middle = (low + high) / 2
-        low, high = (middle, high) if left(middle) > squared else (low, middle)
-    found = flat + apart * (-speed / speed_unit * (high if left(low) > squared else 0.0)).exp()
-    parts = found.split([t.numel() for t in upload.values()])
-    return {n: part.view_as(t).to(t.dtype) for (n, t), part in zip(upload.items(), parts, strict=True)}
-
-
 def guesses(attack: GradientInversion, views: Sequence[Observation], seed: int) -> Tensor:
     batches = [found.batch for found in attack(views, seed=seed)]
     return torch.cat([batch.inputs for batch in batches if batch is not None])
@@ -141,7 +108,7 @@ def attempts(attack: GradientInversion, victims: Victims, options: argparse.Name
     for scaled in (False, True):
         rng = torch.Generator().manual_seed(seed)
         tensors = [
-            solved(own[0], weights_of(step, own[0]), squared, rng, scaled=scaled)
+            solve_gradient(own[0], weights_of(step, own[0]), squared, rng, scaled=scaled)
             for step, own in zip(victims.steps, victims.rounds, strict=True)
         ]
         yield "solved, scaled" if scaled else "solved", guesses(attack, victims.seen(tensors), seed)

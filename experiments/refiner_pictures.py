@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/refiner"))
     options = parser.parse_args()
     network = load_evaluator(options.evaluator)
-    config = configured(options)
+    config = configured(options, "attack=inverting_gradients_refiner")
     steps = client_steps(config, options.victims)
     series, robust, clean_views, robust_views = [], [], [], []
     for number, step in enumerate(steps):

@@ -27,7 +27,7 @@ def number(
     infinite: bool = False,
     example: float | str,
 ) -> float:
-    """``value``, or ``UserError`` unless it is a number within the bounds given; NaN is in none.
+    """Return ``value``, or raise ``UserError`` unless it is a number within the bounds given; NaN is in none.
 
     Args:
         name: as the user knows it.
@@ -55,7 +55,7 @@ def number(
 
 
 def whole(name: str, value: int, *, at_least: int, at_most: int | None = None, example: int | str) -> int:
-    """``value``, or ``UserError`` unless it is a whole number of at least ``at_least``, and at most ``at_most``."""
+    """Return ``value``, or raise ``UserError`` unless it is a whole number within the bounds."""
     inside = isinstance(value, int) and not isinstance(value, bool) and value >= at_least
     if not inside or (at_most is not None and value > at_most):
         wanted = f"of at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"
@@ -72,7 +72,7 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def fits(value: object, annotation: Any) -> bool:
-    """Whether ``value`` is of the type ``annotation``.
+    """Say whether ``value`` is of the type ``annotation``.
 
     A whole number is a number; truth values and NaN are none. Numbers, text, literals, and unions, sequences and
     mappings of them are judged; any value fits other annotations.
@@ -92,7 +92,7 @@ def fits(value: object, annotation: Any) -> bool:
 
 
 def in_words(annotation: Any) -> str:
-    """The type ``annotation`` as an error names it, for example ``a whole number or null``."""
+    """Return the type ``annotation`` as an error names it, for example ``a whole number or null``."""
     origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin in _UNIONS:
         return " or ".join(dict.fromkeys(map(in_words, arguments)))

@@ -279,7 +279,7 @@ Description = tuple[Part, ...]
 
 
 def settings_in_words(parts: Iterable[Part]) -> str:
-    """``NAME.SETTING=value`` of all parts with commas between; the second part of a name is ``NAME#2``."""
+    """Return ``NAME.SETTING=value`` of all parts with commas between; the second part of a name is ``NAME#2``."""
     words, seen = [], list[str]()
     for part in parts:
         seen.append(part.name)
@@ -290,7 +290,7 @@ def settings_in_words(parts: Iterable[Part]) -> str:
 
 
 def to_plain(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """``parts`` as lists, mappings, numbers and text."""
+    """Turn ``parts`` into lists, mappings, numbers and text."""
     return [
         {
             "name": part.name,
@@ -303,7 +303,7 @@ def to_plain(parts: Iterable[Part]) -> list[dict[str, Any]]:
 
 
 def from_plain(plain: object) -> Description:
-    """What ``to_plain`` was given.
+    """Return what ``to_plain`` was given.
 
     Raises:
         UserError: it is something else, or an effect that no imported module declares.

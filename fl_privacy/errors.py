@@ -33,13 +33,13 @@ def blamed_on(who: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether PyTorch, which has no exception of its own for it on CPUs, could not get memory."""
+    """Say whether PyTorch, which has no exception of its own for it on CPUs, could not get memory."""
     text = str(error).lower()
     return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
 
 
 def what_was_asked(error: BaseException) -> str:
-    """``313.6 TB at once``, of an error that an allocator raised; empty where it does not say."""
+    """Return how much memory an allocator's error asked for, ``313.6 TB at once``; empty where it does not say."""
     found = re.search(r"allocate ([0-9.]+) ?(bytes|[KMGT]i?B)", str(error))
     if found is None:
         return ""
@@ -52,7 +52,7 @@ def what_was_asked(error: BaseException) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """``KeyError: 'fc' (model.py, line 12)``."""
+    """Format an error with its place, ``KeyError: 'fc' (model.py, line 12)``."""
     text = (str(error).strip() or "without a word").splitlines()[0]
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -23,7 +23,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 
 def write_private(path: Path, content: bytes | str) -> None:
-    """``write_whole`` of a file that only its owner can read, from its first byte on."""
+    """Write a whole file, as ``write_whole`` does, that only its owner can read, from its first byte on."""
     _replace(path, content, PRIVATE_FILE)
 
 
@@ -37,7 +37,7 @@ def make_private_folder(folder: Path, within: Path) -> None:
 
 
 def user_cache_folder() -> Path:
-    """The user's cache folder, whether or not it exists yet."""
+    """Return the user's cache folder, whether or not it exists yet."""
     import platformdirs  # noqa: PLC0415  (the core goes without)
 
     return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("fl_privacy"))

@@ -51,7 +51,7 @@ Snapshot = Frame | TextFrame
 
 
 def shots(moments: int) -> frozenset[int]:
-    """Which of so many moments, 0 to ``moments - 1``, are kept: close together first, when most changes.
+    """Choose which moments, 0 to ``moments - 1``, are kept: close together first, when most changes.
 
     >>> sorted(shots(101))
     [0, 1, 3, 7, 13, 21, 30, 40, 53, 67, 83, 100]
@@ -61,7 +61,7 @@ def shots(moments: int) -> frozenset[int]:
 
 
 def frame(at: int, images: Tensor) -> Frame:
-    """Of a guess (B, C, H, W) in [0, 1] or near."""
+    """Make a frame of a guess (B, C, H, W) in [0, 1] or near, from its first image."""
     from torch.nn.functional import interpolate  # noqa: PLC0415  (pages go without)
 
     image = images[:1].detach().clamp(0, 1).float().cpu()
@@ -80,7 +80,7 @@ _viewer: ContextVar[Viewer | None] = ContextVar("viewer", default=None)
 
 @contextmanager
 def viewed_by(viewer: Viewer) -> Iterator[None]:
-    """``viewer`` is shown what is filmed while the context lasts; another thread or process shows it nothing."""
+    """Show ``viewer`` what is filmed while the context lasts; another thread or process shows it nothing."""
     before = _viewer.set(viewer)
     try:
         yield
@@ -95,12 +95,12 @@ def show_frames(take: Callable[[], Sequence[Snapshot]]) -> None:
 
 
 def joined(first: Sequence[Snapshot], moments: int, then: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-    """One film after the other, of which the first had a history of so many ``moments``."""
+    """Join two films, of which the first had a history of ``moments`` moments."""
     return (*first, *(replace(each, at=each.at + moments) for each in then))
 
 
 def shortened(film: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-    """At most ``FRAMES`` of a longer film, one at a time, spaced like :func:`shots`; the first and the last stay."""
+    """Shorten a film to at most ``FRAMES``, spaced like :func:`shots`; the first and the last frame stay."""
     film = list({each.at: each for each in film}.values())
     if len(film) <= FRAMES:
         return tuple(film)

@@ -18,7 +18,7 @@ LARGEST_TEXT = 1 << 26
 
 
 def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
-    """The text of a file that somebody may have sent.
+    """Return the text of a file that somebody may have sent.
 
     Raises:
         UserError: it is a pipe, a device or a folder, has more than ``most`` bytes, is no UTF-8, or can't be read.
@@ -87,7 +87,7 @@ def expect_regular_files(folder: Path, without: Collection[str] = ()) -> None:
 
 
 def _irregular(entry: os.DirEntry[str]) -> str | None:
-    """Why ``entry`` is no file to be read; ``None`` where it is one, or is gone, as those of a run that goes on."""
+    """Say why ``entry`` is no file to be read; ``None`` where it is one, or is gone, as in a run that goes on."""
     if entry.is_symlink():
         return "is a link"
     with suppress(FileNotFoundError):

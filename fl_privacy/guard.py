@@ -20,7 +20,7 @@ from fl_privacy.types import Batch, ModelState
 
 @dataclass(frozen=True)
 class Architecture:
-    """Of a model.
+    """Architecture of a model.
 
     Attributes:
         tensors: shape of each parameter and buffer, by name.
@@ -32,13 +32,13 @@ class Architecture:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Architecture":
-        """What ``model`` is made of."""
+        """Describe what ``model`` is made of."""
         values = [*model.named_parameters(), *model.named_buffers()]
         modules = {name: type(module).__name__ for name, module in model.named_modules()}
         return cls({name: tuple(value.shape) for name, value in values}, modules)
 
     def difference(self, other: "Architecture") -> str | None:
-        """The first thing in which ``other`` differs, in words; ``None`` where nothing does."""
+        """Say the first thing in which ``other`` differs; ``None`` where nothing does."""
         for mine, theirs in ((self.modules, other.modules), (self.tensors, other.tensors)):
             if more := [name for name in theirs if name not in mine]:
                 return f"it has {more[0]}, which was not agreed on"
@@ -63,7 +63,7 @@ _MANY = 0.25
 
 
 def strange_structure(name: str, weight: Tensor) -> str | None:
-    """Why ``weight`` (outputs, ...) is not of a trained or fresh layer, in words; ``None`` where it may be.
+    """Say why ``weight`` (outputs, ...) is not of a trained or fresh layer; ``None`` where it may be.
 
     Rows that are the same up to sign and scale are an imprint's, also among others; of an output layer all but one are
     zero where it fishes. Kernels with a single value copy an image; where most are zero besides, to one client's place.
@@ -108,7 +108,7 @@ class Behavior:
 
 @torch.no_grad()
 def behavior_of(model: nn.Module, sent: ModelState, batch: Batch) -> Behavior:
-    """How ``model`` with the values ``sent`` answers to ``batch``, in evaluation mode; one forward pass."""
+    """Observe how ``model`` with the values ``sent`` answers ``batch``, in evaluation mode; one forward pass."""
     was_training = model.training
     model.eval()
     clipping = {n: m for n, m in model.named_modules() if isinstance(m, nn.ReLU | nn.ReLU6 | nn.Hardtanh)}
@@ -122,7 +122,7 @@ def behavior_of(model: nn.Module, sent: ModelState, batch: Batch) -> Behavior:
 
 
 def _passing(calls: list[Call]) -> Iterator[tuple[str, Tensor]]:
-    """(layer, (B, U, places) where it lets a gradient through) for each threshold that the batch went through."""
+    """Yield each threshold's layer and where it lets a gradient through, (B, U, places)."""
     for call in calls:
         kind, inputs = call.module, call.inputs
         if isinstance(kind, nn.Hardtanh):
@@ -196,13 +196,13 @@ class ModelGuard:
         number("guard.grown", self.grown, above=1, infinite=True, example=5.0)
 
     def agreeing_on(self, model: nn.Module) -> Self:
-        """The same guard that takes no other architecture than that of ``model``."""
+        """Return the same guard, which takes no other architecture than that of ``model``."""
         known = copy.copy(self)
         object.__setattr__(known, "agreed", Architecture.of(model))
         return known
 
     def refusal(self, model: nn.Module, sent: ModelState, batch: Batch, kept: Mapping[str, Tensor]) -> str | None:
-        """Why not to train on ``sent``, in one line; ``None`` where nothing speaks against it.
+        """Say in one line why not to train on ``sent``; ``None`` where nothing speaks against it.
 
         Args:
             model: the architecture that would be trained.
@@ -224,7 +224,7 @@ class ModelGuard:
             raise RefusedModelError(f"The model was refused: {reason}.")
 
     def remembered(self, sent: ModelState) -> dict[str, Tensor]:
-        """What to keep of a model that is trained on."""
+        """Return what to keep of a model that is trained on."""
         return {LAST + name: p.detach().clone() for name, p in sent.parameters.items()}
 
     def _far(self, sent: ModelState, kept: Mapping[str, Tensor]) -> str | None:

@@ -36,7 +36,7 @@ class Loss:
     dtype: torch.dtype | None = None
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Scalar; labels are classes (B,) or rows (B, K), and classes become rows where the loss takes only these."""
+        """Return the scalar loss for classes (B,) or rows (B, K); classes become rows where needed."""
         if self.takes == "rows" and not labels.is_floating_point():
             classes = torch.arange(outputs.shape[1], device=labels.device)
             labels = (labels.unsqueeze(-1) == classes).to(outputs.dtype)  # one_hot looks at values, which vmap forbids
@@ -44,11 +44,11 @@ class Loss:
         return self.function(given, labels.to(given.dtype) if labels.is_floating_point() else labels).to(outputs.dtype)
 
     def answers(self, labels: Tensor) -> Tensor:
-        """Classes (...) of rows (..., K), which stay as they are where they are no probabilities of classes."""
+        """Return classes (...) of rows (..., K), which stay the same where they are no probabilities of classes."""
         return labels.argmax(-1) if labels.is_floating_point() and self.targets == "classes" else labels
 
     def expected(self, outputs: Tensor) -> Tensor:
-        """Targets between all others, which outputs (..., K) of labels that are optimized stand for."""
+        """Return the targets, between all others, that outputs (..., K) of optimized labels stand for."""
         if self.targets == "classes":
             return outputs.softmax(-1)
         return outputs.sigmoid() if self.targets == "bits" else outputs
@@ -96,12 +96,12 @@ _TINY_TRIAL = 2
 
 
 def is_plain(loss: Loss) -> bool:
-    """Whether ``loss`` is the mean cross entropy without options."""
+    """Say whether ``loss`` is the mean cross entropy without options."""
     return loss is CROSS_ENTROPY
 
 
 def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
-    """The loss that ``given`` names, for K = ``num_classes`` outputs, on the device and in the dtype of ``like``.
+    """Return the loss that ``given`` names, for ``num_classes`` outputs, on device and dtype of ``like``.
 
     Raises:
         UserError: it is no loss, fails on K outputs, or gives no scalar that can be differentiated.
@@ -124,7 +124,7 @@ def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
 
 
 def slopes_of(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
-    """The gradient (B, K) of a batch's loss by its outputs (B, K)."""
+    """Compute the gradient (B, K) of a batch's loss by its outputs (B, K)."""
     leaf = outputs.detach().requires_grad_()
     with torch.enable_grad():
         (found,) = torch.autograd.grad(loss(leaf, labels), leaf)
@@ -137,7 +137,7 @@ def _is_plain_module(given: object) -> bool:
 
 
 def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Tensor) -> Loss:
-    """By calling it with classes and with rows."""
+    """Find out what a loss takes, by calling it with classes and with rows."""
     moved = copy.deepcopy(given).to(device=like.device) if isinstance(given, nn.Module) else given
     size = _TINY_TRIAL + (num_classes == _TINY_TRIAL)
     outputs = torch.rand(size, num_classes, generator=torch.Generator().manual_seed(0)).to(like)
@@ -159,7 +159,7 @@ def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Te
 
 
 def _of_one_output(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, name: str, of_rows: str | None) -> Loss:
-    """Of a model with a single output, whose targets are numbers (B, 1), or (B,) for the function."""
+    """Return the loss of a model with one output, whose targets are numbers (B, 1), or (B,) for the function."""
 
     def flat(made: Tensor, targets: Tensor) -> Tensor:
         return given(made, targets.squeeze(1))
@@ -178,7 +178,7 @@ def _unusable(name: str, num_classes: int, reason: str) -> UserError:
 
 
 def _refused(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> str | None:
-    """Why a call is no loss; ``None`` where it is one."""
+    """Say why a call is no loss; ``None`` where it is one."""
     leaf = outputs.detach().requires_grad_()
     try:
         with torch.enable_grad(), warnings.catch_warnings():
@@ -194,7 +194,7 @@ def _refused(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels:
 
 
 def _kind(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor) -> TargetKind:
-    """``values`` where outputs beyond a target are drawn back to it, ``bits`` where they are not, or it is refused."""
+    """Return ``values`` where outputs beyond a target are drawn back to it, else ``bits``."""
     leaf, target = torch.full_like(outputs, 100.0).requires_grad_(), torch.full_like(outputs, 3.0)
     try:
         with torch.enable_grad():

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def read_network(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The header of ``file`` and, if wanted, its values by name.
+    """Return the header of ``file`` and, if wanted, its values by name.
 
     Raises:
         OSError: there is no such file, or it holds something else.
@@ -30,7 +30,7 @@ def read_network(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str
 
 
 def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
-    """``load`` of a file with further arguments by place, which gives the same object again until the file changes.
+    """Cache ``load`` of a file with further arguments by place, until the file changes.
 
     Raises:
         OSError: there is no such file.

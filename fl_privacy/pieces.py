@@ -7,7 +7,7 @@ _SPACES = str.maketrans({"\u0120": " ", "\u2581": " ", "\u010a": "\n"})
 
 
 def as_shown(piece: str) -> tuple[str, bool]:
-    """A token as it is read, and whether it goes on with the word before it, where it says so itself."""
+    """Return a token for display, and whether it continues the word before it, where it says so itself."""
     if piece.startswith("##"):
         return piece[2:], True
     readable = piece.translate(_SPACES)

@@ -22,14 +22,14 @@ _copies: "WeakKeyDictionary[nn.Module, nn.Module]" = WeakKeyDictionary()
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """What ``nn.DataParallel`` or ``torch.compile`` wrapped; a model that is no wrapper as it is."""
+    """Return what ``nn.DataParallel`` or ``torch.compile`` wrapped; a model that is no wrapper unchanged."""
     while (attribute := _WRAPPERS.get(type(model).__name__)) is not None:
         model = getattr(model, attribute)
     return model
 
 
 def plain_names(model: nn.Module) -> dict[str, str]:
-    """Every name of a parameter or buffer of ``model`` -> its name without wrappers."""
+    """Map every name of a parameter or buffer of ``model`` to its name without wrappers."""
     wrapped = [
         f"{path}." if path else "" for path, module in model.named_modules(remove_duplicate=False) if _wraps(module)
     ]
@@ -46,7 +46,7 @@ def plain_names(model: nn.Module) -> dict[str, str]:
 
 
 def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """``model`` itself, or a copy without wrappers that returns a tensor (B, K); no value of it is used.
+    """Return ``model`` itself, or a copy without wrappers that returns a tensor (B, K); no value of it is used.
 
     Args:
         model: of images.
@@ -72,7 +72,7 @@ def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """A copy, also where a norm of weights has left a tensor with its graph in ``model``."""
+    """Copy a model, also where a norm of weights has left a tensor with its graph in it."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             name = getattr(hook, "name", None)
@@ -83,7 +83,7 @@ def detached_copy(model: nn.Module) -> nn.Module:
 
 
 def outputs_of(given: object) -> object:
-    """The tensor (B, K) in what a model returned: a mapping, a structure with ``logits``, a sequence, or (B,)."""
+    """Return the tensor (B, K) in what a model returned: a mapping, a structure, a sequence, or (B,)."""
     if isinstance(given, Mapping):
         given = next((given[name] for name in _OUTPUTS if name in given), given)
     elif not isinstance(given, Tensor):
@@ -113,7 +113,7 @@ def _without_wrappers(model: nn.Module) -> nn.Module:
 
 
 def _made(model: nn.Module, shape: tuple[int, ...]) -> Iterator[object]:
-    """What it returns for two black images in evaluation mode, and in its own."""
+    """Yield what the model returns for two black images in evaluation mode, and in its own."""
     for trial in (detached_copy(model).eval(), *((detached_copy(model),) if model.training else ())):
         like = next(trial.parameters())
         try:

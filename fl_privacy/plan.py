@@ -121,11 +121,11 @@ class LocalPlan:
 
     @property
     def augments(self) -> bool:
-        """Whether training images are changed at random."""
+        """Say whether training images are changed at random."""
         return self.crop_padding > 0 or self.flip
 
     def held(self, names: Iterable[str]) -> frozenset[str]:
-        """Those of ``names`` that are frozen, or are not among those trained.
+        """Return those of ``names`` that are frozen, or are not among those trained.
 
         Raises:
             UserError: a pattern of ``frozen`` matches none, or nothing is left to train.
@@ -149,8 +149,7 @@ class LocalPlan:
         return found
 
     def in_round(self, round: int, *, probe: bool = False) -> "LocalPlan":
-        """The plan of ``round`` (from 1): its learning rate, which does not change any more; that of a ``probe`` has
-        the batch norm of probes."""
+        """Return the plan of ``round`` (from 1), with its learning rate fixed; for a ``probe`` its batch norm too."""
         return _in_round(self, round, probe)
 
 
@@ -188,17 +187,17 @@ class Normalization:
             )
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """(..., C, H, W) in [0, 1] -> normalized."""
+        """Normalize images (..., C, H, W) in [0, 1]."""
         mean, std = self._like(images)
         return (images - mean) / std
 
     def undo(self, images: torch.Tensor) -> torch.Tensor:
-        """Inverse of the call."""
+        """Undo the normalization."""
         mean, std = self._like(images)
         return images * std + mean
 
     def in_words(self) -> str:
-        """``(x - 0.5) / 0.5``."""
+        """Describe the normalization, such as ``(x - 0.5) / 0.5``."""
         mean, std = (", ".join(f"{v:.4g}" for v in dict.fromkeys(values)) for values in (self.mean, self.std))
         one = len(set(self.mean)) == 1 and len(set(self.std)) == 1
         return f"(x - {mean}) / {std}" if one else f"(x - [{mean}]) / [{std}]"

@@ -31,7 +31,7 @@ _stages: ContextVar[tuple[Stage, ...]] = ContextVar("stages", default=())
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """``listener`` is told of the steps taken while the context lasts, in place of whoever listens outside."""
+    """Report the steps taken within the context to ``listener``, in place of any listener outside."""
     before, around = _listener.set(listener), _stages.set(())
     try:
         yield
@@ -41,7 +41,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def counted(what: str, items: Sequence[T]) -> Iterator[T]:
-    """``items`` one by one; before each it is told how many are done.
+    """Yield ``items`` one by one; before each, report how many are done.
 
     Args:
         what: of which there are several, in the singular (``client``), or what is being done (``condensing images``).
@@ -59,7 +59,7 @@ def counted(what: str, items: Sequence[T]) -> Iterator[T]:
 
 
 def share_done(stages: Sequence[Stage]) -> float:
-    """In [0, 1]: how much of the outermost stage is done, steps within a step counted as parts of it."""
+    """Return how much of the outermost stage is done, in [0, 1], steps within a step counted as parts of it."""
     share = 0.0
     for stage in reversed(stages):
         share = min((stage.done + share) / max(stage.total, 1), 1.0)

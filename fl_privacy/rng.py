@@ -35,18 +35,18 @@ class Secret:
 
     @classmethod
     def draw(cls) -> "Secret":
-        """A new one, from the operating system."""
+        """Draw a new secret, from the operating system."""
         return cls(secrets.token_bytes(SECRET_BYTES))
 
     def derive(self, *names: str | int) -> "Secret":
-        """The secret of the stream ``names``, from which neither this one nor another stream's is found."""
+        """Derive the secret of the stream ``names``, from which neither this one nor another stream's is found."""
         digest = hashlib.blake2b(key=self._key, digest_size=SECRET_BYTES)
         for name in map(str, names):
             digest.update(f"{len(name)}:{name}/".encode())
         return Secret(digest.digest())
 
     def bytes_of(self, purpose: str, number: int) -> bytes:
-        """``number`` bytes of SHAKE-256 under this secret."""
+        """Return ``number`` bytes of SHAKE-256 under this secret."""
         return hashlib.shake_256(self._key + purpose.encode()).digest(number)
 
     def __repr__(self) -> str:
@@ -64,7 +64,7 @@ class SecretGenerator(torch.Generator):
     """
 
     def __new__(cls, secret: Secret) -> "SecretGenerator":
-        """On the CPU."""
+        """Make the generator, on the CPU."""
         return super().__new__(cls)
 
     def __init__(self, secret: Secret) -> None:
@@ -72,13 +72,13 @@ class SecretGenerator(torch.Generator):
         self.set_state(_twister_state(secret.bytes_of("twister", 4 * _WORDS)))
 
     def next_bytes(self, number: int) -> bytes:
-        """``number`` bytes that were not given before."""
+        """Return ``number`` bytes that were not given before."""
         self._taken += 1
         return self._secret.bytes_of(f"bytes-{self._taken}", number)
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """A 63-bit seed for the stream ``names`` under the run's ``seed``; independent for different names.
+    """Derive a 63-bit seed for the stream ``names`` under the run's ``seed``; independent for different names.
 
     For what may be known to all: PyTorch's CPU generator takes 32 bits of it, which can be searched.
     """
@@ -91,7 +91,7 @@ def derive_seed(seed: int, *names: str | int) -> int:
 def derive_generator(
     seed: int | Secret, *names: str | int, device: torch.device | str = "cpu"
 ) -> torch.Generator | SecretGenerator:
-    """A generator on ``device`` for the stream ``names``, for example ``("client", 3, "round", 7)``.
+    """Derive a generator on ``device`` for the stream ``names``, for example ``("client", 3, "round", 7)``.
 
     Under a ``Secret`` it is on the CPU.
     """
@@ -102,7 +102,7 @@ def derive_generator(
 
 @contextmanager
 def seeded_globally(rng: torch.Generator, device: torch.device | str = "cpu") -> Iterator[None]:
-    """PyTorch's global streams, of the CPU and of ``device``, as they start from ``rng``; put back afterwards."""
+    """Start PyTorch's global streams, of the CPU and of ``device``, from ``rng``; put them back afterwards."""
     gpus = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
         torch.default_generator.set_state(rng.get_state())
@@ -114,7 +114,7 @@ def seeded_globally(rng: torch.Generator, device: torch.device | str = "cpu") ->
 
 @contextmanager
 def global_stream(rng: torch.Generator) -> Iterator[None]:
-    """PyTorch's global CPU stream as one that follows from ``rng``, which is advanced; put back afterwards."""
+    """Start PyTorch's global CPU stream from ``rng``, which is advanced; put it back afterwards."""
     with torch.random.fork_rng(devices=[]):
         if isinstance(rng, SecretGenerator):
             torch.default_generator.set_state(_twister_state(rng.next_bytes(4 * _WORDS)))
@@ -163,13 +163,13 @@ class Streams:
 
 
 def streams_now() -> Streams:
-    """Where the global streams are; drawing nothing from them."""
+    """Return where the global streams are; nothing is drawn from them."""
     return Streams(random.getstate(), np.random.get_state(), torch.get_rng_state())
 
 
 @contextmanager
 def cpu_threads(number: int) -> Iterator[None]:
-    """PyTorch computes with ``number`` threads within the context, however many cores there are."""
+    """Make PyTorch compute with ``number`` threads within the context, however many cores there are."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -179,14 +179,14 @@ def cpu_threads(number: int) -> Iterator[None]:
 
 
 def _initial_seed(rng: torch.Generator) -> int:
-    """All that a GPU's generator takes: 63 bits."""
+    """Return all that a GPU's generator takes: 63 bits."""
     if isinstance(rng, SecretGenerator):
         return int.from_bytes(rng.next_bytes(8), "big") >> 1
     return rng.initial_seed()
 
 
 def _twister_state(words: bytes) -> torch.Tensor:
-    """The state of a CPU generator that starts from ``words``, as ``set_state`` takes it."""
+    """Return the state of a CPU generator that starts from ``words``, as ``set_state`` takes it."""
     state = torch.Generator().manual_seed(0).get_state()
     held = np.frombuffer(words, dtype="<u4").astype("<u8")
     state[_HEADER : _HEADER + 8 * _WORDS] = torch.from_numpy(held.view(np.uint8).copy())

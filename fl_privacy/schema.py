@@ -59,12 +59,12 @@ class Column:
 
     @property
     def is_number(self) -> bool:
-        """Whether it has no categories."""
+        """Say whether it has no categories."""
         return not self.categories
 
     @property
     def tolerance(self) -> float:
-        """By how much a cell may be off and still counts as right."""
+        """Return by how much a cell may be off and still counts as right."""
         return TOLERANCE * (self.std or self.scale[0]) if self.is_number else 0.0
 
     def written(self, value: float) -> str:
@@ -97,33 +97,33 @@ class Schema:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns."""
+        """Return the names of the columns."""
         return tuple(column.name for column in self.columns)
 
     @cached_property
     def width(self) -> int:
-        """F, the number of values that a model takes of a row."""
+        """Return F, the number of values that a model takes of a row."""
         return sum(len(column.shift) for column in self.columns)
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Where each column's values begin, (C,)."""
+        """Return where each column's values begin, (C,)."""
         widths = [len(column.shift) for column in self.columns]
         return tuple(sum(widths[:number]) for number in range(len(widths)))
 
     @cached_property
     def numbers(self) -> Tensor:
-        """(C,) bool: which columns are numbers."""
+        """Say which columns are numbers, (C,)."""
         return torch.tensor([column.is_number for column in self.columns])
 
     @cached_property
     def number_values(self) -> Tensor:
-        """Places of the values of numbers, in the order of their columns."""
+        """Return the places of the values of numbers, in the order of their columns."""
         return torch.tensor(self.starts)[self.numbers]
 
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor]:
-        """(G, L) the places of each column's categories, filled up by its first, and whether they are there."""
+        """Return the places (G, L) of each column's categories, filled up by its first, and which of them exist."""
         picked = [
             (start, len(c.categories)) for start, c in zip(self.starts, self.columns, strict=True) if c.categories
         ]
@@ -137,30 +137,32 @@ class Schema:
 
     @cached_property
     def shift(self) -> Tensor:
-        """(F,) what is taken from each value."""
+        """Return what is subtracted from each value, (F,)."""
         return torch.tensor([value for column in self.columns for value in column.shift])
 
     @cached_property
     def scale(self) -> Tensor:
-        """(F,) what each value is then divided by."""
+        """Return what each value is then divided by, (F,)."""
         return torch.tensor([value for column in self.columns for value in column.scale])
 
     @cached_property
     def bounds(self) -> Tensor:
-        """(2, N) least and largest values that a model takes of the N numbers."""
+        """Return least and largest values, (2, N), that a model takes of the N numbers."""
         own = [column for column in self.columns if column.is_number]
         limits = torch.tensor([[c.low for c in own], [c.high for c in own]]).reshape(2, -1)
         return (limits - self.shift[self.number_values]) / self.scale[self.number_values]
 
     @cached_property
     def tolerances(self) -> Tensor:
-        """(C,) by how much a cell may be off: :data:`TOLERANCE` standard deviations of a number, nothing else."""
+        """Return by how much a cell may be off, (C,): :data:`TOLERANCE` standard deviations of a number."""
         return torch.tensor([column.tolerance for column in self.columns], dtype=torch.float64)
 
     @cached_property
     def usual(self) -> Tensor:
-        """(F,) what is known of a row of nobody: shares of categories where the shift tells them, else alike, and 0 of
-        numbers, or the bound next to it."""
+        """Return what is known of a row of nobody (F,).
+
+        Shares of categories where the shift shows them, else alike, and 0 of numbers, or the bound next to it.
+        """
         found, (low, high) = torch.zeros(self.width), self.bounds
         for start, column in zip(self.starts, self.columns, strict=True):
             if not column.is_number:
@@ -170,7 +172,7 @@ class Schema:
         return found
 
     def encode(self, cells: Tensor) -> Tensor:
-        """Cells (..., C) -> what a model takes of them (..., F) float32."""
+        """Encode cells (..., C) to what a model takes of them (..., F) float32."""
         cells = torch.as_tensor(cells, dtype=torch.float64)
         parts = [
             cells[..., number : number + 1]
@@ -181,11 +183,11 @@ class Schema:
         return ((torch.cat(parts, -1) - self.shift.double()) / self.scale.double()).float()
 
     def raw(self, inputs: Tensor) -> Tensor:
-        """What a model takes (..., F) -> values without shift and scale (..., F): 1 and 0 for categories."""
+        """Undo shift and scale of what a model takes (..., F): 1 and 0 for categories."""
         return inputs * self.scale.to(inputs) + self.shift.to(inputs)
 
     def cells(self, inputs: Tensor) -> Tensor:
-        """What a model takes, or a guess at it (..., F) -> cells (..., C) float64: the likeliest categories."""
+        """Decode what a model takes, or a guess at it (..., F), to cells (..., C) float64: the likeliest categories."""
         raw = self.raw(inputs.detach().cpu().double())
         found = raw.new_empty((*raw.shape[:-1], len(self.columns)))
         found[..., self.numbers] = raw[..., self.number_values].clamp(*self._limits)
@@ -201,12 +203,15 @@ class Schema:
         return torch.tensor(low, dtype=torch.float64), torch.tensor(high, dtype=torch.float64)
 
     def nearest(self, inputs: Tensor) -> Tensor:
-        """The rows nearest to what a model takes (..., F), in its values."""
+        """Return the rows nearest to what a model takes (..., F), in its values."""
         return self.encode(self.cells(inputs)).to(inputs)
 
     def drawn(self, number: int, rng: torch.Generator) -> Tensor:
-        """Rows (N, F) of nobody: categories by their shares, where the shift tells these, else all alike, and numbers
-        from N(0, 1) as a model takes them."""
+        """Draw rows (N, F) of nobody.
+
+        Categories by their shares, where the shift shows these, else all alike, and numbers from N(0, 1) as a model
+        takes them.
+        """
         cells = torch.empty(number, len(self.columns), dtype=torch.float64)
         for place, column in enumerate(self.columns):
             if column.is_number:
@@ -218,7 +223,7 @@ class Schema:
         return self.encode(cells)
 
     def written(self, cells: Tensor) -> list[list[str]]:
-        """Cells (N, C) as their data set writes them."""
+        """Write cells (N, C) as their data set does."""
         return [[c.written(v) for c, v in zip(self.columns, row, strict=True)] for row in cells.tolist()]
 
     def to_json(self) -> str:
@@ -267,7 +272,7 @@ class Schema:
 
 
 def _group_at(values: Tensor, binary: Sequence[bool], at: int) -> int:
-    """How many columns from ``at`` on are the categories of one, 1 for a number."""
+    """Count how many columns from ``at`` on are the categories of one, 1 for a number."""
     total = torch.zeros(len(values), dtype=values.dtype)
     for end in range(at, values.shape[1]):
         if not binary[end]:
@@ -311,6 +316,6 @@ def with_schema(model: M, schema: Schema) -> M:
 
 
 def schema_of(model: object) -> Schema | None:
-    """The schema of the rows that ``model`` takes; ``None`` where it takes no table."""
+    """Return the schema of the rows that ``model`` takes; ``None`` where it takes no table."""
     found = getattr(model, "schema", None)
     return found if isinstance(found, Schema) else None

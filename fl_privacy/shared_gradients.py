@@ -35,7 +35,7 @@ _SAME = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class SharedGradient:
-    """Of one batch.
+    """Shared gradient of one batch.
 
     Attributes:
         model: as attacks take it; of a copy no value is used.
@@ -65,7 +65,7 @@ def read_gradients(
     batch_size: int | None,
     loss: LossLike | None,
 ) -> SharedGradient:
-    """What ``gradients`` are of; see :meth:`fl_privacy.types.Observation.of_gradients`."""
+    """Find out what ``gradients`` are of; see :meth:`fl_privacy.types.Observation.of_gradients`."""
     shape, named = tuple(input_shape), _named(model, gradients)
     plain = plain_model(model, shape)
     inner, names = unwrapped(model), plain_names(unwrapped(model))
@@ -97,7 +97,7 @@ def read_gradients(
 
 
 def expect_range(given: tuple[float, float]) -> tuple[float, float]:
-    """``given`` as the least and the largest value of inputs.
+    """Return ``given`` as the least and the largest value of inputs.
 
     Raises:
         UserError: they are no two numbers of which the second is larger.
@@ -114,7 +114,7 @@ def expect_range(given: tuple[float, float]) -> tuple[float, float]:
 
 
 def _named(model: nn.Module, gradients: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
-    """By the names that the model has without wrappers, each once and detached."""
+    """Rename gradients to the names that the model has without wrappers, each once and detached."""
     inner, plain = unwrapped(model), plain_names(unwrapped(model))
     own = {plain[name]: p for name, p in inner.named_parameters(remove_duplicate=False)}
     unique = [plain[name] for name, _ in inner.named_parameters()]
@@ -156,7 +156,9 @@ class _LinearCalls(TorchFunctionMode):
 
 
 def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:
-    """K, and the linear layers that one vector of each example enters, once, and whose gradients tell examples apart.
+    """Return K, and the linear layers whose gradients distinguish examples.
+
+    Those that one vector of each example enters, once.
 
     Where features hardly differ from image to image, the gradient of two of one class is that of one to all digits.
     """
@@ -183,7 +185,7 @@ def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, 
 
 
 def _tells(gradient: Tensor) -> bool:
-    """Whether two examples of one class are seen in the gradient (M, N) of both."""
+    """Say whether two examples of one class are seen in the gradient (M, N) of both."""
     values = torch.linalg.svdvals(_sketched(_sketched(gradient.detach()).T).cpu().double())
     return len(values) > 1 and float(values[1]) > _APART * _rounding(gradient) * float(values[0])
 
@@ -193,7 +195,7 @@ def _rounding(gradient: Tensor) -> float:
 
 
 def _sketched(values: Tensor) -> Tensor:
-    """Of the columns (M, N) a few random combinations, of the same rank where that is small (Halko et al. 2011)."""
+    """Return random combinations of the columns (M, N), of the same rank where it is small (Halko et al. 2011)."""
     values = values.double() if values.numel() <= _LARGE else values.float()
     if values.shape[1] <= _MOST + _SPARE:
         return values
@@ -203,7 +205,7 @@ def _sketched(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Evidence:
-    """Of how many examples a gradient is.
+    """Evidence of how many examples a gradient is of.
 
     Attributes:
         parameters: of the model, by name.
@@ -218,8 +220,9 @@ class _Evidence:
     vectors: frozenset[str]
 
     def batch_size(self) -> int | None:
-        """The largest rank of a layer's gradient that has room for as many more; ``None`` where none has, or values
-        were left out or drawn.
+        """Return the largest rank of a layer's gradient with room for as many more; ``None`` where none has.
+
+        Also where values were left out or drawn.
 
         A layer's gradient is a sum of one product of two vectors for each example. That of the output layer's columns
         adds up to 0 under cross entropy, which takes one from its rank.
@@ -238,7 +241,7 @@ class _Evidence:
         return 1 if self._is_of_one() else None
 
     def _size(self, name: str) -> int:
-        """Elements of a layer's gradient."""
+        """Return the number of elements of a layer's gradient."""
         weight = self.gradients.get(f"{name}.weight")
         return 0 if weight is None else weight.numel()
 
@@ -263,7 +266,7 @@ class _Evidence:
         return rank, room
 
     def _pruned(self) -> bool:
-        """Whether somebody has put zeros between the values of the output layer's gradient."""
+        """Say whether somebody has put zeros between the values of the output layer's gradient."""
         for name in self.vectors:
             weight = self.gradients.get(f"{name}.weight")
             if weight is not None and weight.shape[0] == self.num_classes:
@@ -272,7 +275,7 @@ class _Evidence:
         return False
 
     def _is_of_one(self) -> bool:
-        """Whether the gradient of one or two outputs is that of a single example, to all digits."""
+        """Say whether the gradient of one or two outputs is that of a single example, to all digits."""
         names = [(f"{name}.weight", f"{name}.bias") for name in self.vectors]
         names = [own for own in names if set(own) <= self.gradients.keys() & self.parameters.keys()]
         names = [own for own in names if len(self.gradients[own[1]]) == self.num_classes]

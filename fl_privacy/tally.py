@@ -8,9 +8,9 @@ class Tally:
         self._done: dict[int, float] = {}
 
     def tell(self, part: int, done: float) -> None:
-        """``part`` has done so many victims."""
+        """Note that ``part`` has done ``done`` victims."""
         self._done[part] = done
 
     def total(self) -> float:
-        """Victims done by all."""
+        """Return the victims done by all."""
         return sum(self._done.values())

@@ -10,19 +10,19 @@ from torch import Tensor, nn
 
 
 def all_parameter_names(model: nn.Module) -> frozenset[str]:
-    """Every name under which ``model.state_dict()`` holds a parameter, second names of tied weights included."""
+    """Return every name under which ``model.state_dict()`` holds a parameter, second names of tied weights included."""
     return frozenset(first_names(model))
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
-    """Every name of a parameter -> the name that ``model.named_parameters()`` has for the same tensor."""
+    """Map every name of a parameter to the one that ``model.named_parameters()`` has for the same tensor."""
     first: dict[int, str] = {}
     pairs = model.named_parameters(remove_duplicate=False)
     return {name: first.setdefault(id(parameter), name) for name, parameter in pairs}
 
 
 def once_each(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``values`` by name, in which a tied weight is there once, under its first name.
+    """Return ``values`` by name with a tied weight once, under its first name.
 
     Where only a second name is there, its value goes under the first. Names that ``model`` does not have stay.
     """
@@ -34,7 +34,7 @@ def once_each(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def under_all_names(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``values`` in which a tied weight stands under all its names, with the value of its first one."""
+    """Return ``values`` with a tied weight under all its names, with the value of its first one."""
     first = first_names(model)
     more = {name: values[own] for name, own in first.items() if own in values and own != name}
     return {**values, **more}

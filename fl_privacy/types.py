@@ -49,7 +49,7 @@ class Batch:
         return len(self.inputs)
 
     def first(self, number: int) -> "Batch":
-        """The first ``number`` of them."""
+        """Return the first ``number`` examples."""
         return Batch(self.inputs[:number], self.labels[:number])
 
 
@@ -62,14 +62,14 @@ class ModelState:
 
     @classmethod
     def of(cls, model: nn.Module) -> "ModelState":
-        """The detached values of ``model``, copied."""
+        """Return the detached values of ``model``, copied."""
         return cls(
             {name: p.detach().clone() for name, p in model.named_parameters()},
             {name: b.detach().clone() for name, b in model.named_buffers()},
         )
 
     def to(self, device: torch.device | str) -> "ModelState":
-        """The same values on ``device``."""
+        """Return the same values on ``device``."""
         return ModelState(_moved(self.parameters, device), _moved(self.buffers, device))
 
 
@@ -90,7 +90,7 @@ class Upload:
     rounding: float = 0.0
 
     def to(self, device: torch.device | str) -> "Upload":
-        """The same upload on ``device``."""
+        """Return the same upload on ``device``."""
         return replace(self, tensors=_moved(self.tensors, device), buffers=_moved(self.buffers, device))
 
 
@@ -135,7 +135,7 @@ class Knowledge:
     lengths: Tensor | None = None
 
     def describe(self) -> list[str]:
-        """One sentence for each thing known."""
+        """Describe each thing known in a sentence."""
         lines = []
         if self.labels is not None:
             lines.append("The attacker is given the true labels.")
@@ -209,7 +209,7 @@ class Observation:
         schema: Schema | None = None,
         number: int = 0,
     ) -> "Observation":
-        """An observation of the gradient of the loss of one batch, by the values and in the mode that ``model`` has.
+        """Build an observation of the gradient of one batch's loss, at the values and in the mode of ``model``.
 
         Args:
             model: of images; ``fl_privacy.models.normalized`` puts a normalization before it. Its mode, training or
@@ -244,20 +244,20 @@ class Observation:
         )
 
     def update(self) -> Tensors:
-        """The gradient or delta that was uploaded; weights are turned into a delta."""
+        """Return the gradient or delta that was uploaded; weights are turned into a delta."""
         if self.plan.shares != "weights":
             return self.upload.tensors
         return {name: w - self.sent.parameters[name] for name, w in self.upload.tensors.items()}
 
     def assumed(self) -> ModelState:
-        """The values that the attacker works with: those sent, and for what was not sent those that stand in for it."""
+        """Return the attacker's values: those sent, and stand-ins for what was not sent."""
         private = self.knowledge.private
         if private is None:
             return self.sent
         return ModelState({**private.parameters, **self.sent.parameters}, {**private.buffers, **self.sent.buffers})
 
     def told(self, **knowledge: Any) -> "Observation":
-        """The same observation by an attacker that knows more."""
+        """Return the same observation by an attacker that knows more."""
         return replace(self, knowledge=replace(self.knowledge, **knowledge))
 
 

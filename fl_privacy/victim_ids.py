@@ -36,7 +36,7 @@ class VictimId:
 
     @classmethod
     def parse(cls, text: str) -> "VictimId":
-        """Inverse of ``str()``, for ids that come from files.
+        """Parse what ``str()`` gives, for ids that come from files.
 
         Raises:
             ValueError: ``text`` is none.
@@ -48,7 +48,7 @@ class VictimId:
 
     @property
     def source(self) -> str:
-        """The name without its round: what was attacked in several rounds has the same."""
+        """Return the name without its round: what was attacked in several rounds has the same."""
         words = [f"client-{self.client}", *([] if self.probe is None else [f"victim-{self.probe}"]), self.part]
         return "/".join(filter(None, words))
 

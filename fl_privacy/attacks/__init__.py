@@ -2,6 +2,7 @@
 
 from fl_privacy.attacks._reconstruct import reconstruct
 from fl_privacy.attacks._refiner_aware import refiner_aware
+from fl_privacy.attacks._refiner_solved import refiner_solved
 from fl_privacy.attacks._tableak import tableak
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.auto import AutoAttack
@@ -38,6 +39,7 @@ __all__ = [
     "no_progress",
     "reconstruct",
     "refiner_aware",
+    "refiner_solved",
     "sapag",
     "tableak",
     "tag",

@@ -41,7 +41,7 @@ def reconstruct(
     progress: Progress = no_progress,
     **options: Any,
 ) -> Reconstruction | list[Reconstruction]:
-    """What ``attack`` makes of ``observed``; many observations are attacked at once.
+    """Attack one observation or a sequence of them at once, and return the reconstructions.
 
     Args:
         observed: one observation, or a sequence of them.

@@ -22,7 +22,7 @@ from fl_privacy.pretrained.evaluator_files import CachedEvaluator, read_about
 
 @dataclass(frozen=True)
 class Sphere:
-    """How far the loss of ``objective`` is from that of a gradient at distance ``radius`` (Refiner, appendix M).
+    """Objective: how far the loss is from that of a gradient at distance ``radius`` (Refiner, appendix M).
 
     Refiner's projection leaves the upload that far from the true gradient, which is why its authors let the attacker
     look there. As a cosine distance it is that of the tangent, 1 - sqrt(1 - radius^2 / ||g||^2).
@@ -85,7 +85,7 @@ def refiner_aware(
     """Search images whose gradient is epsilon away from Refiner's upload, or images that do not look like noise.
 
     Both are ours, after the paper's Appendix M, which solves for a gradient at that distance and inverts it
-    (``experiments/refiner_attackers.py`` does so). Both are weaker than ``base`` alone where we measured them: the
+    (``refiner_solved``). Both are weaker than ``base`` alone where we measured them: the
     middle of the sphere is a better guess than any point on it. The attacker that averages uploads of the same image
     over rounds is what ``threat_model=adaptive`` adds to any attack.
 

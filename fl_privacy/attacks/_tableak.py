@@ -18,7 +18,7 @@ def tableak(
     pooled: bool = True,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """TabLeak: categories as softmax of free logits, cosine of gradients, signed Adam, the median of the attempts.
+    """Build TabLeak: softmax of logits for categories, cosine of gradients, signed Adam, median of the attempts.
 
     Numbers stay within the bounds that the schema knows, as in the authors' program. Beyond the paper, ``counted``
     leaves categories out that no row has, since the gradient of the first layer shows which, and starts with as many

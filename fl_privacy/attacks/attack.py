@@ -30,7 +30,7 @@ def no_progress(done: int, total: int) -> None:
 
 
 def part_of(report: Report, begin: float, end: float) -> Report:
-    """What takes the share of a part of the work that lasts from ``begin`` to ``end``, in [0, 1], of the whole."""
+    """Map the progress of a part, in [0, 1], to the span from ``begin`` to ``end`` of the whole."""
     return lambda share: report(begin + (end - begin) * share)
 
 
@@ -45,7 +45,7 @@ class ReconstructionAttack(Protocol):
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation, in their order."""
+        """Reconstruct one batch for each observation, in their order."""
         ...
 
 
@@ -54,12 +54,12 @@ class Trained(Protocol):
     """An attack with a part that was trained on images."""
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """What it was trained on, for images (C, H, W); ``None`` where it was not."""
+        """Return what it was trained on, for images (C, H, W); ``None`` where it was not trained."""
         ...
 
 
 def trained_on(attack: ReconstructionAttack, image: Sequence[int]) -> Provenance | None:
-    """What a part of ``attack`` was trained on, for images (C, H, W); ``None`` where none was.
+    """Return what a part of ``attack`` was trained on, for images (C, H, W); ``None`` where none was.
 
     Raises:
         UserError: there is no such part for these images.
@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Limit:
-    """Of the time that work has.
+    """Time limit of a piece of work.
 
     Attributes:
         end: on the clock of ``time.perf_counter``.
@@ -90,8 +90,10 @@ _limit: ContextVar[Limit | None] = ContextVar("limit", default=None)
 
 @contextmanager
 def within(seconds: float) -> Iterator[Limit]:
-    """Work in the context has so many seconds from now on, or fewer where the context around it has; infinitely many
-    change nothing."""
+    """Limit the work in the context to ``seconds`` from now, or fewer where an outer limit is shorter.
+
+    Infinitely many change nothing.
+    """
     around = _limit.get()
     limit = Limit(time.perf_counter() + min(seconds, seconds_left()), around)
     before = _limit.set(limit)
@@ -102,18 +104,18 @@ def within(seconds: float) -> Iterator[Limit]:
 
 
 def even_share(among: int) -> AbstractContextManager[Limit]:
-    """Around the first of so many pieces of work, which has an even share of the time that is left for them."""
+    """Limit the first of ``among`` pieces of work to an even share of the time that is left."""
     return within(seconds_left() / among)
 
 
 def seconds_left() -> float:
-    """At least 0; infinite where there is no end."""
+    """Return the seconds that are left, at least 0; infinite where there is no limit."""
     limit = _limit.get()
     return math.inf if limit is None or limit.end == math.inf else max(0.0, limit.end - time.perf_counter())
 
 
 def timely(items: Iterable[T]) -> Iterator[T]:
-    """``items`` one by one while there is time, the first one in any case."""
+    """Yield ``items`` one by one while there is time, the first one in any case."""
     for number, item in enumerate(items):
         if number and not seconds_left():
             limit = _limit.get()

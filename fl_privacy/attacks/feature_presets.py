@@ -26,7 +26,7 @@ def model_inversion(
     matching_lr: float = 0.01,
     **options: Unpack[FeatureOptions],
 ) -> ModelInversion:
-    """Model inversion by server and colluding client (FDL-PP, Gu et al. 2021, Algorithm 3): L-BFGS, total variation.
+    """Build model inversion by server and colluding client (FDL-PP, Gu et al. 2021, Algorithm 3).
 
     ``form="published"`` minimizes what Algorithm 3 prints: the squared distance of features, not divided by the length
     of those shown, plus ``total_variation`` (here 0.1; the paper gives no value) times the sum of the absolute

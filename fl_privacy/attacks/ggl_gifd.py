@@ -25,7 +25,7 @@ def ggl(
     relative: bool = True,
     **options: Unpack[GenerativeOptions],
 ) -> GradientInversion:
-    """Generative gradient leakage (Li et al. 2022): the latents of a generator whose images fit the update.
+    """Build generative gradient leakage (Li et al. 2022): search the latents whose images fit the update.
 
     The objective is the squared L2 distance of gradients and ``weight`` times a penalty on latents. Adam, learning rate
     0.01, takes 4,000 iterations (Refiner, Fan et al. 2025); CMA-ES, which needs no gradient, 500 with 50 candidates
@@ -72,7 +72,7 @@ def gifd(
     total_variation: float = 0.0,
     **options: Unpack[GenerativeOptions],
 ) -> GradientInversion:
-    """Generative images from feature domains (GIFD, Fang et al. 2023): latents first, then features within a generator.
+    """Build GIFD (Fang et al. 2023): search latents first, then features within the generator.
 
     After the latents, what leaves the first layer is optimized within an l1 ball around what was found, then what
     leaves the second, and so on; of all stages the images are taken that fit the update best. Cosine distance, Adam

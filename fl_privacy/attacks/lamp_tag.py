@@ -23,7 +23,7 @@ def tag(
     last: float = 0.1,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """TAG (Deng et al. 2021): L2 and L1 distance of gradients, more of the latter near the input, AdamW.
+    """Build TAG (Deng et al. 2021): L2 and L1 distance of gradients, more L1 near the input, AdamW.
 
     The embeddings of words are optimized from normal noise and read as the nearest tokens; rate and number of
     iterations are those of public implementations (0.05, 1,000), the rate falls to zero. Their clipping of the slope
@@ -63,7 +63,7 @@ def lamp(
     starts: int = 1,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """LAMP (Balunovic et al. 2022): descent on embeddings, and moves of words that a language model likes.
+    """Build LAMP (Balunovic et al. 2022): descent on embeddings, and moves of words that a language model likes.
 
     Settings are those of the authors' code for BERT: cosine of each tensor, the mean length of the embeddings held at
     that of tokens (a weight of 1 at BERT's length of 1.4), 2,000 iterations of Adam whose rate of 0.01, 0.2 in units of

@@ -31,7 +31,7 @@ class _Options(TypedDict, total=False):
 
 
 class GenerativeOptions(TypedDict, total=False):
-    """Of :class:`GradientInversion` with a generator, where they are described; ``None`` leaves what the paper says."""
+    """Options of :class:`GradientInversion` with a generator; ``None`` keeps the paper's value."""
 
     iterations: int | None
     restarts: int | None
@@ -46,7 +46,7 @@ class GenerativeOptions(TypedDict, total=False):
 
 
 class GradientOptions(_Options, total=False):
-    """Of :class:`GradientInversion`, where they are described; ``None`` leaves what the paper says.
+    """Options of :class:`GradientInversion`; ``None`` keeps the paper's value.
 
     ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.starts.STARTS`; ``layers`` are weights
     of tensors by name pattern, 0 mutes. ``space``: ``pixels``, or ``network`` for the weights of an untrained network
@@ -66,7 +66,7 @@ class GradientOptions(_Options, total=False):
 
 
 class FeatureOptions(_Options, total=False):
-    """Of :class:`ModelInversion`, where they are described; ``None`` leaves what the paper says."""
+    """Options of :class:`ModelInversion`; ``None`` keeps the paper's value."""
 
     features: FeatureSource
     recover_at: str | None
@@ -75,7 +75,7 @@ class FeatureOptions(_Options, total=False):
 
 
 def vary(published: T, options: Mapping[str, Any]) -> T:
-    """``published`` with ``options`` instead of its own.
+    """Return ``published`` with ``options`` instead of its own.
 
     Raises:
         UserError: an option has a value that it can't have.
@@ -101,7 +101,7 @@ def vary(published: T, options: Mapping[str, Any]) -> T:
 
 
 def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let the signature of a preset name its options, with the values that its paper gives them.
+    """Make the signature of a preset name its options, with the values that its paper gives them.
 
     Args:
         options: a typed dictionary.

@@ -44,7 +44,7 @@ def inverting_gradients(
     std: float = _SPACE.std,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Inverting gradients (Geiping et al. 2020): cosine and total variation, signed Adam with step decay, clamped.
+    """Build Inverting Gradients (Geiping et al. 2020): cosine, total variation, signed Adam, clamped.
 
     The paper optimizes images normalized by their data's mean and standard deviation; ``mean`` and ``std`` stand for
     those of natural images. Its total variation is that of normalized images, with the weight 1e-4; 0.1 is the default
@@ -80,7 +80,7 @@ def grad_inversion(
     color_range: float = 0.0,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """See through gradients (Yin et al. 2021): L2 with total variation, norm, batch-norm and group priors, Adam.
+    """Build GradInversion (Yin et al. 2021): L2 with total variation, norm, batch-norm and group priors, Adam.
 
     With ``restarts`` above 1 the attempts run side by side and are held together by ``consistency``. ``first_layer`` is
     the factor of public implementations on the batch-norm term of the first layer (1 in the paper). ``noise`` is the
@@ -122,7 +122,7 @@ def ats_attack(
     total_variation: float | None = None,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """An attack "optimizer + distance" of ATS (Gao et al. 2021, Table 4; 2023, Section 5.1).
+    """Build an attack "optimizer + distance" of ATS (Gao et al. 2021, Table 4; 2023, Section 5.1).
 
     Adam and SGD are as "Inverting Gradients" has them: signed, 4800 iterations with step decay, total variation 1e-4,
     clamped. SGD is that of its code, learning rate 0.01 with Nesterov momentum, in both variants.
@@ -177,7 +177,7 @@ def dlg(
     relative: bool = False,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Deep leakage from gradients (Zhu et al. 2019): L2, L-BFGS, image and soft label from N(0, 1) together.
+    """Build DLG (Zhu et al. 2019): L2, L-BFGS, image and soft label from N(0, 1) together.
 
     ``enough`` and ``accept`` are shares of the observed gradient's squared norm: below the first a victim has finished,
     below the second it is not attacked again. The default of ``enough`` is about the 1e-6 at which the published code
@@ -204,21 +204,21 @@ def idlg(
     line_search: LineSearch = "none",
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Improved deep leakage (Zhao et al. 2020): DLG with the label read from the output layer's gradient."""
+    """Build iDLG (Zhao et al. 2020): DLG with the label inferred from the output layer's gradient."""
     published = replace(dlg(lr=lr, history=history, line_search=line_search), labels="auto")
     return vary(published, options)
 
 
 @takes(GradientOptions)
 def adam_dlg(*, lr: float = 1e-3, weight_decay: float = 0.01, **options: Unpack[GradientOptions]) -> GradientInversion:
-    """DLG with AdamW, as SAPAG compares itself with (Wang et al. 2020)."""
+    """Build DLG with AdamW, to which SAPAG compares itself (Wang et al. 2020)."""
     published = GradientInversion(
         objective=L2(), optimizer=Adam(lr=lr, weight_decay=weight_decay), iterations=20_000, labels="optimize"
     )
     return vary(published, options)
 
 
-@takes(GradientOptions, depending=("projection",))
+@takes(GradientOptions, depending=("projection", "iterations"))
 def sapag(
     *,
     optimizer: Literal["lbfgs", "adamw"] = "lbfgs",
@@ -227,9 +227,10 @@ def sapag(
     bandwidth: float | None = None,
     depth: Literal["constant", "linear", "geometric"] = "linear",
     last: float = 0.5,
+    per: Literal["tensor", "layer"] = "tensor",
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Self-adaptive privacy attack from gradients (Wang et al. 2020): Gaussian kernel.
+    """Build SAPAG, the self-adaptive privacy attack from gradients (Wang et al. 2020): Gaussian kernel.
 
     The paper brings images to [0, 1] after each iteration, by ``projection``; it is so with AdamW alone: L-BFGS takes
     the jump for curvature and stops at once (measured on LeNet; see ``experiments/RESULTS.md``).
@@ -239,13 +240,14 @@ def sapag(
     there, so it has 10, and smaller tolerances than suit squared gradients: losses are shares of a saturated kernel's.
 
     L-BFGS with rate 1 and 500 iterations on LeNet, AdamW with rate 1e-3 and 20,000 on ResNet-18, from N(0, 1) or a
-    constant. ``form``, ``bandwidth``, ``depth`` and ``last`` are those of
+    constant. ``form``, ``bandwidth``, ``depth``, ``last`` and ``per`` are those of
     :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`; the printed formula is ``form="literal"``.
     """
     one_of("attack.optimizer", optimizer, ("lbfgs", "adamw"))
+    one_of("attack.per", per, ("tensor", "layer"))
     width = bandwidth if bandwidth is not None else 10.0 if optimizer == "lbfgs" else 1.0
     published = GradientInversion(
-        objective=GaussianKernel(form=form, bandwidth=width, depth=depth, last=last),
+        objective=GaussianKernel(form=form, bandwidth=width, depth=depth, last=last, per=per),
         optimizer=LBFGS(lr=1.0 if lr is None else lr, tolerance_grad=1e-10, tolerance_change=1e-13),
         iterations=500,
         labels="optimize",

@@ -17,7 +17,7 @@ from fl_privacy.parallel import expect_answer
 
 
 def backend_of(config: RunSettings) -> Backend:
-    """The backend that ``config.backend`` and ``config.secure_aggregation`` describe."""
+    """Build the backend that ``config.backend`` and ``config.secure_aggregation`` describe."""
     if secure := secure_backend_of(config):
         return secure
     settings = plain_settings(config.backend)
@@ -44,7 +44,7 @@ def backend_of(config: RunSettings) -> Backend:
 
 
 def secure_backend_of(config: RunSettings) -> Backend | None:
-    """The backend of ``config.secure_aggregation``, in this process; ``None`` where the server reads every update.
+    """Build the backend of ``config.secure_aggregation``, in this process; ``None`` where the server sees every update.
 
     Raises:
         UserError: the run asks for what it can't give.
@@ -79,5 +79,5 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
 def unattacked(
     run: Any, server: Server, source: ClientSource, *, audit: Audit, interceptor: Interceptor, **settings: Any
 ) -> None:
-    """``run`` as a backend; of single updates there is nothing to intercept."""
+    """Run ``run`` as a backend; of single updates there is nothing to intercept."""
     run(server, source(), **settings)

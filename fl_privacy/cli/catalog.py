@@ -16,8 +16,7 @@ GROUPS = (*groups(), "experiment")
 
 
 def catalog_tables() -> list[Table]:
-    """A table for each configuration group, one for the grids of ``trade-off``, one for the tracks of ``benchmark`` and
-    one for the metrics."""
+    """Build a table for each configuration group, and for grids, tracks and metrics."""
     tables = []
     for group in GROUPS:
         table = Table(title=f"{group}=", title_justify="left", box=None, show_header=False)
@@ -38,7 +37,7 @@ def catalog_tables() -> list[Table]:
 
 
 def describe_option(group: str, name: str) -> str:
-    """The comment that opens the option's file, or the first line of what it builds."""
+    """Return the comment that opens the option's file, or the first line of what it builds."""
     path = options(group)[name]
     if comment := comment_of(path):
         return comment
@@ -49,7 +48,7 @@ def describe_option(group: str, name: str) -> str:
 
 
 def comment_of(path: Path) -> str:
-    """The comment that opens the file."""
+    """Return the comment that opens the file."""
     comment = []
     for line in path.read_text().splitlines():
         if line.startswith("# @package"):

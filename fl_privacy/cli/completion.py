@@ -4,12 +4,12 @@ import os
 
 
 def completes() -> bool:
-    """Whether a shell asks what could stand next, instead of running a command."""
+    """Say whether a shell asks what could stand next, instead of running a command."""
     return "_FL_PRIVACY_COMPLETE" in os.environ
 
 
 def complete_override(incomplete: str) -> list[str]:
-    """All ways to go on from ``incomplete`` (``def``, ``defense=pr``); several options stand behind commas."""
+    """List all ways to go on from ``incomplete`` (``def``, ``defense=pr``); several options stand behind commas."""
     from fl_privacy.config import options  # noqa: PLC0415  (help goes without)
     from fl_privacy.config.keys import declared_settings, groups  # noqa: PLC0415
 

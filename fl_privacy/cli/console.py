@@ -24,7 +24,7 @@ from fl_privacy.progress import Stage, listening, share_done
 
 
 class Lines:
-    """Says what it is told, but no more often than every ``pause`` seconds; a step that lasts longer is said again.
+    """Prints lines, but no more often than every ``pause`` seconds; a step that lasts longer is printed again.
 
     Args:
         say: prints a line.
@@ -40,7 +40,7 @@ class Lines:
         self._beat = threading.Thread(target=self._repeat, daemon=True)
 
     def tell(self, text: str) -> None:
-        """``text`` is what happens from now on; empty while nothing does."""
+        """Announce what happens from now on; empty while nothing does."""
         with self._lock:
             now = time.monotonic()
             self._text, self._since = text, now
@@ -82,7 +82,7 @@ class Remaining:
         self._from = 0.0
 
     def __call__(self, work: object, share: float) -> float | None:
-        """Seconds left of ``work``, of which ``share`` in [0, 1] is done; ``None`` while nobody knows.
+        """Return the seconds left of ``work``, of which ``share`` in [0, 1] is done; ``None`` while nobody knows.
 
         Another ``work`` than the last time starts the clock anew.
         """
@@ -94,12 +94,12 @@ class Remaining:
 
 
 def time_left(seconds: float | None) -> str:
-    """``, about 1:20 min left``; empty while nobody knows."""
+    """Format the time left, ``, about 1:20 min left``; empty while nobody knows."""
     return "" if seconds is None else f", about {clock(seconds)} left"
 
 
 def clock(seconds: float) -> str:
-    """``45 s``, ``1:20 min``, ``2:05 h``."""
+    """Format a time: ``45 s``, ``1:20 min``, ``2:05 h``."""
     if seconds < 60:
         return f"{max(round(seconds), 1)} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -179,7 +179,7 @@ class RichMonitor(Monitor):
 
     @contextmanager
     def attacking(self, what: str) -> Iterator[AttackProgress]:
-        """Show a bar while the context lasts, or a line for each tenth of an attack that takes its time.
+        """Show a bar while the context lasts, or a line for each tenth of a long attack.
 
         Of an attack that tries several, it names the one at work and what of it this is at.
         """
@@ -265,13 +265,15 @@ def loss_in_words(report: RoundReport, epsilon: float | None) -> str:
 
 
 def describe(stages: tuple[Stage, ...]) -> str:
-    """``client 2/3, condensing images 57/200``: the step that each stage is at."""
+    """Describe the step that each stage is at, ``client 2/3, condensing images 57/200``."""
     return ", ".join(f"{s.what} {min(s.done + 1, s.total)}/{s.total}" for s in stages)
 
 
 def at_work(stages: tuple[Stage, ...]) -> str:
-    """``exact 2/3`` or ``cocktail party, victim 3/8``: as :func:`describe`, but where there is one step, which goes
-    without saying."""
+    """Describe the stages as :func:`describe` does, but leave out the step where there is only one.
+
+    Such as ``exact 2/3`` or ``cocktail party, victim 3/8``.
+    """
     return ", ".join(describe((stage,)) if stage.total > 1 else stage.what for stage in stages)
 
 

@@ -29,7 +29,7 @@ class NothingReconstructedError(UserError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """What went wrong and what to do about it."""
+    """Say in a line what went wrong and what to do about it."""
     if isinstance(error, OSError):
         text = _of_the_system(error)
     elif isinstance(error, MemoryError):
@@ -43,7 +43,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 def recognized(error: BaseException) -> BaseException | None:
-    """``error`` as one of ``FAULTS``; ``None`` where it is a defect of a program."""
+    """Return ``error`` as one of ``FAULTS``; ``None`` where it is a defect of a program."""
     if isinstance(error, click.ClickException):
         return UserError(f"{error.format_message()} `fl-privacy --help` shows how to go on.")
     if isinstance(error, ImportError):
@@ -56,7 +56,7 @@ def recognized(error: BaseException) -> BaseException | None:
 
 
 def nobody_listens(error: BaseException) -> bool:
-    """Whether the output is read no more (``fl-privacy list | head``), which Rich tells by ending the program."""
+    """Say whether nobody takes the output any more (``fl-privacy list | head``), which Rich ends the program for."""
     return isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
 
 
@@ -119,5 +119,5 @@ def interruptible() -> Iterator[None]:
 
 
 def exit_status(interrupt: BaseException) -> int:
-    """As shells say it: 128 and the signal's number, 130 for Ctrl-C."""
+    """Return the exit status as shells do: 128 and the signal's number, 130 for Ctrl-C."""
     return 128 + (interrupt.number if isinstance(interrupt, Interrupted) else signal.SIGINT)

@@ -76,7 +76,7 @@ def run_on_nodes(grid: Grid, context: Context) -> None:
 
 
 def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Whereabouts) -> Backend:
-    """Trains with the nodes behind ``grid``, under SecAgg+ where ``config`` says so."""
+    """Build the backend that trains with the nodes behind ``grid``, under SecAgg+ where ``config`` says so."""
     timeout = _seconds(context, TIMEOUT)
     rules = NodeRules(
         bound=bool(context.run_config[AUTHENTICATED]),
@@ -111,7 +111,7 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Wher
 
 @dataclass(frozen=True)
 class _Order:
-    """What a run asks of a node, checked: the same for all of its messages."""
+    """A run's request to a node, checked: the same for all of its messages."""
 
     config: RunSettings
     text: str
@@ -119,7 +119,7 @@ class _Order:
 
 @lru_cache(maxsize=8)
 def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: frozenset[str] | None) -> _Order:
-    """Composed once in a process.
+    """Compose the order, once in a process.
 
     Overrides come over the network: a node builds only what is registered on it, or what its environment trusts, and
     what they name is looked at before anything is built, since noise for a budget counts the clients' examples.
@@ -136,7 +136,7 @@ def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: froz
 
 
 def _order(context: Context) -> _Order:
-    """What the run of ``context`` asks of this node, where a folder of images is its operator's choice."""
+    """Return what the run of ``context`` asks of this node; a folder of images is its operator's choice."""
     unread = None
     if not is_simulation():
         unread = frozenset({"out", "name", *(("data.root",) if DATA_PATH in context.node_config else ())})
@@ -145,7 +145,7 @@ def _order(context: Context) -> _Order:
 
 @contextmanager
 def _untold_places() -> Iterator[None]:
-    """Keep what an error says of this machine's folders in the node's own log; a simulation tells it."""
+    """Keep what an error says of this machine's folders in the node's own log; a simulation reports it."""
     try:
         yield
     except OpenSettingError:
@@ -158,7 +158,7 @@ def _untold_places() -> Iterator[None]:
 
 
 def make_client(context: Context) -> PrivacyClient:
-    """The client of the node, of its partition or on its own folder, in the federation that ``overrides`` describe.
+    """Build the node's client, of its partition or on its own folder, in the federation that ``overrides`` describe.
 
     It draws from the node's own secret and keeps its private part in a file of the node, unless the node's environment
     says that this is a simulation.
@@ -198,7 +198,7 @@ def _client(order: _Order, context: Context) -> Client:
 
 
 def _is_audited(context: Context) -> bool:
-    """A probe reads as few examples as it likes: of data that everybody has, and where updates are read at all."""
+    """Say whether probes are answered: only of data that everybody has, and where updates are read at all."""
     order = _order(context)
     return DATA_PATH not in context.node_config and order.config.secure_aggregation.name == "none"
 

@@ -91,12 +91,12 @@ def _expect_budget_spent(config: RunSettings) -> None:
 
 
 def say_what_takes_time() -> None:
-    """A terminal without a word looks dead."""
+    """Print that PyTorch is loading, since a terminal without a word looks dead."""
     print("Loading PyTorch", flush=True)
 
 
 def run_job(command: Command, config: RunSettings, monitor: Monitor) -> Path:
-    """The folder of the one run that ``config`` describes."""
+    """Run the one run that ``config`` describes, and return its folder."""
     from fl_privacy.cli.backends import backend_of  # noqa: PLC0415
     from fl_privacy.experiment.attack import attack_experiment  # noqa: PLC0415
     from fl_privacy.experiment.run import run_experiment  # noqa: PLC0415

@@ -80,7 +80,7 @@ def common_options(
         bool, typer.Option("--version", help="Show the version and stop.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """What goes for all commands."""
+    """Apply the options that all commands have."""
     logging.getLogger("fl_privacy").setLevel(logging.DEBUG if debug else logging.NOTSET)
 
 
@@ -257,7 +257,7 @@ _KEPT |= dict.fromkeys(("train-generator", "search-policies"), _GOES_ON)
 
 
 def main() -> None:
-    """``fl-privacy`` with the arguments of the process, whose exit status it sets."""
+    """Run ``fl-privacy`` with the arguments of the process, and set its exit status."""
     if completes():
         app(prog_name="fl-privacy")
     sys.exit(run_command_line(sys.argv[1:]))

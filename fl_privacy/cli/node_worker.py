@@ -36,7 +36,7 @@ def serve_node(address: str, app: str, told: str) -> None:
 
 
 def installed_app(reference: str) -> Any:
-    """The ClientApp ``package.module:attribute``.
+    """Import the ClientApp ``package.module:attribute``.
 
     Raises:
         UserError: there is none.

@@ -152,7 +152,7 @@ def run_trade_off(
 
 
 def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> dict[str, str]:
-    """Do ``jobs`` in so many processes; returns what went wrong, by the folder's name of each job that failed."""
+    """Do ``jobs`` in ``processes`` processes; return what went wrong, by the folder's name of each failed job."""
     from fl_privacy.cli.underway import Underway  # noqa: PLC0415
     from fl_privacy.cli.workers import run_in_processes  # noqa: PLC0415
 
@@ -220,7 +220,7 @@ def advise(
 
 
 def _answers(tables: Sequence[MeasuredTable], *, threat: Threat, **told: float) -> list[str]:
-    """One for each table; of those that have none why, unless no table has any."""
+    """Answer each table; for those that have no answer say why, unless no table has any."""
     from fl_privacy.report.advice import advice_from  # noqa: PLC0415
 
     found, refused = list[str](), list[UserError]()
@@ -235,7 +235,7 @@ def _answers(tables: Sequence[MeasuredTable], *, threat: Threat, **told: float) 
 
 
 def _asked(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """What is asked for, ``accuracy_loss<=2`` as well as ``accuracy_loss=2``, and the settings."""
+    """Parse what is asked for, ``accuracy_loss<=2`` as well as ``accuracy_loss=2``, and the settings."""
     bounds, settings = dict(ASKED), []
     for argument in arguments:
         key, _, value = re.sub(r"\s*<=?\s*", "=", argument, count=1).partition("=")
@@ -287,7 +287,7 @@ def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
 
 
 def _names_a_table(setting: str) -> bool:
-    """Whether ``setting`` is ``data=`` one of rows."""
+    """Say whether ``setting`` is ``data=`` with a table of rows."""
     key, _, name = setting.partition("=")
     file = CONFIG_DIR / "data" / f"{name}.yaml"
     return key == "data" and name.isidentifier() and file.is_file() and "load_table" in file.read_text(encoding="utf-8")

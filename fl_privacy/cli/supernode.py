@@ -33,7 +33,7 @@ _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl
 
 
 def run_node(arguments: Sequence[str], *, app: str, patience: float) -> int:
-    """``flower-supernode ARGUMENTS`` whose messages a worker process answers by ``app``; returns its exit status.
+    """Run ``flower-supernode ARGUMENTS`` with a worker process that answers by ``app``; return its exit status.
 
     The worker imports PyTorch and builds data and client once. It runs what is installed here and nothing of the bundle
     that a run brings. It has loaded the app before the SuperLink hears of the node. It ends with this process, and is
@@ -117,7 +117,7 @@ def _started(command: list[str], secret: bytes) -> "subprocess.Popen[bytes]":
 
 
 def _expect_loaded(app: str, worker: "subprocess.Popen[bytes]", told: Path) -> None:
-    """Wait until the worker has loaded the app, of which it says in the file ``told`` what is wrong.
+    """Wait until the worker has loaded the app; the file at ``told`` says what is wrong.
 
     Raises:
         UserError: it can't be loaded, or the worker has ended.

@@ -45,7 +45,7 @@ RATIOS = torch.linspace(0, 1, 11)
 
 
 def train(overrides: Sequence[str], *, console: Console) -> Path:
-    """The file with the network that ``overrides`` of ``conf/evaluator.yaml`` describe.
+    """Train the network that ``overrides`` of ``conf/evaluator.yaml`` describe, and return its file.
 
     Raises:
         UserError: a setting is wrong, or the file holds another network.
@@ -99,7 +99,7 @@ def _teacher(path: str, *, texts: bool) -> EvaluationNetwork:
 
 @dataclass(frozen=True)
 class _Work:
-    """What is to be trained: named by the hash of what decides it."""
+    """Work to do: named by the hash of what decides it."""
 
     key: str
     about: Mapping[str, str]
@@ -125,7 +125,7 @@ def _images(
     seed: int,
     teacher: EvaluationNetwork | None,
 ) -> _Work:
-    """Trained on ``number`` of ``ours``, shown on ``others``."""
+    """Plan a training on ``number`` of ``ours``, shown on ``others``."""
     public = expect_images(ours, "train-evaluator").images[_thinned(len(ours), number)]
     shown = expect_images(others, "train-evaluator").images[_thinned(len(others), SHOWN)]
 
@@ -157,7 +157,7 @@ def _words(
     seed: int,
     model: nn.Module,
 ) -> _Work:
-    """Likewise, by the embeddings of ``model``."""
+    """Plan a training on texts, by the embeddings of ``model``."""
     assert isinstance(ours, TextExamples) and isinstance(others, TextExamples) and isinstance(model, TextModel)
     table = model.words.weight.detach()
     public = ours.tokens[_thinned(len(ours), number)]
@@ -178,13 +178,13 @@ def _words(
 
 
 def _public_first(split: str, dataset: Dataset) -> tuple[LabelledExamples, LabelledExamples]:
-    """The split that is trained on, and the other one."""
+    """Return the split that is trained on, and the other one."""
     one_of("split", split, ("train", "test"))
     return (dataset.train, dataset.test) if split == "train" else (dataset.test, dataset.train)
 
 
 def _thinned(there: int, number: int | None) -> slice:
-    """So many of ``there``, at equal distances; all for ``None``."""
+    """Choose ``number`` of ``there`` at equal distances; all for ``None``."""
     if number is None:
         return slice(None)
     whole("images", number, at_least=1, example=1000)

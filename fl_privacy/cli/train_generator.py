@@ -33,7 +33,7 @@ SECONDS_BETWEEN_STATES = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Order:
-    """What is to be trained on what, and where it goes."""
+    """An order to train a generator on public examples."""
 
     plan: GeneratorPlan
     seed: int
@@ -44,7 +44,7 @@ class _Order:
 
     @cached_property
     def training_key(self) -> str:
-        """Hash of what decides every step: a training that was stopped may end with more or fewer than were asked."""
+        """Hash what decides every step: a stopped training may go on with more or fewer steps."""
         images, labels = self.public.images, self.public.labels
         content = hashlib.sha256(images.contiguous().numpy().tobytes())
         content.update(labels.contiguous().numpy().tobytes())
@@ -53,7 +53,7 @@ class _Order:
 
     @property
     def key(self) -> str:
-        """Of what decides the generator."""
+        """Return the hash of what decides the generator."""
         return f"{self.training_key}-{self.plan.steps}"
 
     def training(self) -> GeneratorTraining:
@@ -78,7 +78,7 @@ class _Order:
 
 
 def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
-    """The file with the generator that ``overrides`` of ``conf/generator.yaml`` describe.
+    """Train the generator that ``overrides`` of ``conf/generator.yaml`` describe, and return its file.
 
     Raises:
         UserError: a setting is wrong, or the file holds another generator.
@@ -123,12 +123,12 @@ def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
 
 
 def _state_in_cache(order: _Order) -> Path:
-    """The same for any number of steps."""
+    """Return the path of the training's state, the same for any number of steps."""
     return user_cache_folder() / f"generator-{order.training_key}.training"
 
 
 def _public(dataset: Dataset, split: str, number: int | None) -> Examples:
-    """So many examples of ``split``, at equal distances."""
+    """Choose ``number`` examples of ``split``, at equal distances."""
     one_of("split", split, ("train", "test"))
     examples = expect_images(dataset.train if split == "train" else dataset.test, "train-generator")
     if number is None:
@@ -146,7 +146,7 @@ def _target(out: str | None, order: _Order) -> Path:
 
 
 def _train(training: GeneratorTraining, state: Path, key: str, console: Console) -> None:
-    """All steps that are left; what was done is in ``state``, whatever ends this."""
+    """Do all steps that are left; ``state`` keeps what was done, whatever ends this."""
     if (before := load_training(state, key)) is not None:
         training.load(before)
         if training.done > training.plan.steps:
@@ -174,7 +174,7 @@ def _train(training: GeneratorTraining, state: Path, key: str, console: Console)
 
 @contextmanager
 def _shown(console: Console) -> Iterator[Told]:
-    """A bar on a terminal, a line now and then elsewhere."""
+    """Show a bar on a terminal, a line now and then elsewhere."""
     columns = (TextColumn("Training, losses {task.fields[losses]}"), BarColumn(), MofNCompleteColumn())
     bar = Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal

@@ -52,7 +52,7 @@ class WrittenMonitor(Monitor):
 
 
 class Underway:
-    """A bar over jobs and what those that have not ended are at; without a terminal a line now and then.
+    """A bar over jobs, with what those that have not ended are at; without a terminal a line now and then.
 
     Args:
         title: of the bar.
@@ -75,12 +75,12 @@ class Underway:
         self._console.print(text, highlight=False, markup=False)
 
     def ended(self, folder: Path) -> str:
-        """The job of ``folder`` is over: ``3/18 finished`` and the time left."""
+        """Report that the job of ``folder`` is over: ``3/18 finished`` and the time left."""
         self._left.remove(folder)
         return f"{self._total - len(self._left)}/{self._total} finished: {folder.name}{self._look()}"
 
     def _look(self) -> str:
-        """Show what goes on by now; returns the time left in words."""
+        """Show what goes on by now, and return the time left in words."""
         found = [(folder, told) for folder in list(self._left) if (told := self._told(folder)) is not None]
         done = self._total - len(self._left) + sum(told.share for _, told in found)
         self._bar.update(self._task, completed=done)
@@ -92,7 +92,7 @@ class Underway:
         return left
 
     def _told(self, folder: Path) -> Ongoing | None:
-        """Unless it was told by a process that was killed earlier."""
+        """Return a job's progress, unless a process that was killed earlier wrote it."""
         try:
             recent = (folder / PROGRESS).stat().st_mtime >= self._since
         except OSError:

@@ -29,6 +29,10 @@ def audit(  # noqa: PLR0917
     run_config: Annotated[
         list[str] | None, typer.Option("--run-config", help="As `flwr run` takes it: 'key=value key=\"text\"'.")
     ] = None,
+    node_config: Annotated[
+        list[str] | None,
+        typer.Option("--node-config", help="As `flower-supernode` takes it, of every node; {partition} is its number."),
+    ] = None,
     mirror: Annotated[
         Path | None,
         typer.Option("--mirror", metavar="DIR", help="Folder of data sets by hub name, instead of the hub."),
@@ -61,6 +65,7 @@ def audit(  # noqa: PLR0917
         nodes=nodes,
         rounds=rounds or None,
         run_config=tuple(run_config or ()),
+        node_config=tuple(node_config or ()),
         mirror=None if mirror is None else mirror.expanduser().absolute(),
         out=out,
         victims=victims,

@@ -54,14 +54,14 @@ class WatchServer(ThreadingHTTPServer):
         self.secret = secrets.token_urlsafe(16)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A line, where it is more than a browser that went away."""
+        """Print an error in a line, where it is more than a browser that went away."""
         error = sys.exception()
         if error is not None and not isinstance(error, ConnectionError):
             print(f"error: {in_a_line(error)}", file=sys.stderr)
 
     @property
     def address(self) -> str:
-        """Of the page."""
+        """Return the address of the page."""
         return f"http://{LOOPBACK}:{self.server_port}/{self.secret}/"
 
 
@@ -82,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         raise AttributeError(name)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the address holds the secret."""
+        """Log nothing: the address holds the secret."""
 
     def _found(self) -> tuple[HTTPStatus, str]:
         names = {f"{name}:{self.server.server_port}" for name in (LOOPBACK, "localhost")}

@@ -54,7 +54,7 @@ def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[
 
 
 def _context() -> BaseContext:
-    """Workers are forked from a process that has imported PyTorch and computed nothing, where there can be one."""
+    """Return a context that forks workers from a process that imported PyTorch and computed nothing, where it can."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -92,7 +92,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed would otherwise go on, and hold the lock of its run's folder."""
+    """End a worker whose parent was killed, which would go on and hold the lock of its run's folder."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -19,20 +19,20 @@ PLUGINS = "fl_privacy.plugins"
 
 
 def options(group: str) -> dict[str, Path]:
-    """Names that the configuration group ``group`` offers, sorted, and their files; own ones win over a plugin's."""
+    """Return the options of the group ``group``, sorted, and their files; own ones win over a plugin's."""
     found = {path.stem: path for folder in reversed(config_folders()) for path in (folder / group).glob("*.yaml")}
     return dict(sorted(found.items()))
 
 
 def search_path() -> list[str]:
-    """The plugins' folders as overrides of Hydra's search path."""
+    """Return the plugins' folders as overrides of Hydra's search path."""
     places = [f"'file://{folder}'" for folder in config_folders()[1:]]
     return [f"hydra.searchpath=[{','.join(places)}]"] if places else []
 
 
 @cache
 def config_folders() -> tuple[Path, ...]:
-    """The package's own ``conf`` and those of installed plugins, which are found without importing them.
+    """Return the package's own ``conf`` and those of installed plugins, which are found without importing them.
 
     Raises:
         UserError: a plugin has none.
@@ -52,14 +52,14 @@ def config_folders() -> tuple[Path, ...]:
 
 
 def called(option: str, section: Any) -> str:
-    """How an option is called where its settings are ``section``: what a user wrote goes by its own name."""
+    """Return what an option is called where its settings are ``section``; a user's own goes by its own name."""
     if option == CUSTOM and isinstance(section, Mapping) and section.get("_target_"):
         return str(section["_target_"]).rpartition(".")[2]
     return option
 
 
 def suggest(word: str, allowed: Iterable[str]) -> str:
-    """The tail of an error about a name: `` (did you mean X?); allowed: X, Y.``"""
+    """Return the tail of an error about a name: `` (did you mean X?); allowed: X, Y.``"""
     names = sorted(name for name in allowed if not name.startswith("_") and name != "defaults")
     close = difflib.get_close_matches(word, names, n=1)
     meant = f" (did you mean {close[0]}?)" if close else ""

@@ -52,14 +52,14 @@ def instantiate(section: DictConfig, name: str, **arguments: Any) -> Any:
 
 
 def _what_failed(error: BaseException, name: str, target: str) -> str:
-    """Settings are to blame only where the call itself does not fit; what happens within it has other reasons."""
+    """Say what failed: settings are to blame only where the call itself does not fit."""
     if isinstance(error, TypeError) and target.rpartition(".")[2] in str(error):
         return f"{name}: {target} does not accept these settings"
     return f"{name} can't be made by {target}"
 
 
 def plain_settings(section: DictConfig) -> dict[str, Any]:
-    """A configuration section as plain values."""
+    """Return a configuration section as plain values."""
     settings = OmegaConf.to_container(section, resolve=True)
     assert isinstance(settings, dict)
     return {str(key): value for key, value in settings.items()}
@@ -83,7 +83,7 @@ def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
 
 
 def locate_target(section: DictConfig, name: str) -> Any:
-    """What the ``_target_`` of the configuration section ``name`` names; see :func:`own_modules`.
+    """Import what the ``_target_`` of the configuration section ``name`` names; see :func:`own_modules`.
 
     Raises:
         UserError: it has none, or it can't be imported.
@@ -107,7 +107,7 @@ def locate_target(section: DictConfig, name: str) -> Any:
 
 @contextmanager
 def own_modules(target: str) -> Iterator[None]:
-    """Where nothing installed is called like the first word of ``target``, look in the working directory as well.
+    """Import ``target`` from the working directory as well, where nothing installed has its first word as name.
 
     For this import alone, and last: no file that lies there stands in for an installed or an optional package.
     """
@@ -136,7 +136,7 @@ _UNIONS = (Union, UnionType)
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Of what a section builds.
+    """Signature of what a section builds.
 
     Attributes:
         defaults: of the parameters that have a plain one.
@@ -168,7 +168,7 @@ class Signature:
 
 @cache
 def signature_of(target: str, section: str) -> Signature:
-    """Of the import path ``target``, which the configuration section ``section`` names.
+    """Return the signature of the import path ``target``, which the configuration section ``section`` names.
 
     Raises:
         UserError: it can't be imported.
@@ -185,7 +185,7 @@ def signature_of(target: str, section: str) -> Signature:
 
 
 def _asked(target: str, section: str) -> dict[str, Any]:
-    """The signature as JSON holds it."""
+    """Return the signature as JSON holds it."""
     try:
         parameters = inspect.signature(locate_target(DictConfig({"_target_": target}), section)).parameters
     except (TypeError, ValueError):
@@ -208,7 +208,7 @@ def _decoded(plain: Mapping[str, Any]) -> Signature:
 
 
 def _kept() -> dict[str, Any]:
-    """Those of this version of the package; empty where there are none, or where they can't be read."""
+    """Return the signatures of this version of the package; empty where there are none, or they can't be parsed."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads((user_cache_folder() / FILE).read_text())
         if content["of"] == _stamp() and all(_is_whole(entry) for entry in content["signatures"].values()):
@@ -226,7 +226,7 @@ def _is_whole(entry: Mapping[str, Any]) -> bool:
 
 @cache
 def _stamp() -> str:
-    """Changes with every file of the package."""
+    """Return a value that changes with every file of the package."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(PACKAGE.rglob("*.py")):
         found = path.stat()
@@ -241,7 +241,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _encoded(annotation: Any) -> Any:
-    """As far as ``fl_privacy.checks.fits`` looks at it."""
+    """Encode an annotation, as far as ``fl_privacy.checks.fits`` looks at it."""
     origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if annotation in (None, *_NAMES):
         return _NAMES[annotation or NoneType]
@@ -257,7 +257,7 @@ def _encoded(annotation: Any) -> Any:
 
 
 def _annotation(code: Any) -> Any:
-    """Inverse of ``_encoded``."""
+    """Decode an annotation of ``_encoded``."""
     if isinstance(code, str):
         return _PLAIN[code]
     kind, content = next(iter(code.items()))

@@ -34,7 +34,7 @@ _PLAIN = re.compile(r"[a-z_]+=\w+")
 
 
 def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
-    """What the file ``base`` of ``conf`` says with the overrides ``chosen`` of options, and the option of each group.
+    """Compose the file ``base`` of ``conf`` with the options ``chosen``, and return the option of each group too.
 
     Raises:
         HydraException, OmegaConfBaseException: they do not fit each other.
@@ -54,7 +54,10 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
 
 
 def _apart(override: str) -> tuple[str, str] | None:
-    """Group and option, where the option is of this package and stands by itself: no other option shows in it."""
+    """Return group and option, where the option is of this package and stands by itself.
+
+    No other option shows in it.
+    """
     group, _, option = override.partition("=")
     path = CONFIG_DIR / group / f"{option}.yaml"
     if not _PLAIN.fullmatch(override) or not path.is_file():
@@ -65,7 +68,7 @@ def _apart(override: str) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=512)
 def _section(group: str, option: str, places: tuple[str, ...], stamp: int) -> DictConfig:
-    """What ``option`` says, composed without all the others."""
+    """Compose ``option`` without all the others."""
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         config = compose(f"{group}/{option}", overrides=[*places])
     return config[group]
@@ -85,12 +88,12 @@ def _composed(
 
 @cache
 def own_keys(base: str) -> frozenset[str]:
-    """What the file ``base`` of ``conf`` sets itself."""
+    """Return the keys that the file ``base`` of ``conf`` sets itself."""
     return frozenset(map(str, OmegaConf.load(CONFIG_DIR / f"{base}.yaml").keys()))
 
 
 def _stamp() -> int:
-    """Changes with every file that is composed."""
+    """Return a value that changes with every file that is composed."""
     paths = (path for folder in config_folders() for path in folder.rglob("*.yaml"))
     return hash(tuple((str(path), path.stat().st_mtime_ns) for path in sorted(paths)))
 
@@ -161,7 +164,7 @@ def complete(config: DictConfig) -> None:
 
 
 def completed_sections(config: DictConfig) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """Dotted name and content of each section that ``complete`` adds to, and what its ``_target_`` does not take."""
+    """Yield name and content of each section that ``complete`` adds to, and what its ``_target_`` does not take."""
     yield from ((name, config.get(name), own) for name, own in COMPLETED.items())
     yield from _nested(config)
 
@@ -205,7 +208,7 @@ MOST_JOBS = 10_000
 
 
 def compose_run(overrides: Sequence[str] = ()) -> RunSettings:
-    """The settings of a run for ``overrides`` in Hydra's grammar.
+    """Compose the settings of a run for ``overrides`` in Hydra's grammar.
 
     Raises:
         UserError: an override does not parse, names a group, option or key that does not exist, or sets a setting to
@@ -219,7 +222,7 @@ def compose_run(overrides: Sequence[str] = ()) -> RunSettings:
 
 
 def compose_file(base: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """What the file ``base`` of ``conf`` says, resolved; ``choices`` names the option of each group.
+    """Compose the file ``base`` of ``conf``, resolved; ``choices`` names the option of each group.
 
     Args:
         base: name of the file; ``config`` describes a run.
@@ -255,7 +258,7 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Every combination of the values that the overrides list (``seed=0,1 attack=dlg,idlg``).
+    """Return every combination of the values that the overrides list (``seed=0,1 attack=dlg,idlg``).
 
     Raises:
         UserError: they do not parse, list what can't be enumerated, or combine to more than ``MOST_JOBS``.
@@ -270,7 +273,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def swept_key(overrides: Sequence[str]) -> str:
-    """The key whose values the overrides list (``defense.rate`` for ``defense.rate=0.1,0.5``); empty if none does.
+    """Return the key whose values the overrides list (``defense.rate`` for ``defense.rate=0.1,0.5``); empty if none.
 
     Raises:
         UserError: several do.
@@ -282,18 +285,18 @@ def swept_key(overrides: Sequence[str]) -> str:
 
 
 def override_keys(overrides: Sequence[str]) -> list[str]:
-    """What each override sets."""
+    """Return the key that each override sets."""
     return [o.key_or_group for o in parse_overrides(overrides)]
 
 
 def merge_overrides(*parts: Sequence[str]) -> list[str]:
-    """All overrides, of those that set the same key the last one."""
+    """Merge all overrides, of those that set the same key the last one."""
     overrides = [override for part in parts for override in part]
     return list(dict(zip(override_keys(overrides), overrides, strict=True)).values())
 
 
 def to_yaml(config: RunSettings | DictConfig) -> str:
-    """The configuration as text that ``OmegaConf.create`` reads back."""
+    """Write the configuration as text that ``OmegaConf.create`` parses."""
     return OmegaConf.to_yaml(config if isinstance(config, DictConfig) else config.plain(), resolve=True)
 
 
@@ -302,7 +305,7 @@ def _groups() -> set[str]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Each override taken apart.
+    """Parse each override.
 
     Raises:
         UserError: one is not in Hydra's grammar.
@@ -312,7 +315,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 
 @lru_cache(maxsize=1024)
 def _parsed(text: str) -> Override:
-    """One override; the grammar's parser takes milliseconds, and sweeps repeat the same ones."""
+    """Parse one override, cached: the grammar's parser takes milliseconds, and sweeps repeat the same ones."""
     try:
         (parsed,) = OverridesParser.create().parse_overrides([text])
     except HydraException as error:
@@ -324,7 +327,7 @@ def _parsed(text: str) -> Override:
 
 
 def _values(override: Override) -> list[str]:
-    """``key=value`` for each of the values that ``override`` lists."""
+    """Return ``key=value`` for each of the values that ``override`` lists."""
     value, key = override.value(), override.get_key_element()
     try:
         if isinstance(value, RangeSweep):
@@ -342,7 +345,7 @@ def _values(override: Override) -> list[str]:
 
 
 def _remedy(text: str) -> str:
-    """What to write instead of the override ``text``, which does not parse."""
+    """Say what to write instead of the override ``text``, which does not parse."""
     key, sign, value = text.partition("=")
     if not sign or not key:
         return "write key=value"
@@ -364,7 +367,7 @@ def _check_groups(overrides: Sequence[Override]) -> None:
 
 
 def _parted(overrides: Sequence[Override]) -> tuple[list[str], list[Override]]:
-    """Those that decide which sections there are, and those that set what is in them."""
+    """Separate the overrides that decide which sections there are from those that set what is in them."""
     groups, choices, settings = _groups(), list[str](), list[Override]()
     for override in overrides:
         if override.key_or_group in groups or _names_target(override):
@@ -375,7 +378,7 @@ def _parted(overrides: Sequence[Override]) -> tuple[list[str], list[Override]]:
 
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig) -> list[Override]:
-    """Refuse to set what the chosen groups do not have; ``+key=value`` is left to what reads it.
+    """Refuse to set what the chosen groups do not have; ``+key=value`` is left to what uses it.
 
     Returns:
         The overrides, those of settings that the groups' files leave out as ``++key=value``.
@@ -401,7 +404,10 @@ def _check_keys(overrides: Sequence[Override], config: DictConfig) -> list[Overr
 
 
 def _together(config: DictConfig, group: str) -> str:
-    """The options of a group of which several are chosen at once, all that build something; Hydra does not tell."""
+    """Join the options of a group of which several are chosen at once, and each builds something.
+
+    Hydra does not name them.
+    """
     section = config.get(group) or {}
     return "+".join(str(key) for key, below in section.items() if isinstance(below, DictConfig)) or "none"
 

@@ -34,7 +34,7 @@ _IMPORT_PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", re.ASCII)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The mapping of text, numbers, truth values, lists and mappings in the YAML file ``path``.
+    """Return the mapping of text, numbers, truth values, lists and mappings in the YAML file ``path``.
 
     Raises:
         UserError: it can't be read, is not that, is larger or deeper than a configuration, or refers to anything:
@@ -59,7 +59,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """What an attack on captured updates takes of the configuration of the run that made them, by dotted key.
+    """Return the settings, by dotted key, that an attack on captured updates takes from the run that made them.
 
     Args:
         path: the run's ``config.yaml``.
@@ -94,7 +94,7 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """All settings of the run that wrote ``path``, its ``config.yaml``; whatever they build is registered or trusted.
+    """Return all settings of the run that wrote ``path``; what they build is registered or trusted.
 
     Args:
         path: of the file.
@@ -139,12 +139,12 @@ def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str
 
 
 def trusted(trust: str | Sequence[str] | None) -> frozenset[str]:
-    """What the user's setting ``trust`` names."""
+    """Return the names in the user's setting ``trust``."""
     return frozenset([trust] if isinstance(trust, str) else trust or ())
 
 
 def trust_in(overrides: Sequence[str]) -> frozenset[str]:
-    """What ``trust`` names among the user's own ``overrides``."""
+    """Return what ``trust`` names among the user's own ``overrides``."""
     said = [override.value() for override in parse_overrides(overrides) if override.key_or_group == "trust"]
     return frozenset(str(name) for value in said for name in (value if isinstance(value, list) else [value]))
 
@@ -202,7 +202,7 @@ def _expect_trusted(key: str, target: object, trust: Collection[str], where: str
 
 
 def _is_defined_in(module: str, name: str) -> bool:
-    """Whether the user's own ``module`` defines ``name``, instead of having imported it from elsewhere."""
+    """Say whether the user's own ``module`` defines ``name``, instead of having imported it from elsewhere."""
     try:
         with own_modules(module):
             found = getattr(importlib.import_module(module), name, None)
@@ -253,7 +253,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _mappings(value: Any, name: str) -> Iterator[tuple[str, dict[Any, Any]]]:
-    """All mappings within ``value``, itself included, by where they are."""
+    """Yield all mappings within ``value``, itself included, by where they are."""
     if isinstance(value, dict):
         yield name, value
         for key, entry in value.items():
@@ -264,7 +264,7 @@ def _mappings(value: Any, name: str) -> Iterator[tuple[str, dict[Any, Any]]]:
 
 
 def _missing(registered: Mapping[str, Any], section: Mapping[str, Any], name: str) -> Iterator[str]:
-    """Dotted names of what ``registered`` has and ``section`` lacks."""
+    """Yield dotted names of what ``registered`` has and ``section`` lacks."""
     for key, value in registered.items():
         if key not in section or (isinstance(value, dict) and not isinstance(section[key], dict)):
             yield f"{name}.{key}"
@@ -289,7 +289,7 @@ PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "
 
 
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
-    """Refuse overrides that name a file or a folder of this machine at all, as a run that comes over the network may.
+    """Refuse overrides that name a file or folder of this machine at all, as of a run from the network.
 
     A setting does so by what it decides (``PLACES``) or by what it says: text that leads outside, or in which a folder
     is parted from what is in it.
@@ -332,14 +332,14 @@ def expect_below_here(overrides: Sequence[str], *, where: str) -> None:
 
 
 def leads_outside(text: str) -> bool:
-    """Whether ``text``, taken for a path, may lead out of the working directory; on Windows too."""
+    """Say whether ``text``, taken as a path, may lead out of the working directory; on Windows too."""
     posix, windows = PurePosixPath(text), PureWindowsPath(text)
     absolute = posix.is_absolute() or bool(windows.drive or windows.root)
     return absolute or text.startswith("~") or ".." in (*posix.parts, *windows.parts)
 
 
 def _settings(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """Each setting within ``value`` that is text, by its full name."""
+    """Yield each setting within ``value`` that is text, by its full name."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             yield from _settings(f"{name}.{key}", entry)
@@ -348,7 +348,7 @@ def _settings(name: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """All text within ``value``."""
+    """Yield all text within ``value``."""
     if isinstance(value, Mapping):
         yield from _texts([*value, *value.values()])
     elif isinstance(value, Iterable) and not isinstance(value, str | bytes):

@@ -10,22 +10,22 @@ from fl_privacy.config.settings import Role, RunSettings
 
 
 def declared_settings() -> Iterator[tuple[str, Field[Any]]]:
-    """Dotted key and declaration of every setting and group, groups first."""
+    """Yield dotted key and declaration of every setting and group, groups first."""
     yield from _walk(RunSettings, "")
 
 
 def groups(*, shown: bool = False) -> list[str]:
-    """Names of the groups of options; with ``shown`` those that pages tell."""
+    """Return names of the groups of options; with ``shown`` those that pages name."""
     return [f.name for f in fields(RunSettings) if "group" in f.metadata and (f.metadata["shown"] or not shown)]
 
 
 def sections() -> list[str]:
-    """Names of all that holds settings by name."""
+    """Return names of all that holds settings by name."""
     return [f.name for f in fields(RunSettings) if is_dataclass(f.type) or f.type is DictConfig]
 
 
 def keys_of(role: Role) -> tuple[str, ...]:
-    """Dotted keys of all settings with this role, and of the choices of groups with it."""
+    """Return dotted keys of all settings with this role, and of the choices of groups with it."""
     found: list[str] = []
     for key, declared in declared_settings():
         is_group = "group" in declared.metadata
@@ -39,7 +39,7 @@ def keys_of(role: Role) -> tuple[str, ...]:
 
 
 def captured_keys() -> tuple[str, ...]:
-    """Dotted keys that an attack on captured updates takes from the run that made them."""
+    """Return dotted keys that an attack on captured updates takes from the run that made them."""
     found: list[str] = []
     for key, declared in declared_settings():
         if declared.metadata["captured"] and key.partition(".")[0] not in found:
@@ -48,12 +48,12 @@ def captured_keys() -> tuple[str, ...]:
 
 
 def captured_groups() -> tuple[str, ...]:
-    """Those of them that name what a run is made of."""
+    """Return the captured keys that name what a run is made of."""
     return tuple(name for name in groups() if _declared(name).metadata["captured"])
 
 
 def is_within(key: str, keys: Iterable[str]) -> bool:
-    """Whether the dotted ``key`` is one of ``keys`` or below one."""
+    """Say whether the dotted ``key`` is one of ``keys`` or below one."""
     return any(key == name or key.startswith(f"{name}.") for name in keys)
 
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def select(content: Any, key: str) -> Any:
-    """What nested mappings hold at the dotted ``key``; ``None`` where there is nothing."""
+    """Return what nested mappings hold at the dotted ``key``; ``None`` where there is nothing."""
     for name in key.split("."):
         content = content.get(name) if isinstance(content, Mapping) else None
     return content
@@ -43,7 +43,7 @@ def expect_within(name: str, value: object, within: tuple[float, float] | None) 
 
 
 def read_section(kind: type[T], section: DictConfig, above: str = "") -> T:
-    """The settings of ``kind``, a dataclass of declared ones, that ``section`` holds below the key ``above``.
+    """Build ``kind``, a dataclass of declared settings, from ``section`` below the key ``above``.
 
     Raises:
         UserError: one is missing, of a wrong type or out of its range, or nothing reads it.
@@ -80,7 +80,7 @@ def _frozen(section: DictConfig) -> DictConfig:
 
 
 def plain_value(value: Any) -> Any:
-    """A setting as nested mappings, lists, text and numbers."""
+    """Return a setting as nested mappings, lists, text and numbers."""
     if is_dataclass(value):
         return {name: plain_value(entry) for name, entry in vars(value).items()}
     return OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig) else value

@@ -171,7 +171,7 @@ class BpkiSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """All that ``fl-privacy run`` and ``attack`` can be told, checked.
+    """All settings of ``fl-privacy run`` and ``attack``, checked. ``choices`` are the options taken, by group.
 
     ``choices`` are the options taken, by group.
     """
@@ -273,7 +273,7 @@ class RunSettings:
 
     @classmethod
     def of(cls, config: Mapping[Any, Any] | DictConfig | ListConfig) -> Self:
-        """The settings that ``config`` holds.
+        """Build the settings that ``config`` holds.
 
         Raises:
             UserError: one is missing, of a wrong type or out of its range, or nothing reads it.
@@ -284,19 +284,19 @@ class RunSettings:
 
     @property
     def compares(self) -> bool:
-        """Whether its accuracy is held against that of the same training without defense."""
+        """Say whether its accuracy is compared with that of the same training without defense."""
         return self.baseline and self.choices.defense != "none"
 
     def called(self, part: str) -> str:
-        """The option that is taken for ``part``, or the name of what a user wrote in its place."""
+        """Return the option that is taken for ``part``, or the name of what a user wrote in its place."""
         return called(self.choices[part], getattr(self, part))
 
     def plain(self) -> dict[str, Any]:
-        """Nested mappings, lists, text, numbers, as a file holds them."""
+        """Return nested mappings, lists, text and numbers, as a file holds them."""
         return {name: plain_value(value) for name, value in vars(self).items()}
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """The same settings but for ``changes``, by dotted key."""
+        """Return the same settings but for ``changes``, by dotted key."""
         content = self.plain()
         for key, value in changes.items():
             put(content, key, plain_value(value))

@@ -50,7 +50,7 @@ class GridPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What is trained and what is attacked; attributes are overrides unless said otherwise.
+    """Trainings and attacks of a trade-off; attributes are overrides unless stated otherwise.
 
     Attributes:
         settings: of every job.
@@ -69,18 +69,18 @@ class Grid:
     points: tuple[GridPoint, ...]
 
     def training(self, point: GridPoint) -> list[str]:
-        """Overrides of the training of ``point``, which nobody attacks; accuracies are compared in the end."""
+        """Return overrides of the training of ``point``, which nobody attacks; accuracies are compared in the end."""
         own = ("attack=none", "baseline=false")
         return merge_overrides(self.settings, self.train, point.overrides, own)
 
     def attacking(self, point: GridPoint, attack: str, weights: Path | None) -> list[str]:
-        """Overrides of the attack called ``attack`` on ``point``, whose training is in ``weights`` if it matters."""
+        """Return overrides of the attack called ``attack`` on ``point``, whose training is in ``weights``."""
         own = (f"weights={weights}",) if weights else ()
         return merge_overrides(self.settings, self.attack, self.attacks[attack], point.overrides, own)
 
 
 def load_grid(name: str, overrides: Sequence[str] = ()) -> Grid:
-    """The grid of that name, or in the file of that name.
+    """Load the grid of that name, or in the file of that name.
 
     Args:
         name: of a file in ``fl_privacy/grids``, or the path of another one.
@@ -125,12 +125,12 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Grid:
 
 
 def grid_names() -> list[str]:
-    """Grids that come with the package."""
+    """Name the grids that come with the package."""
     return sorted(path.stem for path in GRIDS.glob("*.yaml"))
 
 
 def grid_points(family: str, overrides: Sequence[str]) -> Iterable[GridPoint]:
-    """The points of ``family``, one for each strength that its ``overrides`` list."""
+    """Yield the points of ``family``, one for each strength that its ``overrides`` list."""
     key = swept_key(overrides)
     for point in expand_sweep(overrides):
         value = next((o.partition("=")[2] for o in point if o.partition("=")[0] == key), "")
@@ -190,13 +190,13 @@ class AttackCell:
 
     @property
     def title(self) -> str:
-        """In words."""
+        """Return the cell in words."""
         return ", ".join(part for part in (self.uploads, self.state, self.server) if part)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UploadKind:
-    """What clients upload, and in which states of the model that is attacked.
+    """A kind of upload of clients, and the states of the model in which it is attacked.
 
     Attributes:
         training: name of the training that it belongs to.
@@ -215,7 +215,7 @@ class UploadKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Track:
-    """What a benchmark consists of; attributes are overrides unless said otherwise.
+    """Contents of a benchmark; attributes are overrides unless stated otherwise.
 
     Attributes:
         name: of its file.
@@ -251,7 +251,7 @@ class Track:
 
     @property
     def cells(self) -> list[AttackCell]:
-        """All of them: honest servers first, upload by upload."""
+        """Return all cells: honest servers first, upload by upload."""
         honest = [AttackCell(uploads=name, state=state) for name, kind in self.uploads.items() for state in kind.states]
         malicious = [
             AttackCell(uploads=name, state=state, server=server)
@@ -262,20 +262,20 @@ class Track:
         return honest + malicious
 
     def training(self, point: GridPoint, name: str, *, early: bool = False) -> list[str]:
-        """Overrides of the training called ``name`` behind ``point``, or of its first rounds alone."""
+        """Return overrides of the training called ``name`` behind ``point``, or of its first rounds alone."""
         rounds = [f"federation.rounds={self.early}", f"evaluate_every={self.early}"] if early else []
         own = ("attack=none", "baseline=false", *rounds)
         return merge_overrides(self.settings, self.trainings[name], point.overrides, own)
 
     def attacking(self, point: GridPoint, cell: AttackCell) -> list[str]:
-        """Overrides of the attack of ``cell`` on ``point``, but for the weights of the model."""
+        """Return overrides of the attack of ``cell`` on ``point``, but for the weights of the model."""
         kind = self.uploads[cell.uploads]
         server = kind.servers[cell.server] if cell.server else ()
         parts = (self.settings, self.trainings[kind.training], self.attack, kind.attack, server, point.overrides)
         return merge_overrides(*parts)
 
     def entered(self, points: Sequence[GridPoint], source: str) -> "Track":
-        """The same track with the user's own defense at its strengths.
+        """Return the same track with the user's own defense at its strengths.
 
         Args:
             points: of one family.
@@ -288,7 +288,7 @@ class Track:
 
 
 def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
-    """The track of that name, or in the file of that name.
+    """Load the track of that name, or in the file of that name.
 
     Args:
         name: of a file in ``fl_privacy/tracks``, or the path of another one.
@@ -339,7 +339,7 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
 
 
 def track_names() -> list[str]:
-    """Tracks that come with the package."""
+    """Name the tracks that come with the package."""
     return sorted(path.stem for path in TRACKS.glob("*.yaml"))
 
 

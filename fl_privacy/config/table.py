@@ -16,13 +16,13 @@ BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->\n"
 
 
 def settings_table() -> str:
-    """A row for each setting: its key, its default, what it decides and what it means."""
+    """Build a row for each setting: its key, its default, what it decides and what it means."""
     rows = "".join(f"| {' | '.join(row)} |\n" for row in _rows())
     return f"| setting | default | decides | |\n|---|---|---|---|\n{rows}"
 
 
 def with_table(text: str) -> str:
-    """``text`` with the table between the marks ``BEGIN`` and ``END``.
+    """Return ``text`` with the table between the marks ``BEGIN`` and ``END``.
 
     Raises:
         UserError: it has no marks.

@@ -11,13 +11,24 @@ from fl_privacy.data.examples import (
     expect_images,
     kind_of_examples,
 )
-from fl_privacy.data.partition import Dirichlet, Iid, Natural, Partition, Pathological, partition_table
+from fl_privacy.data.partition import (
+    ClassShares,
+    Dirichlet,
+    EvenClasses,
+    Iid,
+    Natural,
+    Partition,
+    Pathological,
+    partition_table,
+)
 from fl_privacy.data.tables import load_table, table_of
 from fl_privacy.data.texts import load_text
 
 __all__ = [
+    "ClassShares",
     "Dataset",
     "Dirichlet",
+    "EvenClasses",
     "Examples",
     "Iid",
     "LabelledExamples",

@@ -40,7 +40,7 @@ Sample = tuple[Tensor, int]
 
 
 def samples(data: object) -> Iterator[Sample]:
-    """The examples of ``data`` in order.
+    """Yield the examples of ``data`` in order.
 
     Args:
         data: a ``torch.utils.data.Dataset`` or ``DataLoader``, a data set of the hub, or any iterable, whose examples
@@ -70,7 +70,7 @@ def _examples(data: object) -> Iterator[Any]:
 
 
 def as_sample(example: object) -> Sample:
-    """An example of a data set as a tensor and a class.
+    """Convert an example of a data set to a tensor and a class.
 
     Raises:
         UserError: it has no image or no label.
@@ -81,7 +81,7 @@ def as_sample(example: object) -> Sample:
 
 
 def as_image(example: object) -> Tensor:
-    """The image of an example of a data set, (C, H, W), whatever its label is.
+    """Return the image of an example of a data set, (C, H, W), whatever its label is.
 
     Raises:
         UserError: it has no image.
@@ -106,7 +106,7 @@ def _first(example: Mapping[Any, Any], keys: Sequence[str]) -> Any:
 
 
 def _class(label: Any) -> int:
-    """A class of whatever has one value: a number, ``array([3])``, a tensor; one-hot vectors name theirs.
+    """Return the class in a label of one value (a number, ``array([3])``, a tensor) or a one-hot vector.
 
     Raises:
         UserError: it names several classes, or none.
@@ -126,7 +126,7 @@ def _class(label: Any) -> int:
 
 
 def _pixels(image: Any) -> Tensor:
-    """(C, H, W) float; whole numbers of 8 or 16 bits become [0, 1]."""
+    """Convert an image to (C, H, W) float; whole numbers of 8 or 16 bits become [0, 1]."""
     if isinstance(image, Tensor):
         pixels, steps = image, _STEPS.get(str(image.dtype).removeprefix("torch."))
     else:
@@ -145,7 +145,7 @@ def _pixels(image: Any) -> Tensor:
 
 
 def probe_seed(probe: int, size: int) -> int:
-    """Where the global random streams start while the examples of a probe are drawn from a data set.
+    """Return the seed of the global random streams while the examples of a probe are drawn from a data set.
 
     A transform that crops or flips at random so gives the same images to who has the same data set.
 
@@ -157,7 +157,7 @@ def probe_seed(probe: int, size: int) -> int:
 
 
 def told_normalization(source: object) -> Normalization | None:
-    """That of a ``transforms.Normalize`` within ``source``: a transform, or a data set or loader that has one."""
+    """Return the ``transforms.Normalize`` within ``source``: a transform, or a data set or loader that has one."""
     seen: set[int] = set()
     waiting = [source]
     while waiting and len(seen) < 1000:
@@ -175,7 +175,7 @@ def told_normalization(source: object) -> Normalization | None:
 
 
 def find_normalization(data: object) -> Normalization | None:
-    """How the images of ``data`` are normalized: as its transform says, else as their darkest and brightest pixels do.
+    """Find how the images of ``data`` are normalized: by its transform, else by their darkest and brightest pixels.
 
     ``None`` where they are within [0, 1]. Images of a natural set have black and white pixels in each channel, which
     normalization takes to -mean / std and (1 - mean) / std.
@@ -199,7 +199,7 @@ def find_normalization(data: object) -> Normalization | None:
 
 
 def fingerprint(image: Tensor) -> str:
-    """Tells the image (C, H, W) in [0, 1] from others, by its bytes, and shows nothing of it."""
+    """Hash the image (C, H, W) in [0, 1] by its bytes, which shows nothing of it."""
     levels = (image.clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous()
     return hashlib.sha256(str(tuple(levels.shape)).encode() + levels.numpy().tobytes()).hexdigest()
 

@@ -20,7 +20,7 @@ def load_with_attribute(
     image_size: int | None = None,
     channels: int | None = None,
 ) -> Dataset:
-    """A data set of ``load_data`` whose examples have an attribute beside their class.
+    """Load a data set of ``load_data`` whose examples have an attribute beside their class.
 
     Args:
         name: see ``load_data``, as for the others.
@@ -53,7 +53,7 @@ def load_with_attribute(
 
 
 def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
-    """``examples`` with the classes of ``task``, and their own class as attribute.
+    """Return ``examples`` with the classes of ``task``, and their own class as attribute.
 
     Raises:
         UserError: a class is in none of the coarse ones, in two, or is none.

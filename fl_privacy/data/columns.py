@@ -17,7 +17,7 @@ LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "character"
 
 
 def find_column(columns: Sequence[str], chosen: str | None, usual: Sequence[str], *, kind: str, name: str) -> str:
-    """The column ``chosen`` by the user, else the first of the ``usual`` ones.
+    """Find the column ``chosen`` by the user, else the first of the ``usual`` ones; case decides only between two.
 
     Args:
         columns: those that the table has.
@@ -26,7 +26,11 @@ def find_column(columns: Sequence[str], chosen: str | None, usual: Sequence[str]
         kind: ``image``, ``label`` or ``group``; the option ``data.<kind>_column`` chooses.
         name: of the data set, for errors.
     """
-    found = next((column for column in ([chosen] if chosen else usual) if column in columns), None)
+    wanted_names = [chosen] if chosen else usual
+    found = next((column for column in wanted_names if column in columns), None)
+    if found is None:  # the hub's CelebA has Smiling, others have smiling
+        alike = {column.casefold(): column for column in columns}
+        found = next((alike[name.casefold()] for name in wanted_names if name.casefold() in alike), None)
     if found is None:
         wanted = chosen or f"one of {', '.join(usual)}"
         raise UserError(
@@ -39,7 +43,7 @@ def find_column(columns: Sequence[str], chosen: str | None, usual: Sequence[str]
 def encode_labels(
     parts: Sequence[Sequence[Any]], names: Sequence[str] | None, column: str, name: str
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Labels as indices into class names, alike in all ``parts``.
+    """Encode labels as indices into class names, alike in all ``parts``.
 
     Args:
         parts: the label column of the training set, of the test set.

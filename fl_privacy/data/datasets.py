@@ -23,8 +23,10 @@ from fl_privacy.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, encode_labels,
 from fl_privacy.data.examples import Examples, LabelledExamples
 from fl_privacy.data.images import Fit, decode_images
 from fl_privacy.data.sources import (
+    OWNERS,
     ImageFolder,
     MnistMini,
+    ParquetFolder,
     Photographs,
     Source,
     environment_folder,
@@ -42,7 +44,7 @@ _FIELDS = ("images", "labels", "groups")
 def cached(
     name: str, key: Sequence[str], make: Callable[[], tuple[Examples, Examples]], *, folder: Path | None = None
 ) -> tuple[Examples, Examples]:
-    """The examples that ``make`` returns, from ``folder`` if they have been made before.
+    """Return the examples that ``make`` returns, from ``folder`` if they have been made before.
 
     Args:
         name: of the data set, for the file's name.
@@ -187,7 +189,7 @@ def _with_classes(source: Source, classes: Sequence[str] | None, name: str) -> S
 
 
 def find_source(name: str, root: str | None = None) -> Source:
-    """Where the data set ``name`` is, see ``load_data``."""
+    """Find where the data set ``name`` is, see ``load_data``."""
     if name in _EMBEDDED:
         return _EMBEDDED[name]
     if name == "image_folder":
@@ -207,7 +209,8 @@ def _read(source: Source, reading: _Reading, name: str) -> tuple[Examples, Examp
     names = getattr(parts[0].features[label_column], "names", None)
     labels, names = encode_labels([part[label_column][:] for part in parts], names, label_column, name)
     groups: list[Tensor | None] = [None] * len(parts)
-    if reading.group_column is not None:
+    without_owners = isinstance(source, ParquetFolder) and reading.group_column == OWNERS.get(name)
+    if reading.group_column is not None and not (without_owners and reading.group_column not in columns):
         group_column = find_column(columns, reading.group_column, (), kind="group", name=name)
         groups = list(encode_labels([part[group_column][:] for part in parts], None, group_column, name)[0])
     image_column = find_column(columns, reading.image_column, IMAGE_COLUMNS, kind="image", name=name)
@@ -245,7 +248,7 @@ def _decode(part: Any, column: str, reading: _Reading, name: str) -> Tensor:
 
 
 def every_fifth(examples: LabelledExamples) -> Tensor:
-    """(N,) bool: every fifth example of the shuffled set, sorted by class."""
+    """Mark every fifth example (N,) of the shuffled set, sorted by class."""
     if len(examples) < _HELD_OUT:
         raise UserError(
             f"A data set without a test split is expected to have at least {_HELD_OUT} examples,"

@@ -35,11 +35,11 @@ class Vocabulary:
         return len(self.tokens)
 
     def pieces(self, numbers: Iterable[int]) -> list[str]:
-        """The tokens of a text; what is no token is left out."""
+        """Return the tokens of a text; what is no token is left out."""
         return [self.tokens[number] for number in numbers if 0 <= number < len(self.tokens)]
 
     def words(self, numbers: Iterable[int]) -> list[str]:
-        """The words of a text, of its tokens that are not special."""
+        """Return the words of a text, of its tokens that are not special."""
         found: list[str] = []
         for piece in self.pieces(number for number in numbers if number not in self.special):
             shown, goes_on = as_shown(piece)
@@ -50,14 +50,14 @@ class Vocabulary:
         return found
 
     def word_numbers(self, tokens: Tensor) -> Tensor:
-        """Tokens (N, L) -> words (N, W) as numbers, alike for equal words; -1 fills up both."""
+        """Turn tokens (N, L) into words (N, W) as numbers, alike for equal words; -1 fills up both."""
         rows = [[zlib.crc32(word.encode()) for word in self.words(row)] for row in tokens.tolist()]
         width = max(1, max(map(len, rows), default=1))
         return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.long).reshape(-1, width)
 
     @cached_property
     def _begins_words(self) -> bool:
-        """Whether tokens that begin a word say so, rather than those that go on with one."""
+        """Say whether tokens that begin a word are marked, rather than those that continue one."""
         return any(token.startswith(BEGINNINGS) for token in self.tokens)
 
 
@@ -83,29 +83,29 @@ class LabelledExamples(ABC):
 
     @property
     def num_classes(self) -> int:
-        """K, also of classes that no example has."""
+        """Return K, with classes that no example has."""
         return len(self.class_names)
 
     @property
     @abstractmethod
     def input_shape(self) -> tuple[int, ...]:
-        """Of one example."""
+        """Return the shape of one example."""
 
     @property
     @abstractmethod
     def architecture(self) -> Mapping[str, Any]:
-        """What a model has to know of the examples, by the names of its parameters."""
+        """Return what a model has to know of the examples, by the names of its parameters."""
 
     @abstractmethod
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
-        """The examples at ``indices`` as a model takes them."""
+        """Return the examples at ``indices`` as a model takes them."""
 
     @abstractmethod
     def subset(self, indices: Tensor) -> Self:
-        """The examples at ``indices``."""
+        """Return the examples at ``indices``."""
 
     def _owned(self, indices: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Groups and attributes at ``indices``."""
+        """Return groups and attributes at ``indices``."""
         groups = None if self.groups is None else self.groups[indices]
         return groups, None if self.attributes is None else self.attributes[indices]
 
@@ -127,22 +127,22 @@ class Examples(LabelledExamples):
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
+        """Return (C, H, W)."""
         _, c, h, w = self.images.shape
         return c, h, w
 
     @property
     def architecture(self) -> Mapping[str, int]:
-        """Channels, height, classes."""
+        """Return channels, height and classes."""
         channels, height, _ = self.input_shape
         return {"in_channels": channels, "image_size": height, "num_classes": self.num_classes}
 
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
-        """The examples at ``indices`` with inputs in [0, 1]."""
+        """Return the examples at ``indices`` with inputs in [0, 1]."""
         return Batch(self.images[indices].to(device).float() / 255, self.labels[indices].to(device))
 
     def subset(self, indices: Tensor) -> "Examples":
-        """The examples at ``indices``."""
+        """Return the examples at ``indices``."""
         images, labels, names = self.images[indices], self.labels[indices], self.attribute_names
         return Examples(images, labels, self.class_names, *self._owned(indices), names)
 
@@ -168,17 +168,17 @@ class TextExamples(LabelledExamples):
 
     @property
     def num_classes(self) -> int:
-        """K: of the texts, or tokens that a next one may be."""
+        """Return K: classes of the texts, or tokens that a next one may be."""
         return len(self.vocabulary) if self.next_token else len(self.class_names)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """(L,) tokens of the longest text."""
+        """Return the tokens of the longest text, (L,)."""
         return (self.tokens.shape[1],)
 
     @property
     def architecture(self) -> Mapping[str, int]:
-        """Tokens of the vocabulary and of a text, classes, and what is predicted."""
+        """Return tokens of the vocabulary and of a text, classes, and what is predicted."""
         return {
             "vocabulary_size": len(self.vocabulary),
             "max_length": self.tokens.shape[1],
@@ -188,12 +188,14 @@ class TextExamples(LabelledExamples):
 
     @cached_property
     def lengths(self) -> Tensor:
-        """(N,) tokens of each text."""
+        """Return the tokens of each text, (N,)."""
         return (self.tokens >= 0).sum(1)
 
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
-        """The texts at ``indices``, as wide as the longest of them; labels are classes, or (B, L) the next tokens with
-        -100 where none follows."""
+        """Return the texts at ``indices``, as wide as the longest of them.
+
+        Labels are classes, or (B, L) the next tokens with -100 where none follows.
+        """
         tokens = self.tokens[indices]
         tokens = tokens[..., : max(1, int(self.lengths[indices].max()))].to(device, torch.long)
         if not self.next_token:
@@ -202,7 +204,7 @@ class TextExamples(LabelledExamples):
         return Batch(tokens, follows.masked_fill(follows < 0, -100))
 
     def subset(self, indices: Tensor) -> "TextExamples":
-        """The texts at ``indices``."""
+        """Return the texts at ``indices``."""
         groups, attributes = self._owned(indices)
         tokens, labels = self.tokens[indices], self.labels[indices]
         return replace(self, tokens=tokens, labels=labels, groups=groups, attributes=attributes)
@@ -227,20 +229,20 @@ class TableExamples(LabelledExamples):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """(F,)."""
+        """Return (F,)."""
         return (self.inputs.shape[1],)
 
     @property
     def architecture(self) -> Mapping[str, Any]:
-        """Schema, values of a row, classes."""
+        """Return schema, values of a row, and classes."""
         return {"schema": self.schema, "in_features": self.inputs.shape[1], "num_classes": self.num_classes}
 
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
-        """The rows at ``indices``."""
+        """Return the rows at ``indices``."""
         return Batch(self.inputs[indices].to(device), self.labels[indices].to(device))
 
     def subset(self, indices: Tensor) -> "TableExamples":
-        """The rows at ``indices``."""
+        """Return the rows at ``indices``."""
         groups, attributes = self._owned(indices)
         return replace(
             self, inputs=self.inputs[indices], labels=self.labels[indices], groups=groups, attributes=attributes
@@ -248,14 +250,14 @@ class TableExamples(LabelledExamples):
 
 
 def kind_of_examples(examples: LabelledExamples) -> str:
-    """``images``, ``text`` or ``a table``, as sentences call them."""
+    """Return ``images``, ``text`` or ``a table``, as sentences call them."""
     if isinstance(examples, TableExamples):
         return "a table"
     return "text" if isinstance(examples, TextExamples) else "images"
 
 
 def expect_images(examples: LabelledExamples, what: str) -> Examples:
-    """``examples``, where they are images.
+    """Return ``examples``, where they are images.
 
     Raises:
         UserError: they are others, with which ``what`` can do nothing.

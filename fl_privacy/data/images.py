@@ -117,7 +117,7 @@ def fit_images(images: Tensor, size: int, fit: Fit) -> Tensor:
 
 
 def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
-    """(C, H, W) of an image and C; its size is looked at before its pixels."""
+    """Decode an image (C, H, W), with C; its size is looked at before its pixels."""
     encoded = cell["bytes"]
     try:
         with warnings.catch_warnings():

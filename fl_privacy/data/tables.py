@@ -139,7 +139,7 @@ def table_of(
 
 
 def _frames(name: str, path: str | None, root: str | None) -> tuple[list[Any], Sequence[str] | None]:
-    """The training and test rows as DataFrames, and the names of the classes where the source tells them."""
+    """Return the training and test rows as DataFrames, and the classes' names where the source has them."""
     if path is not None:
         return _of_path(Path(path).expanduser())
     if name == "breast_cancer":
@@ -251,7 +251,7 @@ def _expect_columns(frames: Sequence[Any], columns: Sequence[str], reading: _Rea
 
 
 def _with_target(frame: Any, target: str, features: Collection[str], reading: _Reading) -> Any:
-    """The rows of ``frame`` that have a target, or all values where rows that lack some are dropped."""
+    """Keep the rows of ``frame`` that have a target, and all values where incomplete rows are dropped."""
     kept = frame[target].notna()
     if reading.missing == "drop":
         kept &= frame[list(features)].notna().all(axis=1)
@@ -259,7 +259,7 @@ def _with_target(frame: Any, target: str, features: Collection[str], reading: _R
 
 
 def _codes(values: Any, names: Sequence[str] | None, column: str, name: str) -> tuple[Tensor, tuple[str, ...]]:
-    """(N,) whose classes, groups or attributes, and what these are called."""
+    """Encode classes, groups or attributes (N,), and return what these are called."""
     plain = values.to_numpy()
     if plain.dtype.kind not in "biuf":
         plain = np.asarray(values.astype(object).where(values.notna(), MISSING).map(str), dtype=str)
@@ -269,7 +269,7 @@ def _codes(values: Any, names: Sequence[str] | None, column: str, name: str) -> 
 
 
 def _column(values: Any, name: str, reading: _Reading) -> tuple[Column, Tensor]:
-    """What a column is, and its cells (N,) float64."""
+    """Describe a column, and return its cells (N,) float64."""
     kinds = require("pandas.api.types", package="pandas")
     is_number = kinds.is_numeric_dtype(values) and not kinds.is_bool_dtype(values)
     if not is_number or name in reading.categories:
@@ -292,7 +292,7 @@ def _column(values: Any, name: str, reading: _Reading) -> tuple[Column, Tensor]:
 
 
 def _decimals(numbers: Tensor) -> int:
-    """Digits behind the point that ``numbers`` have, at most 6."""
+    """Count the digits behind the point that ``numbers`` have, at most 6."""
     for digits in range(6):
         rounded = (numbers * 10**digits).round() / 10**digits
         if bool(((numbers - rounded).abs() <= 1e-6 * numbers.abs().clamp_min(1e-6)).all()):

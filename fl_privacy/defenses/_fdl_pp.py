@@ -26,7 +26,8 @@ from fl_privacy.types import Batch, Tensors
 
 
 class PassportConv2d(nn.Module):
-    """``gamma * (W * X) + beta`` with ``gamma = Avg(D(E(W * P_gamma)))`` and beta likewise (Gu et al. 2021, Eq. 24).
+    """Convolution ``gamma * (W * X) + beta`` with ``gamma = Avg(D(E(W * P_gamma)))``, beta alike (Gu et al. 2021, Eq.
+    24).
 
     E and D are linear layers over channels with a leaky ReLU between them, applied at each position; Avg is the mean
     over positions. ``W`` has the name that the convolution's weight had; its bias is gone, beta stands for it.
@@ -64,30 +65,30 @@ class PassportConv2d(nn.Module):
         )
 
     def from_passports(self) -> tuple[Tensor, Tensor]:
-        """gamma (O,) and beta (O,) of Eq. 24."""
+        """Compute gamma (O,) and beta (O,) of Eq. 24."""
         kernels = self.encoder.weight @ self._dense_weight()
         codes = torch.addmm(self.encoder.bias[:, None], kernels, self._patches())
         gamma, beta = self.decoder(F.leaky_relu(codes).view(len(codes), 2, -1).mean(2).T)
         return gamma, beta
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """gamma (O,) and beta (O,) as they are used: stored, or of Eq. 24."""
+        """Return gamma (O,) and beta (O,) in use: stored, or of Eq. 24."""
         if self.gamma is None or self.beta is None:
             return self.from_passports()
         return self.gamma, self.beta
 
     def penalty(self) -> Tensor:
-        """``||gamma - Avg(D(E(W * P_gamma)))||^2`` plus that of beta (Eq. 25); 0 where they are not stored."""
+        """Return ``||gamma - Avg(D(E(W * P_gamma)))||^2`` plus that of beta (Eq. 25); 0 where they are not stored."""
         pairs = zip(self.affine(), self.from_passports(), strict=True)
         return torch.stack([(used - made).square().sum() for used, made in pairs]).sum()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, O, H', W')."""
+        """Convolve (B, C, H, W) -> (B, O, H', W')."""
         gamma, beta = self.affine()
         return self._convolve(inputs, gamma[:, None, None, None] * self.weight, beta)
 
     def _dense_weight(self) -> Tensor:
-        """(O, C * kernel) with zeros where an output of a grouped convolution does not look."""
+        """Return the weight (O, C * kernel), with zeros where an output of a grouped convolution does not look."""
         groups, rows = self._geometry[-1], self.weight.flatten(1)
         if groups == 1:
             return rows
@@ -95,7 +96,7 @@ class PassportConv2d(nn.Module):
         return dense
 
     def _patches(self) -> Tensor:
-        """(C * kernel, 2 * positions): what each position of the convolution sees of both passports."""
+        """Return what each position of the convolution sees of both passports, (C * kernel, 2 * positions)."""
         widths, mode = self._pad
         stride, _, dilation, _ = self._geometry
         seen = torch.stack([self.passport_gamma, self.passport_beta], 1)
@@ -113,7 +114,7 @@ class PassportConv2d(nn.Module):
 
 
 def passport_layers(model: nn.Module) -> dict[str, PassportConv2d]:
-    """The passport layers of ``model`` by name."""
+    """Return the passport layers of ``model`` by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, PassportConv2d)}
 
 
@@ -124,7 +125,7 @@ def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def passport_penalty(model: nn.Module, values: Tensors) -> Tensor:
-    """Sum of the penalties of the passport layers of ``model`` with its parameters and buffers at ``values``."""
+    """Sum the penalties of the passport layers of ``model`` with its parameters and buffers at ``values``."""
     penalties = []
     for prefix, layer in passport_layers(model).items():
         own = {f"layer.{name}": values[f"{prefix}.{name}"] for name in layer.state_dict()}
@@ -155,7 +156,7 @@ def fdl_pp(
     penalty: float = 1.0,
     hidden: int | None = None,
 ) -> Defense:
-    """Private layers whose convolutions are passport layers (Gu et al. 2021, Algorithm 5).
+    """Keep some layers private, with passport layers for convolutions (Gu et al. 2021, Algorithm 5).
 
     The output of each private convolution is scaled and shifted by gamma and beta, which an autoencoder makes of the
     convolution's weights and the client's secret passports, drawn from N(0, 1) in the shape of the layer's input;
@@ -246,6 +247,6 @@ def _below(model: nn.Module, chosen: Sequence[str]) -> Iterator[tuple[str, nn.Mo
 
 @torch.no_grad()
 def _input_shapes(model: nn.Module, layers: Collection[str], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """(C, H, W) of what enters each of ``layers``, as a black image shows."""
+    """Return the shape (C, H, W) of what enters each of ``layers``, by a black image."""
     black = next(model.parameters()).new_zeros(1, *shape)
     return {name: tuple(Front(model.eval(), name)(black).shape[1:]) for name in layers}

@@ -81,7 +81,7 @@ def gs_wgan(
 
 
 def sanitized(slopes: Tensor, multiplier: float, rng: torch.Generator) -> Tensor:
-    """Slopes (B, C, H, W) of which none exceeds norm 1, with noise.
+    """Clip slopes (B, C, H, W) to norm 1 each, and add noise.
 
     Two critics' slopes of a whole batch are 2 sqrt(B) apart at most: that is the sensitivity which the noise of
     deviation ``multiplier`` is relative to.
@@ -107,7 +107,7 @@ class CriticNet(nn.Module):
         self.end = nn.Linear(2 * width * side**2, num_classes)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """(B, C, H, W) and (B,) -> scores (B,)."""
+        """Score images (B, C, H, W) of classes (B,), giving (B,)."""
         hidden = F.leaky_relu(self.second(F.leaky_relu(self.first(images), 0.2)), 0.2)
         scores: Tensor = self.end(hidden.flatten(1)).gather(1, labels[:, None]).squeeze(1)
         return scores
@@ -130,7 +130,7 @@ class Critic:
         self._optimizer = torch.optim.Adam(self._network.parameters(), lr=lr, betas=(0.5, 0.9))
 
     def train(self, generator: Generator, batch_size: int, rng: torch.Generator) -> None:
-        """One step: its own examples up, generated ones of the same classes down."""
+        """Train one step: raise the scores of its own examples, lower those of generated ones of the same classes."""
         if not len(self._images):
             return
         chosen = torch.randint(len(self._images), (batch_size,), generator=rng, device=rng.device)
@@ -147,7 +147,7 @@ class Critic:
         self._optimizer.step()
 
     def slope(self, images: Tensor, labels: Tensor) -> Tensor:
-        """(B, C, H, W) of minus the score of each image, which a generator descends."""
+        """Return the slope (B, C, H, W) of minus the score of each image, which a generator descends."""
         leaf = images.detach().requires_grad_()
         (slope,) = torch.autograd.grad(-self._network(leaf, labels).sum(), leaf)
         return slope

@@ -92,7 +92,7 @@ def _keep_examples(batch: Batch, data: LocalData) -> None:
 
 
 def _same(images: Tensor, labels: Tensor, kept: Tensors) -> bool:
-    """Whether the examples are those that were kept, by all labels and some of the images."""
+    """Say whether the examples are those that were kept, by all labels and some of the images."""
     if kept[_LABELS].shape != labels.shape or not torch.equal(kept[_LABELS].to(labels.device), labels):
         return False
     some = torch.linspace(0, len(images) - 1, min(_COMPARED, len(images))).long()
@@ -100,7 +100,7 @@ def _same(images: Tensor, labels: Tensor, kept: Tensors) -> bool:
 
 
 def coefficients(size: int, k: int, largest: float, rng: torch.Generator) -> Tensor:
-    """(size, k) shares |z| / sum |z| of normal draws z, drawn again while one is above ``largest``.
+    """Draw shares |z| / sum |z| (size, k) of normal z, again while one is above ``largest``.
 
     As in the authors' code; the paper (Algorithm 1) does not say how they are drawn.
     """
@@ -116,7 +116,7 @@ def _shares(size: int, k: int, rng: torch.Generator) -> Tensor:
 
 
 def distinct(taken: Tensor, number: int, population: int, rng: torch.Generator) -> Tensor:
-    """(B, number) indices below ``population``, uniform among those that are not in their row of ``taken`` (B, T)."""
+    """Draw indices (B, number) below ``population``, uniform among those not in their row of ``taken`` (B, T)."""
     before = taken.shape[1]
     for _ in range(number):
         drawn = torch.randint(population - taken.shape[1], (len(taken),), generator=rng)
@@ -127,17 +127,17 @@ def distinct(taken: Tensor, number: int, population: int, rng: torch.Generator) 
 
 
 def levels(images: Tensor) -> Tensor:
-    """uint8 of images in [0, 1]."""
+    """Convert images in [0, 1] to uint8."""
     return (images * 255).round().to(torch.uint8)
 
 
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:
-    """(B, K) float of labels (B,) or (B, K)."""
+    """Convert labels (B,) or (B, K) to float (B, K)."""
     return labels.float() if labels.dim() == 2 else torch.nn.functional.one_hot(labels, num_classes).float()
 
 
 def _expect_within_reach(k: int, largest: float) -> None:
-    """Coefficients are drawn until they are within the bound, which is not to take for ever."""
+    """Refuse a bound that coefficients hardly ever keep, since they are drawn until they do."""
     trial = _shares(_TRIED, k, derive_generator(0, "instahide", "trial"))
     if (trial.amax(1) <= largest).sum() < _WITHIN:
         raise UserError(
@@ -147,7 +147,7 @@ def _expect_within_reach(k: int, largest: float) -> None:
 
 
 def _marks(images: Tensor) -> Tensor:
-    """(N,) int64 of the levels of images, the same for the same image: sums that float64 holds exactly."""
+    """Sum the levels of each image to an int64 mark (N,): sums that float64 holds exactly."""
     flat = images.flatten(1)
     largest = 2**53 // (255 * flat.shape[1])
     weights = torch.randint(largest, flat.shape[1:], generator=derive_generator(0, "instahide", "marks"))
@@ -156,7 +156,7 @@ def _marks(images: Tensor) -> Tensor:
 
 
 def _places(images: Tensor, marks: Tensor, rng: torch.Generator) -> Tensor:
-    """(B,) which of the examples with ``marks`` (N,) the images are; any, where they are none of them."""
+    """Find which of the examples with ``marks`` (N,) the images are (B,); any, where they are none of them."""
     known, order = marks.cpu().sort()
     wanted = _marks(levels(images)).cpu()
     at = torch.searchsorted(known, wanted).clamp_max(len(known) - 1)
@@ -168,7 +168,7 @@ _ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 
 @cache
 def read_pictures(folder: str, input_shape: tuple[int, ...]) -> Tensor:
-    """(N, C, H, W) uint8: all pictures below ``folder``, in the order of their names; read once in a process.
+    """Load all pictures below ``folder`` as uint8 (N, C, H, W), in the order of their names; once in a process.
 
     Raises:
         UserError: there are none, or one can't be read.
@@ -198,6 +198,6 @@ def _read(file: Path, mode: str, size: tuple[int, int]) -> Tensor:
 
 
 def shape_of(images: Tensor) -> tuple[int, ...]:
-    """(C, H, W) of (N, C, H, W)."""
+    """Return (C, H, W) of (N, C, H, W)."""
     sizes: Sequence[int] = images.shape[1:]
     return tuple(sizes)

@@ -17,7 +17,7 @@ from fl_privacy.types import Tensors
 
 
 def keep_largest(scores: Tensors, *, drop: float, scope: Scope) -> Tensors:
-    """Boolean masks, true at all but the floor(drop * n) smallest scores.
+    """Return boolean masks, true at all but the floor(drop * n) smallest scores.
 
     Args:
         scores: by name; larger is kept. Among equals, which ones stay is not specified.
@@ -32,12 +32,12 @@ def keep_largest(scores: Tensors, *, drop: float, scope: Scope) -> Tensors:
 
 
 def random_scores(tensors: Tensors, rng: torch.Generator) -> Tensors:
-    """Uniform scores in the shapes of ``tensors``: keeping the largest of them chooses at random."""
+    """Draw uniform scores in the shapes of ``tensors``: keeping the largest of them chooses at random."""
     return {n: torch.rand(t.shape, generator=rng, device=rng.device).to(t.device) for n, t in tensors.items()}
 
 
 def _mask(scores: Tensor, drop: float) -> Tensor:
-    """(n,) scores -> (n,) booleans; NaN counts as large, so that a broken update stays visibly broken."""
+    """Turn scores (n,) into booleans (n,); NaN counts as large, so that a broken update stays visibly broken."""
     dropped = int(drop * len(scores) + 1e-6)  # 0.29 * 100 is 28.999999999999996
     if dropped == 0:
         return torch.ones_like(scores, dtype=torch.bool)
@@ -50,7 +50,7 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 def compress_with_feedback(
     compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str
 ) -> Tensors:
-    """``compress(tensors + residual)``; the new residual is kept in ``state`` under ``owner``.
+    """Return ``compress(tensors + residual)``; the new residual is kept in ``state`` under ``owner``.
 
     Over T rounds the compressed updates then sum to the clean ones up to the last residual. What is added for
     privacy does not belong into ``compress``: the residual would take it back in the next round.
@@ -185,7 +185,7 @@ def selective_sharing(
 
 
 def ppdl(*, share: float = 0.05, noise: Distribution = "gaussian", scale: float = 0.01) -> Defense:
-    """Noise on every gradient, then only the largest elements of the update are shared (Fan et al. 2020, Table 11).
+    """Add noise to every gradient, then share only the largest elements of the update (Fan et al. 2020, Table 11).
 
     ``dp_noise`` at each local gradient, without clipping, composed with ``selective_sharing`` by magnitude.
 

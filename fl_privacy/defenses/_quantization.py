@@ -59,7 +59,7 @@ def quantization(
 
 
 def quantize(tensor: Tensor, bits: int, rng: torch.Generator | None = None) -> Tensor:
-    """``tensor`` rounded to the grid of ``bits`` bits: at random with ``rng``, else to the nearest value."""
+    """Round ``tensor`` to the grid of ``bits`` bits: at random with ``rng``, else to the nearest value."""
     magnitudes = tensor.abs()
     if not magnitudes.any():
         return tensor.clone()
@@ -74,29 +74,29 @@ def quantize(tensor: Tensor, bits: int, rng: torch.Generator | None = None) -> T
 
 
 def _round_stochastically(positions: Tensor, threshold: Tensor, bits: int) -> Tensor:
-    """The code below or above each position, above with the probability of the distance from below."""
+    """Round each position to the code below or above, above with the probability of the distance from below."""
     step = 2 if bits == 1 else 1  # between neighboring codes
     lowest = -largest_code(bits)
     return ((positions - lowest) / step + threshold).floor() * step + lowest
 
 
 def largest_code(bits: int) -> int:
-    """Codes lie in [-c, c]: 2^bits - 1 of them with 0 in the middle, except that one bit has the codes -1 and 1."""
+    """Return c of the codes [-c, c]: 2^bits - 1 of them with 0 in the middle, except that one bit has -1 and 1."""
     return 1 if bits == 1 else 2 ** (bits - 1) - 1
 
 
 def to_grid(values: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Real-valued codes in [-c, c] as float64, not yet rounded, for ``values`` in [-scale, scale]."""
+    """Map ``values`` in [-scale, scale] to real-valued codes in [-c, c], float64, not yet rounded."""
     return values.double() / scale.double() * largest_code(bits)
 
 
 def round_to_codes(positions: Tensor, bits: int) -> Tensor:
-    """The nearest code of each position; of one bit, the sign, with that of 0 positive."""
+    """Round each position to the nearest code; of one bit, to the sign, with that of 0 positive."""
     if bits == 1:
         return torch.where(positions < 0, -1.0, 1.0).double()
     return positions.round()
 
 
 def from_grid(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """The values of ``codes``, in the dtype of ``scale``."""
+    """Return the values of ``codes``, in the dtype of ``scale``."""
     return (scale.double() * (codes.double() + 0.0) / largest_code(bits)).to(scale.dtype)  # + 0.0 makes -0.0 positive

@@ -23,7 +23,7 @@ STEPS = 80
 
 
 def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4, public: int = 200) -> Defense:
-    """Add to the gradient what misleads classifiers of an attribute (RecUP-FL, Cui et al. 2023, Alg. 1).
+    """Add to the gradient a perturbation that misleads classifiers of an attribute (RecUP-FL, Cui et al. 2023, Alg. 1).
 
     The client trains a zoo of substitutes for the attacker's classifier on the gradients of public examples, whose
     attribute it knows, at the values it was sent. In turn one of them plays the attacker that cannot be asked: a step
@@ -64,7 +64,7 @@ def mislead(
     budget: float,
     iterations: int,
 ) -> Tensors:
-    """``gradient`` with the perturbation that ``recup_fl`` adds."""
+    """Add to ``gradient`` the perturbation of ``recup_fl``."""
     radius = budget * float(torch.stack([g.square().sum() for g in gradient.values()]).sum().sqrt())
     if radius == 0:
         return gradient
@@ -80,13 +80,13 @@ def mislead(
 
 
 def _logits(gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier]) -> Tensor:
-    """(heads, 1, A)"""
+    """Return the logits (heads, 1, A) of the substitutes."""
     sketched = sketch({name: g.unsqueeze(0) for name, g in gradient.items()})
     return torch.stack([head(sketched) for head in heads])
 
 
 def _uphill(gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier], told: Tensor) -> Tensors:
-    """Of unit norm, the direction in which the heads lose what is ``told`` fastest."""
+    """Return the direction, of unit norm, in which the heads lose their answer ``told`` fastest."""
     sketched = sketch({name: g.unsqueeze(0) for name, g in gradient.items()}).detach().requires_grad_()
     with torch.enable_grad():
         loss = torch.stack([F.cross_entropy(head(sketched), told) for head in heads]).mean()
@@ -112,11 +112,11 @@ class _Zoo:
     _kept: tuple[object, tuple[GradientSketch, list[GradientClassifier]]] | None = None
 
     def inform(self, examples: Batch, attributes: Tensor) -> None:
-        """The public examples, before anything is trained."""
+        """Take the public examples, before anything is trained."""
         self._examples, self._attributes, self._kept = examples.first(self.public), attributes[: self.public], None
 
     def at(self, step: LocalStep, uploaded: Tensors) -> tuple[GradientSketch, list[GradientClassifier]]:
-        """The sketch that gradients are told by, and the substitutes trained at the values of ``step``.
+        """Return the sketch that distinguishes gradients, and the substitutes trained at the values of ``step``.
 
         Raises:
             UserError: there are no public examples.

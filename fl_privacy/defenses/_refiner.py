@@ -39,7 +39,7 @@ from fl_privacy.types import Batch, Tensors
 
 
 def fingerprints(images: Tensor) -> Tensor:
-    """(B,) int64, different for different images (B, ...): their bits times odd numbers, modulo 2^64.
+    """Hash images (B, ...) to int64 (B,): their bits times odd numbers, modulo 2^64.
 
     Of texts (B, L) those are tokens from 1, none being 0, so that it makes no difference how wide their batch is.
     """
@@ -62,7 +62,7 @@ class ImageMemory:
         self._keys, self._images, self._fresh = (f"{owner}/{part}" for part in ("keys", "images", "fresh"))
 
     def recall(self, keys: Tensor, default: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What is kept for ``keys``, ``default`` where nothing is; where something is; where that is fresh.
+        """Return what is kept for ``keys``, ``default`` where nothing is; where something is; where that is fresh.
 
         The first are images (B, C, H, W) or texts (B, L, d) in [0, 1], the latter two (B,) booleans.
         """
@@ -89,7 +89,7 @@ class ImageMemory:
         tensors.update(zip((self._keys, self._images, self._fresh), new, strict=True))
 
     def end_round(self, *, forget: bool) -> None:
-        """Nothing is fresh any more; ``forget`` drops the images as well."""
+        """Mark all images as no longer fresh; ``forget`` drops them."""
         if self._keys not in self._state.tensors:
             return
         if forget:
@@ -100,7 +100,7 @@ class ImageMemory:
 
 
 def _as_wide(images: Tensor, width: int) -> Tensor:
-    """Texts (n, L, d) of ``width`` words, zero beyond their own; images, which are all of one shape, as they are."""
+    """Pad texts (n, L, d) to ``width`` words with zeros; leave images, which are all of one shape, unchanged."""
     return torch.nn.functional.pad(images, (0, 0, 0, width - images.shape[1])) if images.dim() == 3 else images
 
 
@@ -169,7 +169,7 @@ def refiner(
 
 @dataclass(frozen=True, kw_only=True)
 class _Refinement:
-    """How robust data are made, by the settings of ``refiner``."""
+    """The making of robust data, by the settings of ``refiner``."""
 
     epsilon: float
     alpha: float
@@ -219,7 +219,7 @@ class _Refinement:
             self.of_words.keep(table, find_word_evaluator(self.evaluator, table, public))
 
     def on_gradient(self, tensors: Tensors, step: LocalStep) -> Tensors:
-        """The gradient of robust data, near ``tensors``."""
+        """Return the gradient of robust data, near ``tensors``."""
         if self.match == "example":
             _expect_own_gradients(step)
         space = self._space(step)
@@ -298,13 +298,13 @@ class _OfWords:
         self._judges: dict[str, WordEvaluator] = {}
 
     def keep(self, table: Tensor, judge: WordEvaluator) -> None:
-        """``judge`` is for the words that ``table`` (n, d) embeds."""
+        """Keep ``judge`` for the words that ``table`` (n, d) embeds."""
         name = name_of_words(table)
         self._judges.pop(name, None)
         self._judges[name] = judge
 
     def judging(self, table: Tensor) -> WordEvaluator | None:
-        """That for these words; where there is none, as for weights that were trained elsewhere, the last one kept."""
+        """Return the judge of these words; where there is none, as for weights trained elsewhere, the last one kept."""
         last = next(reversed(self._judges.values()), None)
         return self._judges.get(name_of_words(table), last) if len(self._judges) > 1 else last
 

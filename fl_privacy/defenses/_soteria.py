@@ -46,17 +46,17 @@ def find_head(model: nn.Module, state: ModelState, inputs: Tensor) -> str:
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """By name."""
+    """Return the linear layers of ``model`` by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
 
 def maker_of(logits: Tensor, calls: Sequence[Call]) -> str:
-    """Name of the layer of ``calls``, at least one, that made ``logits``; the last where it is none of their own."""
+    """Name the layer of ``calls``, at least one, that made ``logits``; the last where it is none of them."""
     return next((call.name for call in reversed(calls) if call.output is logits), calls[-1].name)
 
 
 def representation(model: nn.Module, state: ModelState, inputs: Tensor, head: str) -> Tensor:
-    """(B, D) what enters the layer ``head``, differentiable by ``inputs``.
+    """Return what enters the layer ``head`` (B, D), differentiable by ``inputs``.
 
     The model is in evaluation mode, as in Soteria's code, so that an example's features are its own.
     """
@@ -89,7 +89,7 @@ _KEPT_BYTES = 1 << 25
 
 
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Norms ||d r_i / d x|| of every feature of every example, by backward products.
+    """Compute norms ||d r_i / d x|| of every feature of every example, by backward products.
 
     One forward pass of several copies of the examples serves all products: in each, a copy takes a feature.
 
@@ -119,7 +119,7 @@ def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]
 def estimated_row_norms(
     features: Features, inputs: Tensor, *, directions: int, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """The same norms from random forward products: E[(J v)_i^2] = ||J_i||^2 for v of independent signs.
+    """Estimate the same norms by random forward products: E[(J v)_i^2] = ||J_i||^2 for v of independent signs.
 
     The cost does not depend on D. The relative error of one norm is about 1 / sqrt(2 directions).
 
@@ -145,12 +145,12 @@ def estimated_row_norms(
 
 
 def _copied(inputs: Tensor, copies: int) -> Tensor:
-    """(copies B, ...)."""
+    """Repeat ``inputs`` (B, ...) to (copies B, ...)."""
     return inputs.repeat(copies, *(1 for _ in inputs.shape[1:]))
 
 
 def _chunk(inputs: Tensor) -> int:
-    """How many copies."""
+    """Return how many copies to compute at once."""
     return max(1, _CHUNK_ELEMENTS // inputs.numel())
 
 
@@ -217,7 +217,7 @@ def soteria(
 def feature_scores(
     step: LocalStep, head: str, *, directions: int | None = None, epsilon: float = 1e-10, form: Form = "paper"
 ) -> Tensor:
-    """(D,) sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon); with the form ``code``, of r_i with its sign.
+    """Sum ||d r_i / d x|| / (|r_i| + epsilon) over the batch, (D,); with the form ``code``, of r_i with its sign.
 
     Args:
         step: model, values and batch.
@@ -238,12 +238,12 @@ def feature_scores(
 
 
 def feature_mask(scores: Tensor, rate: float) -> Tensor:
-    """(D,) booleans, false at the floor(rate * D) lowest ``scores``."""
+    """Return booleans (D,), false at the floor(rate * D) lowest ``scores``."""
     return keep_largest({"features": scores}, drop=rate, scope="layer")["features"]
 
 
 def published_mask(scores: Tensor, rate: float) -> Tensor:
-    """(D,) booleans, false where the magnitude of ``scores`` is below their percentile ``rate``, in [0, 1)."""
+    """Return booleans (D,), false where the magnitude of ``scores`` is below their percentile ``rate``, in [0, 1)."""
     mask: Tensor = scores.abs() >= scores.quantile(rate)
     return mask
 
@@ -284,7 +284,7 @@ def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 
 
 
 def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) -> dict[str, Tensor]:
-    """For each element the slice it belongs to, in [0, slices), not falling in the order of ``tensors``.
+    """Assign each element its slice, in [0, slices), not falling in the order of ``tensors``.
 
     Args:
         tensors: by name.
@@ -304,7 +304,7 @@ def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) 
 
 
 def gradient_sensitivity(step: LocalStep, *, directions: int, rng: torch.Generator) -> dict[str, float]:
-    """Frobenius norm of d (gradient of a parameter) / d (inputs), by parameter name.
+    """Estimate the Frobenius norm of d (gradient of a parameter) / d (inputs), by parameter name.
 
     Estimated by ``directions`` products of forward over reverse mode with independent random signs v:
     E||J v||^2 = ||J||_F^2. Batch-norm layers are in evaluation mode.

@@ -19,7 +19,7 @@ Start = Literal["own", "shared"]
 
 
 def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
-    """``names`` if ``model`` has such modules; ``None`` is ``default_private``.
+    """Return ``names`` if ``model`` has such modules; for ``None``, ``default_private``.
 
     Raises:
         UserError: a module is missing, or nothing would be left to share.
@@ -37,7 +37,7 @@ def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
 
 
 def default_private(model: nn.Module) -> list[str]:
-    """The first convolution or linear layer.
+    """Return the first convolution or linear layer.
 
     Raises:
         UserError: there is none, or nothing would be left to share.
@@ -52,7 +52,7 @@ def default_private(model: nn.Module) -> list[str]:
 
 
 def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHook:
-    """The hook that keeps the parameters and buffers of the modules that ``choose`` names with the clients."""
+    """Build the hook that keeps parameters and buffers of the modules that ``choose`` names with the clients."""
 
     def kept(model: nn.Module) -> list[str]:
         chosen = choose(model)
@@ -63,7 +63,7 @@ def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHo
 
 
 def draw_own(private: PrivateHook) -> ModelHook:
-    """The hook by which each client starts with private parameters of its own.
+    """Build the hook by which each client starts with private parameters of its own.
 
     They are the model's in an order of the client's own, element by element: the same distribution, whatever the
     model's initialization is.

@@ -95,7 +95,7 @@ def _with_private_head(
 
 
 def _linear_layers(model: nn.Module, name: str | None) -> tuple[nn.Linear, nn.Linear]:
-    """The last linear layer, which makes the logits, and the one called ``name``."""
+    """Return the last linear layer, which makes the logits, and the one called ``name``."""
     linear = {path: m for path, m in model.named_modules() if isinstance(m, nn.Linear)}
     if not linear:
         raise UserError("SPN expects a model that ends in a linear layer, but got one without; choose another model.")
@@ -121,7 +121,7 @@ def _features(host: str, seen: list[Tensor]) -> Tensor:
 
 
 def _expect_fitting(host: str, layer: str | None, output_layer: str, logits: Tensor, codes: Tensor) -> None:
-    """The head sits where it was meant to, and there is a code for each class."""
+    """Check that the head sits where it was meant to, and there is a code for each class."""
     if layer is None and host != output_layer:
         raise UserError(
             f"SPN expects the last linear layer of the model, {host}, to make the logits, but {output_layer} makes"
@@ -135,7 +135,7 @@ def _expect_fitting(host: str, layer: str | None, output_layer: str, logits: Ten
 
 
 class PolarizationHead(nn.Module):
-    """A fully connected layer on the features, and the codes that its outputs are drawn to (SPN, section 3.1).
+    """A fully connected layer on the features, whose outputs are drawn to codes (SPN, section 3.1).
 
     Attributes:
         weight: (K, F).
@@ -159,12 +159,12 @@ class PolarizationHead(nn.Module):
         self.register_buffer("codes", 2.0 * torch.randint(2, (classes, bits), generator=rng) - 1.0)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(B, F) -> v (B, K)."""
+        """Return v (B, K) of features (B, F)."""
         return nn.functional.linear(features, self.weight, self.bias)
 
 
 def polarization_loss(outputs: Tensor, codes: Tensor, labels: Tensor, margin: float) -> Tensor:
-    """Mean over the batch of sum_k max(m - v_k t_k, 0), t the code of the example's class (SPN, Eq. 5).
+    """Return the mean over the batch of sum_k max(m - v_k t_k, 0), t the code of the example's class (SPN, Eq. 5).
 
     Args:
         outputs: v, (B, K).

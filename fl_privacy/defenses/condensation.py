@@ -49,27 +49,27 @@ class Classes:
 
     @classmethod
     def of(cls, batch: Batch) -> "Classes":
-        """The classes in ``batch``, with inputs in [0, 1]."""
+        """Split ``batch``, with inputs in [0, 1], into its classes."""
         labels = hard_labels(batch.labels)
         present, counts = torch.unique(labels, return_counts=True)
         first = counts.cumsum(0) - counts
         return cls((batch.inputs - MIDDLE) / SPREAD, present, first, counts, labels.argsort(stable=True))
 
     def draw(self, number: int, rng: torch.Generator) -> Tensor:
-        """(P, number, C, H, W): of each class, with replacement."""
+        """Draw images of each class (P, number, C, H, W), with replacement."""
         chance = torch.rand(len(self.present), number, generator=rng, device=rng.device).to(self.images.device)
         place = self.first.unsqueeze(1) + (chance * self.counts.unsqueeze(1)).long()
         return self.images[self.order[place]]
 
     def start(self, number: int, how: Start, rng: torch.Generator) -> Tensor:
-        """(P, number, C, H, W): what the condensed images of each class start as."""
+        """Return the images (P, number, C, H, W) that the condensed ones of each class start from."""
         if how == "real":
             return self.draw(number, rng)
         shape = (len(self.present), number, *self.images.shape[1:])
         return torch.randn(shape, generator=rng, device=rng.device).to(self.images)
 
     def finished(self, images: Tensor) -> Batch:
-        """(P, I, C, H, W) normalized images as a batch of 256 levels in [0, 1]."""
+        """Turn normalized images (P, I, C, H, W) into a batch of 256 levels in [0, 1]."""
         pixels = (MIDDLE + SPREAD * images.detach()).clamp(0, 1)
         return Batch((pixels.flatten(0, 1) * 255).round() / 255, self.present.repeat_interleave(images.shape[1]))
 
@@ -79,12 +79,12 @@ Make = Callable[[Batch, LocalData], Batch]
 
 
 def exchanging(part: Part, make: Make, *, outcome: OutcomeHook) -> Defense:
-    """A client trains on what ``make`` made once of its examples, as many as ``outcome`` says."""
+    """Build a defense that trains on what ``make`` made once of a client's examples, as many as ``outcome`` says."""
     return Defense(parts=(part,), examples=(made_once(part.name, make),), outcome=(outcome,))
 
 
 def made_once(name: str, make: Make) -> ExamplesHook:
-    """``make`` as an examples hook that keeps what it made, as bytes, in the client's state under ``name``."""
+    """Wrap ``make`` as an examples hook that keeps its result, as bytes, in the client's state under ``name``."""
     images, labels = f"{name}/images", f"{name}/labels"
 
     def hook(batch: Batch, data: LocalData) -> Batch:
@@ -99,7 +99,7 @@ def made_once(name: str, make: Make) -> ExamplesHook:
 
 
 def of_each_present(images_per_class: int) -> OutcomeHook:
-    """So many images of every class that the client holds."""
+    """Build the hook for ``images_per_class`` images of every class that the client holds."""
 
     def outcome(labels: Tensor, num_classes: int) -> Tensor:
         present: Tensor = torch.unique(labels)
@@ -109,7 +109,7 @@ def of_each_present(images_per_class: int) -> OutcomeHook:
 
 
 def of_every_class(images_per_class: int) -> OutcomeHook:
-    """So many images of every class there is."""
+    """Build the hook for ``images_per_class`` images of every class there is."""
 
     def outcome(labels: Tensor, num_classes: int) -> Tensor:
         return torch.arange(num_classes).repeat_interleave(images_per_class)
@@ -122,7 +122,7 @@ Augmentation = Callable[[Tensor], Tensor]
 
 
 def siamese(rng: torch.Generator) -> Augmentation:
-    """One of color, crop, cutout, flip, scale and rotation with its parameters drawn (Zhao and Bilen 2021)."""
+    """Draw one of color, crop, cutout, flip, scale and rotation, with its parameters (Zhao and Bilen 2021)."""
     kinds: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (_color, _crop, _cutout, _flip, _scale, _rotate)
     chosen = int(torch.randint(len(kinds), (1,), generator=rng, device=rng.device))
     draws = torch.rand(3, generator=rng, device=rng.device)
@@ -130,13 +130,13 @@ def siamese(rng: torch.Generator) -> Augmentation:
 
 
 def siamese_by_class(classes: int, rng: torch.Generator) -> Augmentation:
-    """``siamese`` with a draw for each of the ``classes`` in the first dimension, as in the authors' code."""
+    """Draw ``siamese`` for each of the ``classes`` in the first dimension, as in the authors' code."""
     changes = [siamese(rng) for _ in range(classes)]
     return lambda images: torch.stack([change(of_class) for change, of_class in zip(changes, images, strict=True)])
 
 
 def unaugmented(images: Tensor) -> Tensor:
-    """The images as they are: the augmentation of methods without one."""
+    """Return the images unchanged: the augmentation of methods without one."""
     return images
 
 
@@ -202,7 +202,7 @@ class InstanceNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) -> the same."""
+        """Normalize each channel of each image (B, C, H, W)."""
         centered = inputs - inputs.mean((-2, -1), keepdim=True)
         scale = (centered.square().mean((-2, -1), keepdim=True) + 1e-5).rsqrt()
         return centered * scale * self.weight.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
@@ -230,12 +230,12 @@ class CondensationNet(nn.Module):
         self.classifier = nn.Linear(width * side * side, num_classes)
 
     def embed(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, D)."""
+        """Embed images (B, C, H, W) -> (B, D)."""
         embedding: Tensor = self.features(inputs).flatten(1)
         return embedding
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) -> logits (B, K)."""
+        """Return logits (B, K) of images (B, C, H, W)."""
         logits: Tensor = self.classifier(self.embed(inputs))
         return logits
 
@@ -243,7 +243,7 @@ class CondensationNet(nn.Module):
 def fresh_network(
     kind: type[Network], images: Tensor, num_classes: int, rng: torch.Generator, **options: int
 ) -> Network:
-    """A network of ``kind`` with initial values drawn from ``rng``, for ``images`` (..., C, H, W)."""
+    """Build a network of ``kind`` with initial values drawn from ``rng``, for ``images`` (..., C, H, W)."""
     network = build_model(
         kind,
         seed=int(torch.randint(2**62, (1,), generator=rng, device=rng.device)),

@@ -74,7 +74,7 @@ def dsa(
     width: int = 32,
     start: Start = "real",
 ) -> Defense:
-    """``dc`` with differentiable siamese augmentation of real and condensed images (Zhao and Bilen 2021).
+    """Condense as ``dc`` does, with differentiable siamese augmentation of all images (Zhao and Bilen 2021).
 
     The published images start as real ones, by the authors' own commands; ``start="noise"`` hides these better. Each
     class's images are augmented by one draw at each step, where the authors' code draws for each image that the network
@@ -84,7 +84,7 @@ def dsa(
 
 
 def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
-    """Sum over classes, weights and their output units of one minus the cosine; biases and norms do not count.
+    """Sum one minus the cosine over classes, weights and their output units; biases and norms do not count.
 
     Args:
         found: (P, O, ...) by name, one gradient for each class.
@@ -98,7 +98,7 @@ def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
 
 
 def class_gradients(network: CondensationNet, images: Tensor, labels: Tensor) -> Tensors:
-    """(P, *shape) by name of the mean loss of each class's images (P, I, C, H, W) with labels (P,)."""
+    """Compute gradients (P, *shape) of the mean loss of each class's images (P, I, C, H, W), labels (P,)."""
     parameters = dict(network.named_parameters())
 
     def loss(values: Tensors, inputs: Tensor, label: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ def _matching(name: str, plan: _Plan) -> Defense:
 def _train(
     network: CondensationNet, images: Tensor, present: Tensor, steps: int, draw: Callable[[], Augmentation]
 ) -> None:
-    """On the condensed ``images`` (P, I, C, H, W)."""
+    """Train on the condensed ``images`` (P, I, C, H, W)."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.5, weight_decay=5e-4)
     labels = present.repeat_interleave(images.shape[1])
     for _ in range(steps):
@@ -224,6 +224,6 @@ def dm(
 
 
 def mean_features(network: CondensationNet, images: Tensor) -> Tensor:
-    """(P, D) of the images (P, I, C, H, W) of each class."""
+    """Return mean features (P, D) of the images (P, I, C, H, W) of each class."""
     features = network.embed(images.flatten(0, 1))
     return features.reshape(*images.shape[:2], -1).mean(1)

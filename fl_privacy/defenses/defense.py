@@ -27,13 +27,13 @@ class ClientState:
     input_shape: tuple[int, ...] | None = None
 
     def of_images(self, shape: tuple[int, ...]) -> "ClientState":
-        """The same, tensors shared, of a client whose images have this shape."""
+        """Return the same state, tensors shared, of a client whose images have this shape."""
         return ClientState(self.tensors, tuple(shape))
 
 
 @dataclass(frozen=True, eq=False)
 class LocalStep:
-    """Where a gradient was computed: all that a defense of the gradient may look at.
+    """The step that computed a gradient: all that a defense of the gradient may look at.
 
     Attributes:
         model: with private parts.
@@ -60,7 +60,7 @@ class LocalStep:
 
 @dataclass(frozen=True, eq=False)
 class LocalData:
-    """Whose examples are to be exchanged: all that a defense of a client's data may look at.
+    """The client whose examples are to be exchanged: all that a defense of a client's data may look at.
 
     Attributes:
         num_classes: K.
@@ -142,27 +142,27 @@ class Defense:
 
     @property
     def name(self) -> str:
-        """Names of its parts."""
+        """Return the names of its parts."""
         return "+".join(part.name for part in self.parts) or "none"
 
     @property
     def computes_gradient(self) -> bool:
-        """Whether the gradient of the mean loss is of no use."""
+        """Say whether the gradient of the mean loss is of no use, since the defense computes one anew."""
         return bool(self.gradient) and self.gradient[0] in self.anew
 
     @property
     def changes_images(self) -> bool:
-        """Whether the same example is another one in every round, so that its updates can't be matched together."""
+        """Say whether the same example is another one in every round, so that its updates can't be matched together."""
         return bool(self.data)
 
 
 def none() -> Defense:
-    """No defense: what is computed is uploaded."""
+    """Build no defense: what is computed is uploaded."""
     return Defense()
 
 
 def compose(*defenses: Defense) -> Defense:
-    """All of ``defenses`` in order: the parts and hooks of the first come first.
+    """Compose ``defenses`` in order: the parts and hooks of the first come first.
 
     >>> from fl_privacy.defenses import dp_noise, pruning
     >>> compose(pruning(rate=0.9), dp_noise(clip_norm=1.0, scale=0.01)).name

@@ -27,7 +27,7 @@ _CODES = np.array([[float(largest_code(bits))] for bits in range(1, _MAX_BITS + 
 
 
 def encode(tensors: Tensors) -> dict[str, Tensor]:
-    """The shortest of a few exact encodings of each tensor.
+    """Encode each tensor by the shortest of a few exact encodings.
 
     Zeros are left out where that saves bytes, and values on an even grid (as ``quantization`` leaves them, the grid
     is recognized) are sent as codes of as many bits as the grid needs.
@@ -42,7 +42,7 @@ def encode(tensors: Tensors) -> dict[str, Tensor]:
 
 
 def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
-    """What ``encode`` was given, bit for bit.
+    """Return what ``encode`` was given, bit for bit.
 
     Args:
         encoded: of ``encode``.
@@ -66,7 +66,7 @@ def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
 
 
 def encoded_bytes(tensors: Tensors) -> int:
-    """Bytes of ``tensors`` on the wire, each encoded if that is shorter, names not counted."""
+    """Count the bytes of ``tensors`` on the wire, each encoded if that is shorter, names not counted."""
     return sum(_shortest_bytes(tensor.detach().cpu()) for tensor in tensors.values())
 
 
@@ -77,7 +77,9 @@ def _shortest_bytes(tensor: Tensor) -> int:
 
 
 def plainly_shortest(array: NDArray[np.generic]) -> bool:
-    """Whether it shows at a glance that ``encode`` saves nothing, as for most updates; ``False`` says nothing.
+    """Say whether it shows at a glance that ``encode`` saves nothing, as for most updates.
+
+    ``False`` says nothing.
 
     A bitmap pays from one zero in so many values on as a value has bits; a grid holds all values, hence any few of
     them.
@@ -162,8 +164,10 @@ def _decode_values(payload: bytes, k: int, bits: int, dtype: torch.dtype) -> Ten
 
 
 def _grid_bits(values: Tensor, *, limit: int) -> int:
-    """The fewest bits of a grid that holds all of ``values``, none of them 0, exactly; 0 if there is none or some are
-    not finite."""
+    """Return the fewest bits of a grid that holds all of ``values``, none of them 0; 0 if there is none.
+
+    Also 0 if some are not finite.
+    """
     if len(values) == 0:
         return 0
     scale = values.abs().amax()
@@ -171,7 +175,7 @@ def _grid_bits(values: Tensor, *, limit: int) -> int:
 
 
 def _likely_bits(values: Tensor, scale: Tensor, limit: int) -> list[int]:
-    """The bits of all grids that hold the few ``values``, found together."""
+    """Return the bits of all grids that hold the few ``values``, found together."""
     codes, exact = torch.from_numpy(_CODES)[: min(_MAX_BITS, limit)], scale.double()
     positions = (values.double() / exact * codes).round_()
     held = positions.mul_(exact).div_(codes).to(values.dtype) == values
@@ -184,7 +188,7 @@ def _on_grid(values: Tensor, scale: Tensor, bits: int) -> bool:
 
 
 def _bits_of(values: Tensor) -> Tensor:
-    """(n,) floats as whole numbers of the same bits."""
+    """Return floats (n,) as whole numbers of the same bits."""
     return values.contiguous().view(
         {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
     )
@@ -205,12 +209,12 @@ _CHUNK = 1 << 18
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Bytes of ``count`` numbers of ``bits`` bits."""
+    """Count the bytes of ``count`` numbers of ``bits`` bits."""
     return (count * bits + 7) // 8
 
 
 def pack(numbers: NDArray[np.integer], bits: int) -> bytes:
-    """(n,) numbers in [0, 2^bits) with ``bits`` from 1 to 32, highest bit first; the last byte is filled with zeros."""
+    """Pack numbers (n,) in [0, 2^bits) with ``bits`` from 1 to 32, highest bit first; zeros fill the last byte."""
     parts = []
     for start in range(0, len(numbers), _CHUNK):
         chunk = numbers[start : start + _CHUNK].astype(">u4")
@@ -220,7 +224,7 @@ def pack(numbers: NDArray[np.integer], bits: int) -> bytes:
 
 
 def unpack(packed: bytes, count: int, bits: int) -> NDArray[np.int64]:
-    """The ``count`` numbers that ``pack`` packed."""
+    """Return the ``count`` numbers that ``pack`` packed."""
     data = np.frombuffer(packed, dtype=np.uint8)
     numbers = np.empty(count, dtype=np.int64)
     for start in range(0, count, _CHUNK):

@@ -37,7 +37,7 @@ MILESTONES = 16
 def epsilon(
     *, noise_multiplier: float, sample_rate: float, steps: int, delta: float, accountant: Accountant = "rdp"
 ) -> float:
-    """Epsilon at ``delta`` after ``steps`` releases of the subsampled Gaussian mechanism; infinite without noise.
+    """Compute epsilon after ``steps`` releases of the subsampled Gaussian mechanism; infinite without noise.
 
     Args:
         noise_multiplier: standard deviation of the noise over the l2 sensitivity, at least 0.
@@ -69,7 +69,7 @@ def epsilon(
 def epsilons(
     *, noise_multiplier: float, sample_rate: float, steps: Sequence[int], delta: float, accountant: Accountant = "rdp"
 ) -> list[float]:
-    """``epsilon`` after each of the ascending numbers ``steps``, for much less than asking for each of them.
+    """Compute ``epsilon`` after each of the ascending numbers ``steps``, for much less than one by one.
 
     Renyi divergences add up, so that ``rdp`` computes them once. Of ``prv`` only some values are computed; in between
     stands the next larger one, an upper bound.
@@ -97,7 +97,7 @@ def epsilons(
 def noise_multiplier_for(
     *, epsilon: float, sample_rate: float, steps: int, delta: float, accountant: Accountant = "rdp"
 ) -> float:
-    """The least noise multiplier, up to a thousandth of ``epsilon``, that spends at most ``epsilon`` in ``steps``.
+    """Find the least noise multiplier, up to a thousandth of ``epsilon``, that spends at most ``epsilon`` in ``steps``.
 
     Args:
         epsilon: the budget, above 0.
@@ -136,7 +136,7 @@ def noise_multiplier_for(
 
 
 def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta: float) -> float:
-    """Epsilon at ``delta`` after ``steps`` Gaussian releases, each of which depends on a given record at random.
+    """Compute epsilon after ``steps`` Gaussian releases, each of which depends on a given record at random.
 
     What the other releases look like does not matter, other than in ``epsilon``. With probability ``share`` a release
     of sensitivity 1 depends on the record; as exp((a - 1) D_a) is jointly convex, its Renyi divergence of order a is at
@@ -163,7 +163,7 @@ def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta:
 
 
 def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta: float) -> float:
-    """The least noise multiplier, up to a thousandth, by which ``mixture_epsilon`` is at most ``epsilon``.
+    """Find the least noise multiplier, up to a thousandth, by which ``mixture_epsilon`` is at most ``epsilon``.
 
     Raises:
         UserError: no noise is enough.
@@ -185,7 +185,7 @@ def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta:
 
 @contextmanager
 def _opacus() -> Iterator[None]:
-    """Around its use: its absence is one line, and it warns of nothing that concerns an upper bound."""
+    """Turn Opacus' absence into one line, and silence its warnings that concern no upper bound."""
     try:
         with np.errstate(divide="ignore"), warnings.catch_warnings():  # PRV takes log(1 - sample_rate)
             warnings.filterwarnings("ignore", message="Optimal order is")
@@ -196,7 +196,7 @@ def _opacus() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """What differential privacy a defense gives one client against the server that reads all its uploads.
+    """What differential privacy guarantees one client against the server, which sees all its uploads.
 
     Attributes:
         unit: what is protected: ``example`` (one of the client's examples added or removed) or ``client`` (all of its
@@ -221,7 +221,7 @@ class Guarantee:
     once: float | None = None
 
     def epsilon(self, rounds: int) -> float:
-        """Epsilon of a client that has taken part in ``rounds`` rounds; infinite where there is no guarantee."""
+        """Return the epsilon of a client that took part in ``rounds`` rounds; infinite without guarantee."""
         if self.missing is not None:
             return math.inf
         if self.once is not None:
@@ -235,7 +235,7 @@ class Guarantee:
         )
 
     def course(self, rounds: Sequence[int]) -> list[float]:
-        """``epsilon`` of each of the ascending numbers ``rounds``, or a bound above it (see ``epsilons``)."""
+        """Return ``epsilon`` of each of the ascending numbers ``rounds``, or a bound above it (see ``epsilons``)."""
         if self.missing is not None:
             return [math.inf] * len(rounds)
         if self.once is not None:
@@ -249,7 +249,7 @@ class Guarantee:
         )
 
     def describe(self, rounds: int) -> str:
-        """One sentence for a report."""
+        """Describe the guarantee in one sentence for a report."""
         if self.missing is not None:
             return f"No differential privacy guarantee: {self.missing}."
         if self.once is not None:
@@ -280,7 +280,7 @@ def guarantee(
     num_tensors: int = 1,
     buffers_shared: bool = False,
 ) -> Guarantee:
-    """The guarantee of ``defense``, alone or composed with defenses that only process its noised update.
+    """Return the guarantee of ``defense``, alone or composed with defenses that only process its noised update.
 
     Args:
         defense: clipped examples protect an example, clipped Gaussian noise the client's whole update.
@@ -321,7 +321,7 @@ def guarantee(
 
 
 def promises_privacy(defense: Defense) -> bool:
-    """Whether a part of ``defense`` noises what it has clipped, so that somebody may count on a guarantee.
+    """Say whether a part of ``defense`` noises what it has clipped, so that somebody may count on a guarantee.
 
     What leaves a client beside such an upload, as an exact loss, is covered by no guarantee and has to stay.
     """
@@ -333,7 +333,7 @@ def promises_privacy(defense: Defense) -> bool:
 
 
 def mechanism(defense: Defense) -> Part | None:
-    """The part of ``defense`` whose noise the accountants count, clipped or not; ``None`` where none or several do."""
+    """Return the part of ``defense`` whose noise accountants count; ``None`` where none or several do."""
     found = _mechanisms(defense)
     return found[0] if len(found) == 1 else None
 
@@ -364,14 +364,14 @@ def _why_missing(defense: Defense, buffers_shared: bool) -> str | None:
 
 
 def _norm(effect: Effect | None) -> float | None:
-    """To which something was clipped; ``None`` where nothing was, or nobody says to what."""
+    """Return the norm that something was clipped to; ``None`` where nothing was, or the norm is unknown."""
     if isinstance(effect, ClippedExamples):
         return effect.norm
     return effect.clip.norm if isinstance(effect, Noise) and effect.clip else None
 
 
 def noise_of(effect: Effect | None) -> float | None:
-    """Standard deviation of the noise, or its noise multiplier; ``None`` where there is none, or it is not told."""
+    """Return the noise's standard deviation or multiplier; ``None`` where there is none, or it is unknown."""
     if isinstance(effect, ClippedExamples):
         return effect.noise_multiplier
     return effect.std if isinstance(effect, Noise) else None

@@ -33,7 +33,7 @@ Privacy = Callable[[Tensor], Tensor]
 
 
 def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Importance, decay: float) -> Tensors:
-    """Weight of each element in the utility metric (Eq. 3): |g theta| tau^i in layer i.
+    """Weigh each element in the utility metric (Eq. 3): |g theta| tau^i in layer i.
 
     Args:
         target: gradients to match, (*shape) or (B, *shape) by name.
@@ -56,7 +56,7 @@ AsInputs = Callable[[Tensor], Tensor]
 
 
 def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs, start: Tensor) -> Gap:
-    """UM (Eq. 4) of the gradient of a batch's mean loss: the sum of (weight (gradient - target))^2.
+    """Build UM (Eq. 4) of the gradient of a batch's mean loss: the sum of (weight (gradient - target))^2.
 
     Args:
         step: of the client.
@@ -77,7 +77,7 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsI
 
 
 def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
-    """UM (Eq. 4) of each example's own gradient; ``target`` and ``weights`` are (B, *shape)."""
+    """Build UM (Eq. 4) of each example's own gradient; ``target`` and ``weights`` are (B, *shape)."""
 
     def gap(images: Tensor) -> Tensor:
         found = own_gradients(step, as_inputs(images))
@@ -88,7 +88,7 @@ def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: A
 
 
 def own_gradients(step: LocalStep, inputs: Tensor) -> Tensors:
-    """(B, *shape) the gradient of each example's loss, differentiable by ``inputs``."""
+    """Compute the gradient (B, *shape) of each example's loss, differentiable by ``inputs``."""
     batch = Batch(inputs, step.batch.labels)
     return example_gradients(step.model, _frozen(step), batch, plan=step.plan, changes=step.changes)
 
@@ -128,7 +128,7 @@ def descend(
 
 
 def pull_within(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
-    """The point nearest to ``gradient`` within the l2 distance ``radius`` of ``center`` (appendix J).
+    """Return the point nearest to ``gradient`` within the l2 distance ``radius`` of ``center`` (appendix J).
 
     Also after rounding: the distance in float64 is at most ``radius``.
     """
@@ -144,7 +144,7 @@ def _frozen(step: LocalStep) -> ModelState:
 
 
 def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[str, int]:
-    """Parameter name -> number of its layer, from 1 in the order of the forward pass.
+    """Return the number of each parameter's layer, from 1 in the order of the forward pass.
 
     A layer is a module that owns parameters, so that weight and bias share a number; found by watching one pass. Layers
     that are not called come last.
@@ -173,30 +173,30 @@ class RobustSpace(Protocol):
 
     @property
     def withheld(self) -> frozenset[str]:
-        """Names of parameters whose gradient robust data do not have."""
+        """Return names of parameters whose gradient robust data do not have."""
         ...
 
     @property
     def true(self) -> Tensor:
-        """Those of the true inputs."""
+        """Return the coordinates of the true inputs."""
         ...
 
     def noise(self, rng: torch.Generator) -> Tensor:
-        """Those of inputs without any meaning."""
+        """Draw coordinates of inputs without any meaning."""
         ...
 
     def inputs(self, coordinates: Tensor) -> Tensor:
-        """What the model takes, differentiable."""
+        """Return what the model takes, differentiable."""
         ...
 
     def privacy(self, kind: Judge) -> Privacy:
-        """PM."""
+        """Return PM."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Of images, whose noise is uniform.
+    """Robust space of images, whose noise is uniform.
 
     Attributes:
         true: (B, C, H, W) in [0, 1].
@@ -224,7 +224,10 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """Of texts: coordinates (B, L, d) of the embeddings of their words, whose noise are random words (appendix F).
+    """Robust space of texts: coordinates (B, L, d) of the embeddings of their words.
+
+    Its noise are random words (appendix F). What the embeddings are learned by, the first layer, is neither trained nor
+    uploaded.
 
     What the embeddings are learned by, the first layer, is neither trained nor uploaded.
 
@@ -269,7 +272,7 @@ class Words:
 
 
 def words_of(step: LocalStep, judge: WordEvaluator | None) -> Words:
-    """The robust space of the texts of ``step``."""
+    """Build the robust space of the texts of ``step``."""
     model = step.model
     assert isinstance(model, TextModel)
     table = step.sent.parameters[model.word_weight].detach()

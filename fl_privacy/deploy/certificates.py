@@ -24,7 +24,7 @@ _EARLIER = datetime.timedelta(hours=1)
 
 
 def make_authority(certificate: Path, key: Path) -> None:
-    """A certificate authority for this deployment alone (P-384), which can sign servers and nothing else."""
+    """Make a certificate authority for this deployment alone (P-384), which can sign servers and nothing else."""
     made = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fl-privacy deployment")])
     builder = _builder(name, name, made.public_key(), CA_DAYS)
@@ -37,7 +37,7 @@ def make_authority(certificate: Path, key: Path) -> None:
 
 
 def make_server_certificate(certificate: Path, key: Path, *, host: str, authority: tuple[Path, Path]) -> None:
-    """A certificate for the name or address ``host`` and for loopback, signed by ``authority``.
+    """Make a certificate for the name or address ``host`` and for loopback, signed by ``authority``.
 
     Args:
         certificate: file to write.
@@ -61,7 +61,7 @@ def make_server_certificate(certificate: Path, key: Path, *, host: str, authorit
 
 
 def make_node_key(private: Path, public: Path) -> None:
-    """The key pair of a SuperNode (P-384), in the formats that Flower reads."""
+    """Make the key pair of a SuperNode (P-384), in the formats that Flower reads."""
     made = ec.generate_private_key(ec.SECP384R1())
     encoding = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     write_private(private, made.private_bytes(*encoding))
@@ -70,7 +70,7 @@ def make_node_key(private: Path, public: Path) -> None:
 
 
 def expect_valid(certificate: Path, authority: Path, host: str) -> datetime.datetime:
-    """The end of the validity of a server's certificate.
+    """Check a server's certificate, and return the end of its validity.
 
     Raises:
         UserError: it is not signed by ``authority``, has expired, or is for other names than ``host``.
@@ -93,7 +93,7 @@ def expect_valid(certificate: Path, authority: Path, host: str) -> datetime.date
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """The certificate in ``path``; ``UserError`` if it can't be read."""
+    """Load the certificate in ``path``; ``UserError`` if it can't be."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -103,7 +103,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The key in ``path``; ``UserError`` if it is none."""
+    """Load the key in ``path``; ``UserError`` if it is none."""
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:

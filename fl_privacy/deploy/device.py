@@ -28,7 +28,7 @@ _POWER = Path("/sys/class/powercap")
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What became of a command that was held to its limits.
+    """Outcome of a command that was kept within limits.
 
     Attributes:
         status: its exit status; negative where a signal ended it.
@@ -96,7 +96,7 @@ os.execvp(command[0], command)
 
 
 def joules_so_far() -> float | None:
-    """What the processor packages have used (RAPL), which starts again at 0 now and then; ``None`` if nobody says."""
+    """Return the joules that the processor packages used (RAPL), which wrap around; ``None`` if unknown."""
     try:
         counters = [
             int((zone / "energy_uj").read_text())
@@ -110,7 +110,7 @@ def joules_so_far() -> float | None:
 
 @contextmanager
 def _cgroup(memory: int) -> Iterator[Path | None]:
-    """A group of processes with ``memory`` bytes together, gone afterwards; ``None`` where none can be made."""
+    """Make a group of processes with ``memory`` bytes together, gone afterwards; ``None`` where none can be made."""
     for root, limit in ((_CGROUP / "memory", "memory.limit_in_bytes"), (_CGROUP, "memory.max")):
         group = root / f"fl-privacy-{os.getpid()}"
         if not (root / "cgroup.procs").exists():
@@ -142,7 +142,7 @@ def _killed_for_memory(group: Path) -> bool:
 
 
 def _own_bytes(pid: int) -> int:
-    """Anonymous memory of a process; 0 once it has gone. Where the kernel does not tell, all that is resident."""
+    """Return the anonymous memory of a process, else all resident memory; 0 once it is gone."""
     try:
         told = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -187,7 +187,7 @@ def measure_nodes(
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """The folder itself, or the finished trainings of a sweep."""
+    """Return the folder itself, or the finished trainings of a sweep."""
     if (folder / IDENTITY).is_file():
         if read_run(folder).identity.config.get("command") != "run":
             raise UserError(f"{folder} is expected to be a training by `fl-privacy run`, but is none; give one.")
@@ -221,7 +221,7 @@ def _why(ended: Held) -> str:
 
 
 def _one_client(run: Path, repeats: int, trust: Sequence[str]) -> dict[str, Any]:
-    """Rounds of the first client of ``run``, in this process."""
+    """Run rounds of the first client of ``run``, in this process."""
     import torch  # noqa: PLC0415
     from omegaconf import OmegaConf  # noqa: PLC0415
 

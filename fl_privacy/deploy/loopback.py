@@ -33,7 +33,7 @@ JOINED = "SuperNode ID:"
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
+    """Find a port of the loopback interface that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind((ADDRESS, 0))
         return int(probe.getsockname()[1])
@@ -69,7 +69,7 @@ class LoopbackFederation:
 
     @property
     def address(self) -> str:
-        """Of the SuperLink."""
+        """Return the address of the SuperLink."""
         return f"{ADDRESS}:{self.port}"
 
     def start_superlink(self) -> None:
@@ -91,7 +91,7 @@ class LoopbackFederation:
         self.wait_for("superlink", lambda: _answers(self.port), "listen")
 
     def register(self, public_key: Path) -> None:
-        """Tell the SuperLink of a node's key."""
+        """Register a node's key with the SuperLink."""
         self.flwr("supernode", "register", str(public_key), "loopback")
 
     def start_node(
@@ -125,7 +125,7 @@ class LoopbackFederation:
         self.start(name, command)
 
     def wait_for_node(self, name: str, seconds: float = JOIN_SECONDS) -> None:
-        """Until a node has joined.
+        """Wait until a node has joined.
 
         A run that is started before takes turns with all nodes that load PyTorch. Flower starts its server once more
         for each 30 seconds that this takes, until so many load that none comes to an end.
@@ -141,7 +141,7 @@ class LoopbackFederation:
         self.start(name, ["flwr", "run", str(app), "loopback", "--stream", "--run-config", given])
 
     def flwr(self, *arguments: str) -> str:
-        """What Flower's command line prints.
+        """Run Flower's command line, and return what it prints.
 
         Raises:
             UserError: it failed.
@@ -172,11 +172,11 @@ class LoopbackFederation:
             )
 
     def log(self, name: str) -> Path:
-        """What the process ``name`` has said."""
+        """Return the path of what the process ``name`` has printed."""
         return self.folder / f"{name}.log"
 
     def said(self, name: str) -> str:
-        """The content of ``log(name)``."""
+        """Return the content of ``log(name)``."""
         return self.log(name).read_text(errors="replace")
 
     def ended(self, name: str) -> int | None:
@@ -189,7 +189,7 @@ class LoopbackFederation:
         self._processes[name].wait()
 
     def wait_for(self, name: str, ready: object, what: str, seconds: float = START_SECONDS) -> None:
-        """Until ``ready()`` is true.
+        """Wait until ``ready()`` is true.
 
         Raises:
             UserError: the process has ended before, or it takes longer than ``seconds``.
@@ -228,7 +228,7 @@ class LoopbackFederation:
             process.wait()
 
     def variables(self) -> dict[str, str]:
-        """The environment of the processes: Flower's configuration is here, and it calls nobody."""
+        """Return the environment of the processes: Flower's configuration is here, and it calls nobody."""
         told = {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "FLWR_HOME": str(self.folder / "flwr"),
@@ -249,7 +249,7 @@ class LoopbackFederation:
 
 @contextmanager
 def loopback_federation(federation: LoopbackFederation) -> Iterator[LoopbackFederation]:
-    """``federation``, ended with the context."""
+    """Start ``federation``, and end it with the context."""
     federation.folder.mkdir(parents=True, exist_ok=True)
     try:
         yield federation
@@ -377,7 +377,7 @@ def _try_nodes(trial: _Trial, deployment: Deployment, federation: LoopbackFedera
 
 
 def small_run(federation: LoopbackFederation, app: Path, nodes: int) -> str:
-    """Train for two rounds with private layers on the embedded digits; returns what came of it."""
+    """Train for two rounds with private layers on the embedded digits, and return what came of it."""
     overrides = (
         f"federation.clients={nodes} federation.rounds={ROUNDS} federation.plan.batch_size=16 defense=spn attack=none"
         f" baseline=false device=cpu out={federation.folder / 'runs'}"

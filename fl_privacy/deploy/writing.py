@@ -28,7 +28,7 @@ _LONGEST_HOST = 253
 
 @dataclass(frozen=True)
 class Deployment:
-    """What a folder of ``write_deployment`` is for.
+    """Settings of a folder of ``write_deployment``.
 
     Attributes:
         folder: as an absolute path.
@@ -44,7 +44,7 @@ class Deployment:
 
     @classmethod
     def read(cls, folder: Path) -> "Deployment":
-        """That of ``folder``.
+        """Load the deployment of ``folder``.
 
         Raises:
             UserError: the folder holds none.
@@ -60,21 +60,21 @@ class Deployment:
 
     @property
     def authority(self) -> tuple[Path, Path]:
-        """Certificate and key of the authority."""
+        """Return certificate and key of the authority."""
         return self.folder / "ca" / "ca.crt", self.folder / "ca" / "ca.key"
 
     @property
     def superlink(self) -> Path:
-        """What the SuperLink's machine gets."""
+        """Return the folder for the SuperLink's machine."""
         return self.folder / "superlink"
 
     @property
     def app(self) -> Path:
-        """What ``flwr run`` takes."""
+        """Return the folder for ``flwr run``."""
         return self.folder / "app"
 
     def node(self, number: int) -> Path:
-        """What the machine of node ``number``, from 0, gets."""
+        """Return the folder for the machine of node ``number``, from 0."""
         return self.folder / f"node-{number}"
 
 
@@ -148,7 +148,7 @@ def _write_texts(deployment: Deployment) -> None:
 
 
 def installed_versions() -> list[str]:
-    """``name==version`` of this package and all that it needs here, by which the container's image is built."""
+    """List ``name==version`` of this package and all that it needs here, for the container's image."""
     found, waiting = dict[str, str](), ["fl-privacy"]
     while waiting:
         name = waiting.pop()
@@ -180,7 +180,7 @@ class _Template(Template):
 
 
 def _is_host(text: str) -> bool:
-    """Whether ``text`` is an address, of either version, or a name of letters, digits, dots and hyphens."""
+    """Say whether ``text`` is an address, of either version, or a name of letters, digits, dots and hyphens."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

@@ -25,7 +25,7 @@ PILOT_CALLS = 1800
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """How a claim is tested.
+    """Settings of a test of a claim.
 
     Attributes:
         epsilon: that is claimed, instead of what the subject states; ``None`` takes that.
@@ -70,7 +70,7 @@ class Asked:
 
     @property
     def shapes(self) -> Tensors:
-        """Tensors of an update's names and shapes."""
+        """Return tensors of an update's names and shapes."""
         if self.like is not None:
             return self.like
         bias = max(1, self.parameters // 10)
@@ -89,7 +89,7 @@ class Asked:
 def tested(
     name: str, mechanism: Mechanism, stated: Stated | None, asked: Asked, *, pair: Neighbors | None = None
 ) -> ClaimVerdict:
-    """Hold ``mechanism`` against what is claimed; where nothing is, against what its stated noise spends in one round.
+    """Test ``mechanism`` against its claim; without one, against what its stated noise spends in one round.
 
     Args:
         name: of the subject, for pages.
@@ -128,7 +128,7 @@ def recomputed_by(stated: Stated | None, asked: Asked, claim: Claim | None) -> R
 
 
 def _own_claim(stated: Stated | None, asked: Asked) -> Claim | None:
-    """What the noise multiplier that a mechanism states amounts to, over the rounds that are asked for."""
+    """Return what the stated noise multiplier amounts to, over the rounds that are asked for."""
     multiplier = stated.facts.noise_multiplier if stated else None
     if not multiplier or asked.delta == 0:
         return None

@@ -65,7 +65,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How often a test says yes on either of two neighbors, at T thresholds.
+    """Counts of a test's positive answers on either of two neighbors, at T thresholds.
 
     Attributes:
         hits: (T,) draws on the first neighbor that the test calls the first.
@@ -189,13 +189,13 @@ def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
 
 
 def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
-    """Compute the largest epsilon that ``draws`` on either neighbor can show at all: each of them told apart."""
+    """Compute the largest epsilon that ``draws`` on either neighbor can show at all, if the test is always right."""
     perfect = Counts(hits=np.array([draws * 1.0]), of_hits=draws, misses=np.array([0.0]), of_misses=draws)
     return float(counted_epsilon(perfect, delta=delta, error=error)[0])
 
 
 def one_run_p_value(*, canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Bound the probability of so many right guesses in one run (Steinke, Nasr, Jagielski 2023, Theorem 5.2).
+    """Bound the probability of ``right`` right guesses in one run (Steinke, Nasr, Jagielski 2023, Theorem 5.2).
 
     Args:
         canaries: m, each of which took part with probability 1/2, independently.
@@ -273,7 +273,7 @@ def best_one_run_epsilon(
 
 
 def two_gaussians_epsilon(*, mean: float, std: float, std_without: float, delta: float) -> float:
-    """Compute the epsilon at ``delta`` by which N(mean, std^2) and N(0, std_without^2) are told apart, either way.
+    """Compute the epsilon at ``delta`` that distinguishes N(mean, std^2) and N(0, std_without^2), either way.
 
     The estimate of Andrew et al. 2023, section 3: with the statistic's distribution over the canaries that took part,
     and over those that did not.

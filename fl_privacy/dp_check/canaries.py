@@ -46,23 +46,23 @@ class CanaryTest:
 
     @property
     def number(self) -> int:
-        """How many canaries there were."""
+        """Return how many canaries there were."""
         return self.taken + self.left_out
 
     @property
     def showable(self) -> float:
-        """The largest bound that so many canaries can give, every guess being right."""
+        """Return the largest bound that this number of canaries can give, every guess being right."""
         there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
         return best_one_run_epsilon(there, absent, delta=self.delta, error=1 - self.confidence)[0]
 
     def contradicts(self, claim: Claim) -> bool:
-        """Whether the guesses reject the claim with the confidence with which claims are called false."""
+        """Say whether the guesses reject the claim with the confidence with which claims are called false."""
         # What is private at a delta is so at a larger one, but not at a smaller one.
         return self.unit == claim.unit and self.delta >= claim.delta and self.strict > claim.epsilon
 
     @property
     def in_words(self) -> str:
-        """Part of a sentence."""
+        """Return part of a sentence."""
         about = "" if self.estimate is None else f", about {shown_epsilon(self.estimate)} by an estimate"
         return (
             f"at least {shown_epsilon(self.bound)} by {self.number} canaries{about} (so many can show at most"

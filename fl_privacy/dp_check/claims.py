@@ -48,14 +48,14 @@ class Claim:
         checks.whole("claimed rounds", self.rounds, at_least=1, example=1)
 
     def in_words(self) -> str:
-        """For example ``epsilon 8 at delta 1e-05 for one client over 50 rounds``."""
+        """Return the claim in words, such as ``epsilon 8 at delta 1e-05 for one client over 50 rounds``."""
         over = "one round" if self.rounds == 1 else f"{self.rounds} rounds"
         return f"epsilon {self.epsilon:.4g} at delta {self.delta:.3g} for one {self.unit} over {over}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of the mechanism that runs.
+    """Facts known of the mechanism that runs.
 
     Attributes:
         noise_multiplier: standard deviation of its Gaussian noise over the l2 sensitivity to one unit, as the observer
@@ -87,7 +87,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """What a mod, a strategy or a defense says of itself.
+    """What a mod, a strategy or a defense states of itself.
 
     Attributes:
         claim: ``None`` where it states no epsilon.
@@ -122,7 +122,7 @@ class Recomputed:
 
     @property
     def epsilon(self) -> float | None:
-        """The smaller of both, as both are upper bounds."""
+        """Return the smaller of both, as both are upper bounds."""
         known = [value for value in (self.rdp, self.pld) if value is not None]
         return min(known) if known else None
 

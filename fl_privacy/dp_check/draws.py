@@ -99,7 +99,7 @@ def looked_at(places: Mapping[str, T]) -> dict[str, T]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pilot:
-    """What a few draws on either neighbor show; of d values.
+    """Results of a few draws on either neighbor, of d values.
 
     Attributes:
         neighbors: that were drawn on.
@@ -117,12 +117,12 @@ class Pilot:
 
     @property
     def shift(self) -> Tensor:
-        """(d,) by how much the first neighbor moves the mean."""
+        """Return by how much the first neighbor moves the mean, (d,)."""
         return self.means[0] - self.means[1]
 
     @property
     def bare(self) -> Tensor:
-        """(d,) whether a value tells the neighbors apart without any randomness.
+        """Say which values (d,) distinguish the neighbors without any randomness.
 
         Whole numbers are left to what is counted: an honest mechanism that releases counts or answers seldom changes
         them at a large epsilon.
@@ -232,7 +232,7 @@ class Statistics:
     update: Tensor | None = None
 
     def of(self, rows: Tensor) -> Tensor:
-        """(k, S) of k releases (k, d): projections, the number of zeros, the largest value."""
+        """Compute statistics (k, S) of k releases (k, d): projections, the number of zeros, the largest value."""
         counts = [(rows == 0).sum(1).to(rows.dtype), rows.abs().amax(1)]
         if self.update is not None:
             counts.append(((rows == self.update) & (self.update != 0)).sum(1).to(rows.dtype))
@@ -279,7 +279,7 @@ DIFFERENCE = "the difference of "
 
 
 def _differences(found: Pilot, places: Mapping[str, slice], known: Tensor) -> dict[str, Tensor]:
-    """The update in one array less as much of another one of its size, which does not move."""
+    """Return the update in one array less as much of another one of its size, which does not move."""
     moved = [name for name, place in places.items() if bool(known[place].any())]
     still = [name for name in places if name not in moved and bool((found.deviations[places[name]] > 0).any())]
     directions: dict[str, Tensor] = {}
@@ -294,7 +294,7 @@ def _differences(found: Pilot, places: Mapping[str, slice], known: Tensor) -> di
 
 
 def _beside(found: Pilot, places: Mapping[str, slice], known: Tensor) -> dict[str, Tensor]:
-    """The update together with the arrays that are sent beside it, each weighed by how well it tells."""
+    """Combine the update with the arrays that are sent beside it, each weighted by how well it distinguishes."""
     beside = {name: place for name, place in places.items() if not bool(known[place].any())}
     weights = torch.zeros_like(known)
     for place in beside.values():
@@ -312,7 +312,7 @@ def _beside(found: Pilot, places: Mapping[str, slice], known: Tensor) -> dict[st
 def draw_statistics(
     mechanism: Mechanism, neighbors: Neighbors, statistics: Statistics, draws: int
 ) -> tuple[Tensor, Tensor]:
-    """(draws, S) statistics of fresh draws on the first and on the second neighbor."""
+    """Compute statistics (draws, S) of fresh draws on the first and on the second neighbor."""
     kept: list[Tensor] = []
     for given in counted("neighbor", (neighbors.first, neighbors.second)):
         kept.append(torch.cat([statistics.of(rows) for rows in drawn_rows(mechanism, given, draws)]))

@@ -60,7 +60,7 @@ THRESHOLDS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismCheck:
-    """What many draws of a mechanism say about a claim.
+    """Result of many draws of a mechanism for a claim.
 
     Attributes:
         claim: that was held against it.
@@ -99,12 +99,12 @@ class MechanismCheck:
 
     @property
     def lower_bound(self) -> float:
-        """The larger of both bounds."""
+        """Return the larger of both bounds."""
         return max(self.epsilon, self.epsilon_if_gaussian or 0.0)
 
     @property
     def sentence(self) -> str:
-        """The answer in one sentence."""
+        """Return the answer in one sentence."""
         claimed = f"claimed {shown_epsilon(self.claim.epsilon)}"
         if self.contradicted:
             because = f", because {self.reason}" if self.reason else ""
@@ -117,7 +117,7 @@ class MechanismCheck:
 
     @property
     def power(self) -> str:
-        """What a false claim would have looked like, in words."""
+        """Say what a false claim would have looked like."""
         if self.noticed is not None and math.isfinite(self.noticed):
             return f"four of five such tests call the claim false from {shown_epsilon(self.noticed)} on"
         return f"so many can show at most {shown_epsilon(self.showable)} of noise of any shape"
@@ -195,7 +195,7 @@ def _judged(measured: Measured, drawn: "_Drawn", *, by: str, gaussian: bool, lev
     gaussian = gaussian and drawn.gaussian
 
     def bounds(error: float) -> tuple[float, float | None]:
-        """Each takes half of the error, so that the larger one holds with the confidence that is stated."""
+        """Compute both bounds, each with half of the error, so that the larger one holds with the stated confidence."""
         if not gaussian:
             return drawn.epsilon(error), None
         return drawn.epsilon(error / 2), _total(drawn.mu(error / 2), claim)
@@ -258,7 +258,7 @@ class _Drawn:
         return cls(**kept, tests=tests, widest=widest, delta=claim.delta, draws=len(first))
 
     def epsilon(self, error: float) -> float:
-        """The largest bound, Bonferroni over the tests."""
+        """Return the largest bound, Bonferroni over the tests."""
         share = error / len(self.tests)
         return max(
             float(
@@ -272,33 +272,33 @@ class _Drawn:
         )
 
     def mu(self, error: float) -> float:
-        """The bound for Gaussian noise, of the widest projection."""
+        """Return the bound for Gaussian noise, of the widest projection."""
         return measured_mu(self.first[:, self.widest], self.second[:, self.widest], error=error)
 
     def showable(self, error: float) -> float:
-        """The largest ``epsilon`` that so many draws could show."""
+        """Return the largest ``epsilon`` that this number of draws could show."""
         return largest_counted_epsilon(len(self.first), delta=self.delta, error=error / len(self.tests))
 
     @property
     def gaussian(self) -> bool:
-        """Whether the widest projection looks like Gaussian noise on either neighbor."""
+        """Say whether the widest projection looks like Gaussian noise on either neighbor."""
         return all(is_gaussian(values[:, self.widest]) for values in (self.first, self.second))
 
     @property
     def moved(self) -> float:
-        """By how much the unit moves the widest projection."""
+        """Return by how much the unit moves the widest projection."""
         return abs(float(self.first[:, self.widest].mean() - self.second[:, self.widest].mean()))
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the widest projection."""
+        """Return the standard deviation of the widest projection."""
         return float(self.second[:, self.widest].std())
 
 
 def _worst(
     mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice], *, most: int
 ) -> tuple[Pilot, Tensor | None]:
-    """The pair that is told apart best, and the direction of its difference where it is known.
+    """Choose the pair that is easiest to distinguish, and the direction of its difference where it is known.
 
     A few draws on each pair, ``most`` of them at most, choose those on which more are drawn.
     """
@@ -320,14 +320,14 @@ def _rated(
 
 
 def _total(mu: float, claim: Claim) -> float:
-    """Epsilon of all rounds of the claim from the mu of one."""
+    """Compute epsilon of all rounds of the claim from the mu of one."""
     if claim.delta == 0:
         return math.inf if mu > 0 else 0.0
     return gaussian_epsilon(mu * math.sqrt(claim.rounds), claim.delta)
 
 
 def _noticed(claim: Claim, draws: int) -> float | None:
-    """The least epsilon that four of five tests with so many counted draws would contradict the claim by."""
+    """Return the least epsilon at which four of five tests with ``draws`` counted draws would contradict the claim."""
     if claim.delta == 0 or not math.isfinite(claim.epsilon):
         return None
     once = gaussian_mu(claim.epsilon, claim.delta) / math.sqrt(claim.rounds)
@@ -343,7 +343,7 @@ def _pairs(
     neighbors: Neighbors | Sequence[Neighbors] | None,
     seed: int,
 ) -> tuple[Tensors, list[Neighbors]]:
-    """What a release looks like, and the pairs to try."""
+    """Return what a release looks like, and the pairs to try."""
     if neighbors is not None:
         given = [neighbors] if isinstance(neighbors, Neighbors) else list(neighbors)
         return _sent(mechanism, given[0]), given
@@ -395,7 +395,7 @@ def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -
 
 
 def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:
-    """The difference of two updates, laid out as what is sent is; 0 in arrays that are sent beside the update's."""
+    """Return the difference of two updates, laid out as what is sent is; 0 in arrays that are sent beside it."""
     first, second = neighbors.first, neighbors.second
     if not (isinstance(first, Mapping) and isinstance(second, Mapping) and set(first) <= set(places)):
         return None
@@ -408,7 +408,7 @@ def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:
 
 
 def _chosen(first: Values, second: Values, delta: float) -> list[Test]:
-    """The tests that promise the largest epsilon, fixed on (n, S) draws that are not counted."""
+    """Choose the tests that promise the largest epsilon, fixed on draws (n, S) that are not counted."""
     rated: list[tuple[float, Test]] = []
     for number, (yes, no) in enumerate(zip(first.T, second.T, strict=True)):
         thresholds = np.unique(np.quantile(np.concatenate([yes, no]), np.linspace(0, 1, THRESHOLDS)))
@@ -419,7 +419,7 @@ def _chosen(first: Values, second: Values, delta: float) -> list[Test]:
 
 
 def _widest(first: Values, second: Values, *, projections: int) -> int:
-    """The projection whose means are most standard deviations apart."""
+    """Return the projection whose means are most standard deviations apart."""
     yes, no = first[:, :projections], second[:, :projections]
     spread = np.sqrt((yes.var(0) + no.var(0)) / 2)
     shift = np.abs(yes.mean(0) - no.mean(0))

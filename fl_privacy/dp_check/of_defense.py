@@ -68,7 +68,7 @@ def _upload(defense: Defense, seed: int) -> Mechanism:
 
 
 def _one_step(defense: Defense, seed: int) -> tuple[Mechanism, Neighbors]:
-    """One step on four examples, times four, with a canary among them or an example without gradient in its place."""
+    """Build one step on four examples, times four, with a canary among them or an example without gradient instead."""
     rng = derive_generator(seed, "dp_check", "examples")
     model = nn.Linear(8, 4, bias=False)
     nn.init.zeros_(model.weight)  # every class is as likely, so that no example's gradient vanishes

@@ -17,7 +17,7 @@ BEYOND = 1.1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Measured:
-    """What draws on the neighbors that were told apart best have shown.
+    """Findings of draws on the pair of neighbors that is easiest to distinguish.
 
     Attributes:
         pilot: the first few draws on them.
@@ -41,12 +41,12 @@ class Measured:
 
     @property
     def bound(self) -> float | None:
-        """By how much one unit may move what is sent, if it is clipped as it is said to be."""
+        """Return by how much one unit may move what is sent, if it is clipped as stated."""
         return None if self.clip_norm is None else self.clip_norm * (2 if self.claim.neighbors == "replace" else 1)
 
     @property
     def surely_moved(self) -> float:
-        """``moved``, less what the noise in the mean of 1,000 draws may add."""
+        """Return ``moved``, less what the noise in the mean of 1,000 draws may add."""
         return max(0.0, self.moved - self.noise_std / 10)
 
 
@@ -79,7 +79,7 @@ def _without_noise(found: Measured) -> str:
 
 
 def _same_noise_twice(found: Measured) -> str:
-    """Two arrays, such as those of two clients, that carry the same noise: their difference has none."""
+    """Say that two arrays, such as those of two clients, carry the same noise: their difference has none."""
     spread = float(found.pilot.deviations.max())
     if not found.by.startswith(DIFFERENCE) or found.noise_std > 1e-3 * spread:
         return ""
@@ -93,13 +93,13 @@ def _unchanged_values(found: Measured) -> str:
 
 
 def _nothing_is_nothing(drawn: Pilot) -> bool:
-    """Whether a reply without the unit is zero, or the negative of the one with it."""
+    """Say whether a reply without the unit is zero, or the negative of the one with it."""
     silent = float(drawn.means[1].norm()) <= 1e-9 * float(drawn.means[0].norm())
     return silent or bool((drawn.means[0] + drawn.means[1]).norm() <= 1e-4 * drawn.means[0].norm())
 
 
 def _clipped_after_noise(found: Measured) -> str:
-    """A reply of one and the same norm each time, though its values vary, and not the norm of what was given."""
+    """Say that replies have the same norm each time although their values vary, and not the norm of what was given."""
     norms, given = found.pilot.norms[0], found.pilot.neighbors.norm
     if given is not None and float(norms.mean()) >= given / BEYOND:
         return ""

@@ -18,7 +18,7 @@ OWNED = {"client": "each client's data", "example": "each single record"}
 
 
 class Status(StrEnum):
-    """What came of a claim.
+    """Status of a claim.
 
     Attributes:
         CONTRADICTED: a test or the figures themselves show that it is false.
@@ -57,14 +57,14 @@ class ClaimVerdict:
 
     @property
     def unit(self) -> Unit:
-        """Whose protection it is about."""
+        """Return whose protection it is about."""
         if self.claim is not None:
             return self.claim.unit
         return self.canaries.unit if self.canaries is not None else "client"
 
     @property
     def by_figures(self) -> bool:
-        """Whether the stated mechanism itself spends more than is claimed, without any assumption for the worst."""
+        """Say whether the stated mechanism itself spends more than is claimed, without any worst-case assumption."""
         return self._exceeds and not self._assumed
 
     @property
@@ -95,7 +95,7 @@ class ClaimVerdict:
 
     @property
     def could_contradict(self) -> bool:
-        """Whether a test was made that could have shown more than is claimed."""
+        """Say whether a test was made that could have shown more than is claimed."""
         if self.claim is None:
             return False
         showable = [] if self.canaries is None else [self.canaries.showable]
@@ -105,13 +105,13 @@ class ClaimVerdict:
 
     @property
     def lower_bound(self) -> float | None:
-        """The largest epsilon that a test shows; ``None`` where none was made."""
+        """Return the largest epsilon that a test shows; ``None`` where none was made."""
         found = [each.lower_bound for each in (self.check, self.canaries) if each is not None]
         return max(found) if found else None
 
     @property
     def reason(self) -> str:
-        """Which fact disagrees with the claim, in words that follow "because"; empty where none is known."""
+        """Name the fact that disagrees with the claim, in words that follow "because"; empty where none is known."""
         if self.check is not None and self.check.reason:
             return self.check.reason
         if self.by_figures and self.recomputed is not None and self.recomputed.epsilon is not None:
@@ -125,7 +125,7 @@ class ClaimVerdict:
 
     @property
     def headline(self) -> str:
-        """The first line of a page, in the words of a data protection officer."""
+        """Return the first line of a page, in the words of a data protection officer."""
         owned = OWNED[self.unit]
         return {
             Status.CONTRADICTED: f"The promised protection of {owned} does not hold",
@@ -138,7 +138,7 @@ class ClaimVerdict:
 
     @property
     def sentence(self) -> str:
-        """The answer in one sentence: claimed, recomputed, at least, and what follows."""
+        """Return the answer in one sentence: claimed, recomputed, at least, and what follows."""
         said = [f"claimed {self.claim.in_words()}" if self.claim else "nothing is claimed"]
         if self.recomputed is not None:
             spent = self.recomputed.epsilon
@@ -165,7 +165,7 @@ class ClaimVerdict:
 
     @property
     def meaning(self) -> str:
-        """What follows for whoever decides, in a sentence or two without a formula."""
+        """Say what follows for whoever decides, in a sentence or two without a formula."""
         lower = self.lower_bound
         if self.status is Status.CONTRADICTED:
             if self.check is not None and self.check.contradicted:

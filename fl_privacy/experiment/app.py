@@ -45,7 +45,7 @@ _MOST_BYTES = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """What an audit knows beside the captured updates.
+    """Findings of an audit beside the captured updates.
 
     Attributes:
         model: import path of the clients' model, as it was; nothing is imported by it.
@@ -92,7 +92,7 @@ def _normalization(plain: Mapping[str, Any]) -> Normalization | None:
 
 
 def read_note(folder: Path) -> Note | None:
-    """Inverse of ``write_note``, trusting nothing; ``None`` where there is none.
+    """Return the note that ``write_note`` wrote, trusting nothing in it; ``None`` where there is none.
 
     Raises:
         UserError: it is damaged.
@@ -172,7 +172,7 @@ class AppReport:
     nodes: int | None = None
 
     def truth(self) -> KnownImages:
-        """What is known of the images behind the updates."""
+        """Return what is known of the images behind the updates."""
         return KnownImages(
             data=self.source.data,
             of_client=self.source.of_client,
@@ -194,7 +194,7 @@ def report_app(
     threads: int | None = None,
     candidates: int = MOST,
 ) -> str:
-    """Attack what of ``app`` is worth it, write the page into ``folder``, finish it, and say in a line what came of it.
+    """Attack the updates of ``app`` that are worth it, write the page, and return a line on the result.
 
     Args:
         app: what was captured.
@@ -243,7 +243,7 @@ def report_app(
 
 
 def _others(app: AppReport, captured: Captured, number: int, seed: int) -> Others:
-    """What each guess is compared with beside its original."""
+    """Return what each guess is compared with beside its original."""
     if not captured.observations:
         return Others()
     shape, attacked = captured.observations[0].input_shape, ids_of(captured.observations)
@@ -251,13 +251,13 @@ def _others(app: AppReport, captured: Captured, number: int, seed: int) -> Other
 
 
 def _sentences(app: AppReport, said: Sequence[str]) -> list[str]:
-    """What the page says of the app, before what was attacked."""
+    """Say on the page what is known of the app, before what was attacked."""
     described = describe_app(app.observations, app.defense, app.found, app.defenses)
     return [*described, *app.said, *said, *_told(app.problems)]
 
 
 def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
-    """A sentence on probes whose images are not where the truth should be."""
+    """Say how many probes' images are not where the truth should be."""
     if truth.data is None and truth.of_client is None:
         return []
     lost = sum(id.probe is not None and truth.batch(id) is None for id in ids_of(chosen))
@@ -270,7 +270,7 @@ def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
 
 
 def _mean_psnr(summary: Summary) -> str:
-    """Of whoever read most, in whatever round."""
+    """Format the mean PSNR of the attacker that leaks most, in whatever round."""
     found = readings_of(summary)
     worst = worst_by("psnr", found)
     if worst is None or (statistic := worst.statistic("psnr")) is None:
@@ -280,7 +280,7 @@ def _mean_psnr(summary: Summary) -> str:
 
 
 def _of_own_images(own: Sequence[Observation], truth: KnownImages, number: int) -> KnownImages:
-    """The truth behind uploads that the server computed of the first ``number`` images."""
+    """Return the truth behind uploads that the server computed of the first ``number`` images."""
     images = truth.first(number)
     return KnownImages(given={id: images[id.probe or 0] for id in ids_of(own)})
 

@@ -32,7 +32,7 @@ from fl_privacy.types import Observation, VictimId
 
 
 def app_captures(captured: str) -> Path | None:
-    """The folder of an app's captures in ``captured``: of an audit, or any that no run of this package wrote.
+    """Find the folder of an app's captures in ``captured``: of an audit, or any that no run of this package wrote.
 
     ``None`` where a run of this package did, or there is nothing.
     """
@@ -47,7 +47,7 @@ def app_captures(captured: str) -> Path | None:
 
 
 def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
-    """What was captured of an app, by the model that ``config`` names.
+    """Load what was captured of an app, by the model that ``config`` names.
 
     Raises:
         UserError: it is not the model of these updates, or none is named.
@@ -77,7 +77,7 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
 
 
 def _normalizing(section: DictConfig, note: Note) -> Mapping[str, Any]:
-    """The clients' normalization as the audit noted it, unless the user says another."""
+    """Return the clients' normalization as the audit noted it, unless the user gives another."""
     if note.normalization is None or any(key in section for key in ANY_MODEL[1:]):
         return {}
     return {"mean": list(note.normalization.mean), "std": list(note.normalization.std)}
@@ -86,7 +86,7 @@ def _normalizing(section: DictConfig, note: Note) -> Mapping[str, Any]:
 def _as_clients_normalize(
     observations: Sequence[Observation], section: DictConfig, note: Note
 ) -> Sequence[Observation]:
-    """Each by a model that normalizes as its client said, unless the user says another for all."""
+    """Return each observation by a model that normalizes as its client said, unless the user gives another for all."""
     if not note.normalizations or any(key in section for key in ANY_MODEL[1:]) or not observations:
         return observations
     networks: dict[Normalization | None, nn.Module] = {}
@@ -104,7 +104,7 @@ def _as_clients_normalize(
 
 
 def _first_shape(captures: Path) -> tuple[tuple[int, ...], int]:
-    """(C, H, W) and K of the first capture."""
+    """Return (C, H, W) and K of the first capture."""
     path = next(path for path in sorted(captures.rglob("*.json")))
     file = CaptureFile(captures, path)
     raw = file.json()
@@ -147,13 +147,13 @@ def expect_of(federation: Federation, observation: Observation) -> None:
 
 
 def captures_of(captured: str) -> Path:
-    """The folder of the updates in ``captured``, or that itself."""
+    """Return the folder of the updates in ``captured``, or that itself."""
     folder = Path(captured)
     return folder / CAPTURES if (folder / CONFIG).is_file() else folder
 
 
 def as_captured(config: RunSettings) -> RunSettings:
-    """``config`` with data, model and clients of the run that captured the updates.
+    """Return ``config`` with data, model and clients of the run that captured the updates.
 
     Raises:
         UserError: there is no such run, or its configuration is none, was changed, or names what is not registered.
@@ -171,7 +171,7 @@ def as_captured(config: RunSettings) -> RunSettings:
 
 
 def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
-    """Refuse settings of an attack on captured updates that these bring along, unless they are as those.
+    """Refuse settings of an attack on captured updates that these bring along, unless they are equal.
 
     Args:
         config: of the attack.
@@ -196,7 +196,7 @@ def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
 
 
 def is_same_key(key: str, taken: str) -> bool:
-    """Whether one of two dotted keys is the other, or within it."""
+    """Say whether one of two dotted keys is the other, or within it."""
     return key == taken or key.startswith(f"{taken}.") or taken.startswith(f"{key}.")
 
 

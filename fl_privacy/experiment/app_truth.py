@@ -66,7 +66,7 @@ class KnownImages:
     _drawn_at: dict[VictimId, int] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch | None:
-        """The examples behind ``victim``; ``None`` where that is not known, or the data raise an error."""
+        """Return the examples behind ``victim``; ``None`` where they are not known, or the data raise an error."""
         if victim in self.given:
             return self.given[victim]
         found = attempt(lambda: self._batch(victim))
@@ -88,7 +88,7 @@ class KnownImages:
         return _as_batch(own) if len(own) == number else None
 
     def _drawn_anew(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
-        """The images of a probe that a transform draws at random, from where the client's streams started for it."""
+        """Redraw a probe's images, which a transform draws, from where the client's streams started for it."""
         if victim.probe is None or (self.data is None and self.of_client is None):
             return None
         with streams_put_back():
@@ -107,15 +107,18 @@ class KnownImages:
         return None
 
     def partition(self, client: int) -> int:
-        """Of the data that are a client's."""
+        """Return the partition that a client's data are."""
         return self.partitions.get(client, client)
 
     def plain(self, image: Tensor) -> Tensor:
-        """``image`` of the data in [0, 1]."""
+        """Return ``image`` of the data in [0, 1]."""
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
-        """Where in the data the images of ``victims`` are that a transform draws anew, or may be, of one partition."""
+        """Return where in the data of one partition the images of ``victims`` are, or may be.
+
+        Those that a transform draws anew.
+        """
         found = set[int]()
         for victim in victims:
             if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):
@@ -127,13 +130,13 @@ class KnownImages:
         return found
 
     def first(self, number: int) -> list[Batch]:
-        """The first ``number`` images, a batch each; fewer if there are not so many."""
+        """Return the first ``number`` images, a batch each; fewer if there are not enough."""
         if self.data is None and self.of_client is None:
             return []
         return [_as_batch([image]) for image in islice(self._images(0), number)]
 
     def replay(self, observation: Observation) -> Replay:
-        """What a client of this package could repeat."""
+        """Raise ``UserError``: the training of a client that is not this package's can't be repeated."""
         raise UserError(
             f"{observation.id} is of a client that is not this package's, whose training can't be repeated."
         )
@@ -162,7 +165,7 @@ class KnownImages:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedImages:
-    """What a user named as ``data``.
+    """Images that a user gave as ``data``.
 
     Attributes:
         name: for the page.
@@ -182,8 +185,10 @@ class NamedImages:
 
 
 def find_images(data: object) -> NamedImages:
-    """``data`` as a user may name it: a data set of this package or of PyTorch, a loader, a list of examples, the name
-    of a data set, a folder of images, or a function from a client's partition to one of these.
+    """Open ``data`` as a user may give it.
+
+    A data set of this package or of PyTorch, a loader, a list of examples, the name of a data set, a folder of images,
+    or a function from a client's partition to one of these.
 
     Raises:
         UserError: it is none, or empty.
@@ -243,7 +248,7 @@ def _examples(data: object) -> Images:
 
 
 def _in_place(data: object) -> Any:
-    """What of ``data`` gives the k-th example; ``None`` where only all in a row can be had, or nothing is drawn."""
+    """Return the part of ``data`` that gives the k-th example; ``None`` where there is none or nothing is drawn."""
     if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | TorchDataset):
         data = data[0]
     data = data.dataset if isinstance(data, DataLoader) else data

@@ -120,7 +120,7 @@ def attack_and_infer(
     folder: RunFolder,
     monitor: Monitor,
 ) -> None:
-    """Run ``attack`` on what it is for among ``observations``, and ask what else they tell; both are recorded."""
+    """Run ``attack`` on the ``observations`` it is for, and ask what else they give away; both are recorded."""
     if attack is not None:
         trains = experiment.config.intercept.uploads == "update"
         attacked = only(observations, lambda id: (id.probe is None) == trains)
@@ -176,7 +176,7 @@ def _image_prior_of_app(attack: ReconstructionAttack, app: AppReport) -> list[st
 
 
 def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
-    """One client that holds a split of the data, and perhaps one that colludes; and the weights that they are sent.
+    """Build one client that holds a split of the data, perhaps one that colludes, and the weights that they are sent.
 
     Raises:
         UserError: there are too few examples, or a setting is wrong.
@@ -223,7 +223,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
 
 
 def captured_updates(config: RunSettings) -> tuple[Experiment, Sequence[Observation]]:
-    """What a run captured; its own configuration says what the truth was.
+    """Return what a run captured; its own configuration says what the truth was.
 
     Raises:
         UserError: there is nothing, or something that is not of that run.

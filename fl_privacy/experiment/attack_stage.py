@@ -65,7 +65,7 @@ class Tracer:
     seed: int = 0
 
     def __call__(self, scores: Sequence[VictimScore]) -> Tracing | None:
-        """Of ``scores``; ``None`` where there are no two owners.
+        """Trace the guesses of ``scores`` to their owners; ``None`` where there are no two owners.
 
         Images that an attack found nothing for are traced wrongly, but victims on which it failed are left out: that
         says nothing of where images come from. So are those whose truth is not known, and texts, which nothing is
@@ -93,7 +93,7 @@ class Tracer:
         return Tracing(distance=distance, attacked_distance=of_attacked, participants=number, queries=len(query_owners))
 
     def _others(self, attacked: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, C, H, W) further images of ``clients``, none of which was ``attacked``, and (n,) whose they are."""
+        """Return further images (n, C, H, W) of ``clients``, none of them ``attacked``, and their owners (n,)."""
         room = (self.queries or 0) - len(attacked)
         if room <= 0:
             return attacked[:0], clients[:0]
@@ -107,7 +107,7 @@ class Tracer:
 
 
 def _dealt(number: int, owners: Tensor) -> Tensor:
-    """(number,) the ``owners`` of images in order, equal shares each."""
+    """Deal out ``number`` images in order among the ``owners``, equal shares each, (number,)."""
     return owners[torch.arange(number) * len(owners) // max(1, number)]
 
 
@@ -116,7 +116,7 @@ def _counts(score: VictimScore) -> bool:
 
 
 def _guessed(score: VictimScore) -> Tensor:
-    """(B,) which of the images have a guess."""
+    """Say which of the images have a guess, (B,)."""
     return torch.tensor([image.guess is not None for image in score.images])
 
 
@@ -159,7 +159,7 @@ class Judge:
     prior: bool = False
 
     def scores(self, found: Sequence[Reconstruction], observations: Sequence[Observation]) -> list[VictimScore]:
-        """Of what was made of each of ``observations``."""
+        """Score what was reconstructed of each of ``observations``."""
         transformed = None
         if self.transforms:
             transformed = [
@@ -177,7 +177,7 @@ class Judge:
         ]
 
     def pieces(self, tokens: Tensor) -> Sequence[str]:
-        """Of a text (L,), as its tokenizer writes them; none where images are attacked."""
+        """Return the pieces of a text (L,), as its tokenizer writes them; none where images are attacked."""
         return [] if self.vocabulary is None else self.vocabulary.pieces(tokens.tolist())
 
     def _judged(
@@ -208,7 +208,7 @@ class Judge:
 def _sentences(
     score: VictimScore, vocabulary: Vocabulary
 ) -> tuple[tuple[Sequence[str] | None, Sequence[str] | None], ...]:
-    """Original and guess of each text, token by token."""
+    """Return original and guess of each text, token by token."""
     originals = [None] * len(score.images) if score.originals is None else score.originals.tolist()
     return tuple(
         (
@@ -220,7 +220,7 @@ def _sentences(
 
 
 def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDistortion, Mapping[str, float]]:
-    """How far the defense moved an intercepted update from the one its client would have uploaded without.
+    """Measure how far the defense moved an intercepted update from the undefended one.
 
     Where the model's first layer is fully connected and the update is of one example, also figures of the equations
     for its input: ``condition`` of them all, and ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) of the row
@@ -234,7 +234,7 @@ def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDis
 
 @lru_cache(maxsize=1)
 def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, str] | None:
-    """Weight and bias of the first layer; ``None`` where that is another one."""
+    """Return weight and bias of the first layer, if it is fully connected; else ``None``."""
     if isinstance(model, TextModel):
         return None
     try:
@@ -356,14 +356,14 @@ class AttackStage:
         return scores
 
     def _uploads(self, observations: Sequence[Observation]) -> AttackedUploads:
-        """What is attacked, for the verdict."""
+        """Return the kind of uploads that are attacked, for the verdict."""
         if self.rehearsed:
             return AttackedUploads.SERVER
         trained = all(observation.id.probe is None for observation in observations)
         return AttackedUploads.TRAINING if trained else AttackedUploads.PROBES
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
-        """One for each of ``asked``; failures where the attack raised or gave no answer."""
+        """Reconstruct each of ``asked``; return failures where the attack raised or gave no answer."""
         with self.monitor.attacking(who) as shown:
             progress = self.folder.teller.telling(f"Attacking {who}", shown)
             with viewed_by(partial(self.folder.teller.picture, pieces=self.judge.pieces)):
@@ -384,18 +384,24 @@ class AttackStage:
 
 
 def _in_words(round: int, start: int, number: int, total: int) -> str:
-    """``4 updates of round 20``; of more than are attacked at once, which; fresh models have no round."""
+    """Say what is attacked, such as ``4 updates of round 20``; fresh models have no round.
+
+    Of more than are attacked at once, it says which.
+    """
     some = f"updates {start + 1} to {start + number} of {total}" if number < total else f"{total} updates"
     return (some if total > 1 else "1 update") + (f" of round {round}" if round else "")
 
 
 def _batch_norm(observation: Observation) -> str | None:
-    """The mode in which the client ran batch norm; ``None`` for a model without."""
+    """Return the mode in which the client ran batch norm; ``None`` for a model without."""
     return observation.plan.batch_norm if has_batch_norm(observation.model) else None
 
 
 def _expect_answers(found: object, asked: Sequence[Observation]) -> list[Reconstruction]:
-    """What an attack, which may be somebody else's code, returned for ``asked``; ``TypeError`` if it is no answer."""
+    """Return ``found``, what an attack returned for ``asked``; ``TypeError`` if it is no answer.
+
+    The attack may be somebody else's code.
+    """
     if not isinstance(found, Sequence) or not all(isinstance(each, Reconstruction) for each in found):
         kinds = sorted({type(each).__name__ for each in found}) if isinstance(found, list | tuple) else []
         got = f"{type(found).__name__} of {', '.join(kinds)}" if kinds else type(found).__name__

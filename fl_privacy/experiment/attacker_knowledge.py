@@ -23,7 +23,7 @@ ROUNDS_TOGETHER = 8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackerKnowledge:
-    """What the plain attacker is told, and the adaptive one that attacks the same victims after it.
+    """Knowledge given to the plain attacker, and to the adaptive one that attacks the same victims after it.
 
     Attributes:
         same_data: see ``data_names``.
@@ -46,7 +46,7 @@ class AttackerKnowledge:
     _previous: dict[tuple[Attacker, str | None], Tensor] = field(default_factory=dict, init=False)
 
     def of_plain(self, observation: Observation) -> Observation:
-        """``observation`` by the plain attacker, who knows nothing of the defense."""
+        """Return ``observation`` by the plain attacker, who knows nothing of the defense."""
         plain = observation.told(defense=None, same_data=None)
         if self.public is not None:
             plain = plain.told(public_images=self.public.inputs, public_labels=self.public.labels)
@@ -55,16 +55,16 @@ class AttackerKnowledge:
         return plain.told(labels=self.labels(plain)) if self.labels else plain
 
     def of_adaptive(self, plain: Observation) -> Observation:
-        """What the plain attacker knows, the defense, and which updates come from the same examples."""
+        """Return the observation by an attacker that also knows the defense, and which updates share examples."""
         own = self.defenses.get(plain.id.client, self.defense)
         return plain.told(defense=own or None, same_data=self.same_data(plain.id))
 
     def attacks_adaptively(self, id: VictimId) -> bool:
-        """Whether an adaptive attacker has anything to know of the client: what others say of themselves is not it."""
+        """Say whether an adaptive attacker has anything to know of the client, itself and not others."""
         return self.defense is not None and bool(self.defenses.get(id.client, True))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
-        """Updates of earlier rounds from the same examples as ``observations``, which are remembered for later ones."""
+        """Return updates of earlier rounds from the same examples as ``observations``, and remember these."""
         earlier = []
         for observation in observations:
             if (name := observation.knowledge.same_data) is not None:
@@ -74,7 +74,7 @@ class AttackerKnowledge:
         return earlier
 
     def with_previous(self, observation: Observation, attacker: Attacker) -> Observation:
-        """``observation`` with what ``attacker`` made of the same examples in the round attacked before."""
+        """Return ``observation`` with ``attacker``'s result for the same examples in the round attacked before."""
         if not self.remembers:
             return observation
         return observation.told(previous=self._previous.get((attacker, self.same_data(observation.id))))
@@ -88,7 +88,7 @@ class AttackerKnowledge:
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
-    """Victim -> name of the examples behind it, ``None`` where they change from round to round.
+    """Make a function that names the examples behind a victim, ``None`` where they change from round to round.
 
     A probe holds the same examples in every round; so does the update of a client that trains on all it has. They are
     not the same where the defense, or augmentation, makes other images of them each time.
@@ -105,7 +105,7 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 def side_information_of(
     threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
 ) -> SimulatedSideInformation | None:
-    """What help from inside the attacker gets of ``clients``, whose probes are of ``batch_size`` examples.
+    """Return what help from inside the attacker gets of ``clients``, whose probes are of ``batch_size`` examples.
 
     ``None`` where no layer is private and nothing is shown.
 
@@ -144,7 +144,7 @@ def _expect_module(threats: ThreatModelSettings, clients: Mapping[int, Client]) 
 
 
 def public_examples(count: int, unattacked: LabelledExamples) -> Batch | None:
-    """The first ``count`` of ``unattacked``, a split without victims; ``None`` for 0.
+    """Return the first ``count`` of ``unattacked``, a split without victims; ``None`` for 0.
 
     Raises:
         UserError: there are not so many.

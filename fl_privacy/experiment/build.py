@@ -86,7 +86,7 @@ def expect_parts(parts: Any, clients: int, examples: int, section: DictConfig) -
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
-    """(N,) which of the ``examples`` training examples no client gets: ``number`` of them, at random.
+    """Mark the ``number`` of ``examples`` training examples that no client gets, (N,), at random.
 
     Raises:
         UserError: none would be left.
@@ -104,7 +104,7 @@ def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
 
 
 def defenders_examples(unattacked: LabelledExamples) -> torch.Tensor:
-    """Which of the public examples clients hold that train a defense on some: every fourth; attackers hold others."""
+    """Choose the public examples for clients that train a defense on some: every fourth; attackers hold others."""
     return torch.arange(3, len(unattacked), 4)[:DEFENDERS]
 
 
@@ -113,7 +113,7 @@ ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")
 
 
 def build_network(section: DictConfig, dataset: Dataset, *, seed: int) -> nn.Module:
-    """The model that ``section`` names with the initial values of a run's ``seed``, shown to fit the data."""
+    """Build the model that ``section`` names with initial values of ``seed``, and check that it fits the data."""
     train = dataset.train
     if isinstance(train, Examples):
         return build_network_for(section, train.input_shape, train.num_classes, seed=seed)
@@ -127,7 +127,7 @@ def build_network(section: DictConfig, dataset: Dataset, *, seed: int) -> nn.Mod
 def build_network_for(
     section: DictConfig, input_shape: tuple[int, ...], num_classes: int, *, seed: int, **more: Any
 ) -> nn.Module:
-    """Likewise, for images (C, H, W) of ``num_classes`` classes; ``more`` are options that ``section`` may lack."""
+    """Build the model for images (C, H, W) of ``num_classes`` classes, with ``more`` options."""
     channels, height, _ = input_shape
     facts = {"in_channels": channels, "image_size": height, "num_classes": num_classes}
     model = _network(section, facts, seed, **more)
@@ -146,7 +146,7 @@ def _network(section: DictConfig, architecture: Mapping[str, Any], seed: int, **
 
 
 def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
-    """Which uploads of ``rounds`` rounds the attackers of ``config`` get hold of.
+    """Choose which uploads of ``rounds`` rounds the attackers of ``config`` get hold of.
 
     Raises:
         UserError: there are no such rounds or clients, or too few examples.
@@ -218,7 +218,7 @@ class Federation:
 
 
 def build_federation(config: RunSettings) -> Federation:
-    """Data, clients and server of ``config``.
+    """Build data, clients and server of ``config``.
 
     Raises:
         UserError: a setting is out of its range, or parts do not fit each other.
@@ -255,17 +255,17 @@ def build_federation(config: RunSettings) -> Federation:
 
 
 def clients_of(config_text: str) -> Mapping[int, Client]:
-    """The clients of a configuration given as text; built once in a process."""
+    """Build the clients of a configuration given as text; once in a process."""
     return _clients(config_text)[1]
 
 
 def build_dataset(section: DictConfig) -> Dataset:
-    """The data that ``section`` names; ``UserError`` if its target makes something else."""
+    """Build the data that ``section`` names; ``UserError`` if its target makes something else."""
     return _expect_made(instantiate(section, "data"), Dataset, section, "data")
 
 
 def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Module:
-    """What ``clients`` clients train: ``build_network``, with what a malicious server put into it."""
+    """Build the model that ``clients`` clients train, with what a malicious server put into it."""
     model = build_network(config.model, dataset, seed=config.seed)
     attack = build_server_attack(config.server)
     if attack is None:
@@ -274,7 +274,7 @@ def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Mo
 
 
 def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
-    """What clients look at a model with, who agreed on that of ``config``; ``None`` for ``guard=off``."""
+    """Build the guard of clients that agreed on the model of ``config``; ``None`` for ``guard=off``."""
     if "_target_" not in config.guard:
         expect_named(config.guard, "guard")
         return None
@@ -283,7 +283,7 @@ def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
 
 
 def build_defense(section: DictConfig) -> Defense:
-    """The defense that ``section`` names; ``UserError`` if its target makes something else.
+    """Build the defense that ``section`` names; ``UserError`` if its target makes something else.
 
     One that names no part of itself goes by the name of what made it.
     """
@@ -292,8 +292,7 @@ def build_defense(section: DictConfig) -> Defense:
 
 
 def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> None:
-    """Let ``defense`` get what it needs for the examples of ``dataset``; ``UserError`` if it can't, or if those are
-    texts, which it can't change."""
+    """Prepare ``defense`` for the examples of ``dataset``; ``UserError`` if it can't be, or can't change texts."""
     if isinstance(dataset.train, TextExamples):
         _prepare_for_texts(defense, dataset, model)
     elif isinstance(dataset.train, TableExamples):
@@ -340,7 +339,7 @@ def _prepare_for_texts(defense: Defense, dataset: Dataset, model: nn.Module) -> 
 
 
 def build_metrics(bpki: BpkiSettings, evaluator: str | None, dataset: Dataset) -> dict[str, MetricFunction]:
-    """The metrics that need settings of a run, by name; those of plugins are registered.
+    """Build the metrics that need settings of a run, by name; register those of plugins.
 
     Args:
         bpki: how the Bayesian privacy loss is estimated.
@@ -356,7 +355,7 @@ def build_metrics(bpki: BpkiSettings, evaluator: str | None, dataset: Dataset) -
 
 
 def build_attack(section: DictConfig, *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
-    """The attack that ``section`` names; ``None`` for ``attack=none``.
+    """Build the attack that ``section`` names; ``None`` for ``attack=none``.
 
     Args:
         section: ``attack`` of a run.
@@ -379,7 +378,7 @@ def build_attack(section: DictConfig, *, device: str = "auto", threads: int = 1)
 
 
 def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
-    """That of ``config``; ``UserError`` where it would ask for what the threat model does not give it."""
+    """Build the attack of ``config``; ``UserError`` where it would ask for what the threat model does not give it."""
     attack = build_attack(config.attack, device=config.device, threads=config.attack_threads)
     inner = attack.attack if isinstance(attack, ShardedAttack) else attack
     asks = isinstance(inner, GradientInversion) and inner.moves is not None and inner.moves.prior > 0
@@ -389,7 +388,7 @@ def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
 
 
 def build_plan(section: DictConfig, model: DictConfig) -> LocalPlan:
-    """The clients' local plan as ``section`` says; of a ``model`` with adapters they train these and its head."""
+    """Build the clients' local plan from ``section``; of a ``model`` with adapters they train these and its head."""
     settings = plain_settings(section)
     if model.get("lora_rank") is not None and not (settings.get("trained") or settings.get("frozen")):
         settings["trained"] = list(ADAPTED)
@@ -398,7 +397,7 @@ def build_plan(section: DictConfig, model: DictConfig) -> LocalPlan:
 
 
 def resolve_device(name: str) -> torch.device:
-    """``auto`` is the first GPU where there is one."""
+    """Return the device called ``name``; ``auto`` is the first GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
@@ -413,7 +412,7 @@ def resolve_device(name: str) -> torch.device:
 
 @lru_cache(maxsize=1)
 def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
-    """The data and the clients of a configuration, as text: that can be sent to other processes and be cached by."""
+    """Build data and clients of a configuration given as text, which can be sent and cached."""
     config = RunSettings.of(OmegaConf.create(config_text))
     number = config.federation.clients
     plan, device = build_plan(config.federation.plan, config.model), resolve_device(config.device)
@@ -455,7 +454,7 @@ def _expect_made(made: Any, kind: type[T], section: DictConfig, name: str) -> T:
 
 
 def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack | None, str]:
-    """The attack and its name, of ``idlg attack.iterations=50`` or of an attack; ``None`` for ``none``.
+    """Return the attack and its name, of ``idlg attack.iterations=50`` or of an attack; ``None`` for ``none``.
 
     Raises:
         UserError: there is no such attack or setting.

@@ -65,7 +65,7 @@ class CanaryStage:
 
     @property
     def unit(self) -> Unit:
-        """What a canary is."""
+        """Return what a canary is: an example or a client."""
         if self.canaries.unit != "auto":
             return self.canaries.unit
         return "example" if self._of_examples else "client"
@@ -84,7 +84,7 @@ class CanaryStage:
             self._sent = observation
 
     def read(self) -> None:
-        """Let the canaries take part in the round that is over."""
+        """Make the canaries take part in the round that is over, and add their scores."""
         if self._sent is None:
             return
         sent, self._sent = self._sent, None
@@ -145,8 +145,11 @@ class CanaryStage:
         return derive_generator(self.federation.config.seed, "canaries", *names)
 
     def _choose(self, like: Tensors) -> None:
-        """Draw directions (m, s) once they have a space: of clients, each of which is scored by its own upload, any;
-        of examples, which are added up, orthonormal ones where there are coordinates enough."""
+        """Draw the canaries' directions (m, s) once their space is known.
+
+        Of clients, each of which is scored by its own upload, any; of examples, which are added up, orthonormal ones
+        where there are coordinates enough.
+        """
         if self._directions is not None:
             return
         size = sum(value.numel() for value in like.values())
@@ -172,7 +175,7 @@ class CanaryStage:
         return torch.cat([part.cpu().to(torch.float32) for part in whole])[self._coordinates]
 
     def _by_clients(self, sent: Observation) -> Tensor:
-        """(m,) scores of clients whose update is the canary, or nothing, behind the hooks of the upload.
+        """Score clients (m,) whose update is the canary, or nothing, behind the hooks of the upload.
 
         Of a large model the hooks get the chosen coordinates alone: nothing else of a canary is other than 0.
         """
@@ -190,14 +193,14 @@ class CanaryStage:
         return scores
 
     def _chosen_sizes(self, like: Tensors) -> dict[str, int]:
-        """How many of the chosen coordinates, which are in order, lie in each array that has any."""
+        """Count the chosen coordinates, which are in order, in each array that has any."""
         assert self._coordinates is not None
         ends = torch.tensor([value.numel() for value in like.values()]).cumsum(0)
         counts = torch.bincount(torch.searchsorted(ends, self._coordinates, right=True), minlength=len(ends))
         return {name: count for name, count in zip(like, counts.tolist(), strict=True) if count}
 
     def _by_examples(self, sent: Observation) -> Tensor:
-        """(m,) scores of gradients that were added to a client's local steps."""
+        """Score gradients (m,) that were added to a client's local steps."""
         assert self._directions is not None
         client: Client = next(iter(self.federation.clients.values()))
         like, norm, directions = sent.upload.tensors, clip_norm_of(self._defense) or 1.0, self._directions

@@ -52,7 +52,7 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
 
 
 def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Others:
-    """Take images for originals of ``shape`` (C, H, W) of which no public images are known: those that packages ship.
+    """Take images for originals of ``shape`` (C, H, W) without known public images: those that packages ship.
 
     These are cut out of photographs at random places and scales, half of them for images of one channel, whose other
     half are handwritten digits. Where the packages are not installed there are none.
@@ -74,7 +74,7 @@ def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> 
 
 
 def at_most(number: int, shape: tuple[int, ...]) -> int:
-    """``number`` of images of ``shape``, or as many as memory should hold."""
+    """Return ``number`` of images of ``shape``, or as many as memory should hold."""
     return min(number, _MOST_VALUES // max(1, int(torch.tensor(shape).prod())))
 
 
@@ -87,7 +87,7 @@ def _digits(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor
 
 
 def _cuts(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
-    """(N, C, H, W) cut out at random, of between a tenth and the whole of a photograph's shorter side."""
+    """Cut images (N, C, H, W) at random, between a tenth and the whole of a photograph's shorter side."""
     pictures = [examples.images.float() / 255 for examples in _shipped(_PHOTOGRAPHS)]
     if not pictures or shape[0] not in (1, 3):
         return torch.empty(0, *shape)
@@ -110,7 +110,7 @@ def _cuts(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
 
 
 def _shipped(name: str) -> Iterator[Examples]:
-    """A data set of an installed package; nothing where it is not installed."""
+    """Yield the data set of an installed package; nothing where it is not installed."""
     try:
         found = load_data(name, image_size=256 if name == _PHOTOGRAPHS else None).train
     except UserError as error:

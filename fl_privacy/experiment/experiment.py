@@ -31,7 +31,7 @@ from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Uplo
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Experiment:
-    """Who is attacked, how they train and defend themselves, and what is intercepted of them.
+    """The attacked clients: how they train and defend themselves, and what is intercepted of them.
 
     Attributes:
         config: of the experiment.
@@ -55,7 +55,7 @@ class Experiment:
 
     @classmethod
     def of_federation(cls, federation: Federation) -> "Experiment":
-        """The clients of ``federation``, attacked while they train, or in what was captured of that."""
+        """Build the experiment that attacks the clients of ``federation``, during or after the training."""
         return cls(
             config=federation.config,
             dataset=federation.dataset,
@@ -80,11 +80,11 @@ class Experiment:
 
     @property
     def transforms(self) -> bool:
-        """Whether the model sees other images than the truth behind what is intercepted."""
+        """Say whether the model sees other images than the truth behind what is intercepted."""
         return sees_other_images(self.defense, self.plan, self.audit.uploads)
 
     def interceptor(self, sink: Sink) -> Interceptor:
-        """Turns uploads into observations, with the side information there is, and hands them to ``sink``."""
+        """Build the interceptor that turns uploads into observations and passes them to ``sink``."""
         examples = next(iter(self.clients.values())).examples
         return Interceptor(
             model=self.model,
@@ -98,8 +98,10 @@ class Experiment:
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
-        """What is intercepted of the audit's probes where the clients are sent ``sent``, or what a malicious server
-        makes of it, without a training."""
+        """Intercept the audit's probes where clients are sent ``sent``, without a training.
+
+        Or what a malicious server makes of it.
+        """
         found: list[Observation] = []
         interceptor = self.interceptor(found.append)
         for probe in counted("victim", self.audit.probes):
@@ -119,11 +121,11 @@ class Experiment:
         return found
 
     def ground_truth(self) -> GroundTruth:
-        """What was behind the updates."""
+        """Return what was behind the updates."""
         return GroundTruth(clients=self.clients, batch_size=self.config.batch_size, states=self.states)
 
     def knowledge(self, truth: GroundTruth) -> AttackerKnowledge:
-        """What the attackers are told; the labels are those of ``truth``."""
+        """Return what the attackers know; the labels are those of ``truth``."""
 
         def labels(observation: Observation) -> Tensor:
             return (truth.replay(observation).transformed if self.transforms else truth.batch(observation.id)).labels
@@ -141,7 +143,7 @@ class Experiment:
         )
 
     def judge(self, truth: GroundTruth) -> Judge:
-        """Scores by ``truth``."""
+        """Build the judge that scores by ``truth``."""
         return Judge(
             truth=truth,
             transforms=self.transforms,
@@ -166,7 +168,7 @@ class Experiment:
         )
 
     def stage(self, attack: ReconstructionAttack, folder: RunFolder, monitor: Monitor) -> AttackStage:
-        """Attacks what is intercepted, by ``attack``, and records in ``folder`` what came of it."""
+        """Build the stage that attacks what is intercepted, by ``attack``, and records the results in ``folder``."""
         truth = self.ground_truth()
         return AttackStage(
             attack=ServerReading(server=self.server_attack, attack=attack) if self.server_attack else attack,
@@ -185,7 +187,7 @@ class Experiment:
         return train.vocabulary if isinstance(train, TextExamples) else None
 
     def threat_model(self) -> list[str]:
-        """Who attacks, what is seen and known, in sentences."""
+        """Say in sentences who attacks, and what is seen and known."""
         return describe_threats(
             self.model,
             self.plan,
@@ -198,7 +200,7 @@ class Experiment:
         )
 
     def _assumed_knowledge(self) -> Knowledge:
-        """Of the attacker that knows most, before there is an update: its tensors are empty."""
+        """Return the knowledge of the strongest attacker, before there is an update: its tensors are empty."""
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
         adaptive = given.knows_defense and bool(defense.parts)
         kind = torch.float if self._vocabulary is None else torch.long

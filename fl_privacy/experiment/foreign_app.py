@@ -61,8 +61,9 @@ class Captured:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackPlan:
-    """How captured updates are attacked: by what, with which seed and threads, measured by which further metrics, and
-    what else each guess is compared with."""
+    """Plan of an attack on captured updates: the attack, its seed and threads, further metrics, and other images to
+    compare with.
+    """
 
     attack: ReconstructionAttack
     seed: int = 0
@@ -101,7 +102,7 @@ def attack_captured(captured: Captured, plan: AttackPlan, folder: RunFolder, mon
 def worth_attacking(
     observations: Sequence[Observation], *, every: bool = False
 ) -> tuple[Sequence[Observation], list[str]]:
-    """Which of ``observations`` to attack, and what is left out in sentences.
+    """Choose which of ``observations`` to attack, and say in sentences what is left out.
 
     Probes where clients answered any; else training updates of few images and steps. Figures over both would hide the
     one among the other.
@@ -129,7 +130,7 @@ def worth_attacking(
 
 
 def _within_reason(observations: Sequence[Observation]) -> tuple[Sequence[Observation], list[str]]:
-    """All but those that say to be of so many images or steps that nobody's memory or time is enough for a guess."""
+    """Keep all but those that claim more images or steps than memory or time is enough for."""
     large = set()
     for observation in observations:
         images = observation.upload.num_examples
@@ -140,7 +141,7 @@ def _within_reason(observations: Sequence[Observation]) -> tuple[Sequence[Observ
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Undefended uploads of one image in one step that the server computes itself, for each model that was sent.
+    """Compute undefended uploads of one image in one step on the server, for each model that was sent.
 
     Args:
         observations: what was captured of the app: models sent and plan.
@@ -174,7 +175,7 @@ def describe_app(
     found: Counter[str],
     defenses: Mapping[int, Description] | None = None,
 ) -> list[str]:
-    """The threat model and what was found out about the clients, in sentences.
+    """Describe the threat model and what was found out about the clients, in sentences.
 
     Args:
         observations: that are attacked.
@@ -210,7 +211,7 @@ def describe_app(
 
 
 def _what_clients_say(defense: Description, defenses: Mapping[int, Description]) -> list[str]:
-    """Sentences on the defense that clients tell of, of each kind that there is."""
+    """Describe the defenses that clients report, of each kind that there is."""
     if all(parts == defense for parts in defenses.values()):
         if not defense:
             return ["Clients tell of no defense."]
@@ -237,5 +238,5 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def _same_data(victim: VictimId) -> str | None:
-    """A probe is of the same images in every round; a training update may not be."""
+    """Name the examples of a probe, the same in every round; ``None`` for a training update's, which may change."""
     return None if victim.probe is None else victim.source

@@ -20,7 +20,7 @@ _AT_ONCE = 256
 
 
 def fresh_states() -> ClientStates:
-    """Of clients that have done nothing yet."""
+    """Return the states of clients that have done nothing yet."""
     return defaultdict(ClientState)
 
 
@@ -40,7 +40,7 @@ class GroundTruth:
     _replays: dict[VictimId, Replay] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch:
-        """The examples behind ``victim``.
+        """Return the examples behind ``victim``.
 
         Where a defense exchanges a client's examples, the truth of each is the client's own image nearest to it.
         """
@@ -49,7 +49,7 @@ class GroundTruth:
         return _nearest(client, batch) if client.defense.examples else batch
 
     def replay(self, observation: Observation) -> Replay:
-        """The making of an upload again, by the same random streams: what the model saw, and what was undefended.
+        """Repeat the making of an upload, by the same random streams: what the model saw, and what was undefended.
 
         There is one for each victim of the round asked for last: labels and scores of all attackers need the same.
         """
@@ -68,13 +68,13 @@ class GroundTruth:
 
 
 def sees_other_images(defense: Defense, plan: LocalPlan, uploads: str) -> bool:
-    """Whether the model sees other images than the truth behind a ``probe`` or an ``update``."""
+    """Say whether the model sees other images than the truth behind a ``probe`` or an ``update``."""
     augmented = plan.augments if uploads == "update" else plan.augment_probes
     return bool(defense.examples or defense.data) or augmented
 
 
 def _nearest(client: Client, batch: Batch) -> Batch:
-    """The client's own images nearest to those of ``batch``, among those of the same class where there are any.
+    """Return the client's own images nearest to those of ``batch``, of the same class where there are any.
 
     Only images of these classes are looked at, as few at a time as fill a processor's cache.
     """
@@ -88,7 +88,7 @@ def _nearest(client: Client, batch: Batch) -> Batch:
 
 
 def _nearest_of(client: Client, images: Tensor, rivals: Tensor) -> Tensor:
-    """Of the client's images ``rivals``, the one nearest to each of ``images`` (N, ...)."""
+    """Return the nearest of the client's images ``rivals`` to each of ``images`` (N, ...)."""
     distances = torch.cat(
         [
             torch.cdist(images.flatten(1), client.examples.batch(some, client.device).inputs.flatten(1))

@@ -67,7 +67,7 @@ class Asked:
 
     @property
     def is_member(self) -> Tensor:
-        """(C,)"""
+        """Say which of the examples are members, (C,)."""
         return torch.arange(len(self.examples)) < self.members
 
 
@@ -116,7 +116,7 @@ def _shares(client: Client) -> Tensor:
 
 
 def _alike(owners: Tensor, labels: Tensor, wanted: Tensor, rng: torch.Generator) -> Tensor:
-    """For each class ``wanted`` the owner of a member of that class, of any where no member is."""
+    """Draw for each class ``wanted`` the owner of a member of that class, of any where no member is."""
     if not len(wanted):
         return wanted
     found = owners[torch.randint(len(owners), (len(wanted),), generator=rng)]
@@ -157,7 +157,7 @@ def expect_attributes(experiment: Experiment) -> None:
 
 
 def rehearsing(experiment: Experiment, asked: Asked) -> Client | None:
-    """A client of the attacker's own, which defends the public examples as the others do theirs.
+    """Build a client of the attacker's own, which defends the public examples as the others do theirs.
 
     ``None`` where the attacker does not know the defense, there is none, it exchanges the examples for others, or
     nothing public has an attribute.
@@ -174,7 +174,7 @@ def rehearsing(experiment: Experiment, asked: Asked) -> Client | None:
 
 
 def attributes_of(experiment: Experiment) -> Tensor:
-    """(V,) of the probed examples; -1 where the defense exchanges a client's examples for others."""
+    """Return the attributes (V,) of the probed examples; -1 where the defense exchanges a client's examples."""
     found = []
     for probe in experiment.audit.probes:
         client = experiment.clients[probe.client]
@@ -202,7 +202,7 @@ class Spending:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """What was read: how many rounds, the last of them, and the ids of all clients in the order of the columns."""
+    """What was watched: how many rounds, the last of them, and the ids of all clients in the order of the columns."""
 
     rounds: int
     last_round: int
@@ -211,7 +211,7 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InferenceJudge:
-    """Lays answers beside the truth.
+    """Compares answers with the truth.
 
     Attributes:
         asked: the examples asked about.
@@ -228,7 +228,7 @@ class InferenceJudge:
     def findings(
         self, about: About, answers: Mapping[str, Tensor], titles: Mapping[str, tuple[str, str]], watched: Watched
     ) -> list[Finding]:
-        """One for each method."""
+        """Return a finding for each method."""
         judges = {
             About.MEMBERSHIP: self._membership,
             About.SOURCE: self._source,

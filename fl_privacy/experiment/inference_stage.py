@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class InferenceStage:
-    """Keeps the updates of one round at a time; whatever an attack does, the training goes on.
+    """Asks inference attacks about the updates of one round at a time; whatever an attack does, the training goes on.
 
     Attributes:
         inferences: the attacks by name.
@@ -85,7 +85,7 @@ class InferenceStage:
 
     @classmethod
     def of(cls, experiment: Experiment, folder: RunFolder, monitor: Monitor) -> "InferenceStage | None":
-        """That of ``experiment``; ``None`` where nothing is asked.
+        """Build the stage of ``experiment``; ``None`` where nothing is asked.
 
         Raises:
             UserError: there are too few examples, or nothing is known that could be asked for.
@@ -120,7 +120,7 @@ class InferenceStage:
         )
 
     def see(self, observation: Observation) -> None:
-        """An update of the training or a probed one; those of the round before are read and forgotten."""
+        """Take an update of the training or a probed one; those of the round before are evaluated and forgotten."""
         if self._waiting and self._waiting[0].id.round != observation.id.round:
             self.read()
         self._waiting.append(observation)
@@ -158,7 +158,7 @@ class InferenceStage:
                     self._failures[name] = result.reason
 
     def _rehearsal(self, like: Observation) -> Rehearsal | None:
-        """What the attacker's own client makes of public examples in the round of ``like``."""
+        """Return what the attacker's own client makes of public examples in the round of ``like``."""
         client = self.rehearsing
         if client is None:
             return None

@@ -11,7 +11,7 @@ from fl_privacy.inference.attribute import ADAPTIVE, AdaptiveAttributeInference
 
 
 def build_inferences(settings: DictConfig) -> dict[str, Inference]:
-    """The attacks that the section ``inference`` names, by name; empty for ``inference=none``.
+    """Build the attacks that the section ``inference`` names, by name; empty for ``inference=none``.
 
     Raises:
         UserError: one of them is none, or its settings are wrong.
@@ -31,7 +31,7 @@ def build_inferences(settings: DictConfig) -> dict[str, Inference]:
 
 
 def with_adaptive(inferences: Mapping[str, Inference]) -> dict[str, Inference]:
-    """Beside each attack on attributes the one of an attacker who knows the defense."""
+    """Add to each attack on attributes the one of an attacker who knows the defense."""
     found = dict(inferences)
     for name, inference in inferences.items():
         if isinstance(inference, AttributeInference) and not inference.adaptive:
@@ -40,6 +40,6 @@ def with_adaptive(inferences: Mapping[str, Inference]) -> dict[str, Inference]:
 
 
 def pool_size(inferences: Sequence[Inference]) -> tuple[int, int]:
-    """How many members and others all of them ask about together."""
+    """Return how many members and others all of them ask about together."""
     members = max((int(getattr(i, "members", 0)) for i in inferences), default=0)
     return members, max((int(getattr(i, "others", 0)) for i in inferences), default=0)

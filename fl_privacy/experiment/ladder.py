@@ -8,11 +8,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.auto.budget import EVALUATIONS
 from fl_privacy.attacks.exact.analytic import AnalyticInversion
 from fl_privacy.experiment.foreign_app import MOST_IMAGES, MOST_STEPS
+from fl_privacy.experiment.ladder_members import members_of
 from fl_privacy.experiment.ladder_problem import (
     Kind,
     NotAttackedError,
@@ -20,12 +22,14 @@ from fl_privacy.experiment.ladder_problem import (
     gradient_plan,
     plan_of,
     read_problem,
+    seconds_of_evaluation,
     uploaded_tensors,
 )
 from fl_privacy.experiment.ladder_scores import Scored, score
-from fl_privacy.experiment.ladder_words import words_of
+from fl_privacy.experiment.ladder_words import words_in_training, words_of
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.results.counts import LEVEL, Counts
+from fl_privacy.results.survivors import ClassTrace, Survivor, classes_told, words_told
 from fl_privacy.tapping import Watched
 from fl_privacy.tapping.matching import Matched
 from fl_privacy.tapping.program import tensors_in
@@ -37,10 +41,17 @@ logger = logging.getLogger(__name__)
 SOLVED = 1e-3
 """What equations may leave where they are solved, as a share of their right side."""
 
+LEAST_SECONDS = 3.0
+"""That an upload is attacked for in any case."""
+
+MEMBER_SECONDS = 30.0
+"""That losses of single examples may take."""
+
 MOST_IN_A_BATCH = 64
 """Examples of a step that is attacked."""
 
 RUNGS = {
+    "evaluation": "One example in evaluation mode: the gradient, without batch norm over the batch and dropout",
     "gradient": "One example: the gradient, before anything leaves",
     "one": "One example in one step, as it is uploaded",
     "batch": "The app's own batch in one step, as it is uploaded",
@@ -75,6 +86,7 @@ class Client:
         ask_later: likewise, about its last; ``None`` where that is the first.
         watched: what was seen when it trained.
         matched: what it uploaded.
+        reply: the arrays of that.
     """
 
     number: int
@@ -82,6 +94,7 @@ class Client:
     ask_later: Ask | None
     watched: Watched
     matched: Matched
+    reply: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def inputs(self) -> list[Tensor]:
         """What it was seen to load, examples of one shape together."""
@@ -144,6 +157,7 @@ class Ladder:
     Attributes:
         clients: that may be asked again.
         attack: on all rungs.
+        attack_within: the same with so many seconds an upload, where its usual work would take too long.
         victims: examples on the rungs of single ones.
         seed: of attacks and comparisons.
         seconds: after which no further rung is begun.
@@ -154,17 +168,38 @@ class Ladder:
     victims: int = 8
     seed: int = 0
     seconds: float = 600.0
-    problems: list[str] = field(default_factory=list)
+    attack_within: Callable[[float], ReconstructionAttack] | None = None
+    _single: Watched | None = field(default=None, init=False, repr=False)
+
+    def survivors(self, traces: Sequence[ClassTrace]) -> Iterator[Survivor]:
+        """What the training's own uploads tell beside single examples; after ``climb``.
+
+        Args:
+            traces: of clients whose labels were seen.
+        """
+        yield classes_told(traces)
+        read = [words for client in self.clients if (words := words_in_training(client)) is not None]
+        if read:
+            yield words_told(read)
+        if self._single is not None:
+            yield members_of(self.clients, self._single, MEMBER_SECONDS)
+        elif self.clients:
+            yield Survivor(name="members", reason="no step on a single example was seen, by which losses are found")
 
     def climb(self) -> Iterator[Rung]:
         """One rung after the other, each as soon as it is done."""
         started = time.perf_counter()
         if not self.clients:
             return
+        if _depends_on_mode(self.clients[0].watched):
+            still = attempt(lambda: self._singles(later=False, evaluation=True))
+            found, reason = still if not isinstance(still, Failure) else ([], still.reason)
+            yield replace(self._rung("gradient", found, reason.removeprefix("NotAttackedError: ")), name="evaluation")
         singles = attempt(lambda: self._singles(later=False))
         if isinstance(singles, Failure):
             singles = [], singles.reason.removeprefix("NotAttackedError: ")
         found, reason = singles
+        self._single = next((a.watched for _, a in found if a.watched.program and _of_one(a.watched)), None)
         yield self._rung("gradient", found, reason)
         yield self._rung("one", found, reason)
         steps = (self._batch_rung, self._all_rung, self._later_rung)
@@ -178,7 +213,7 @@ class Ladder:
             if made is not None:
                 yield made
 
-    def _singles(self, *, later: bool) -> tuple[list[tuple[Client, Again]], str]:
+    def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[Client, Again]], str]:
         """Answers on one example each, and why there are none."""
         found: list[tuple[Client, Again]] = []
         reason = ""
@@ -187,7 +222,7 @@ class Ladder:
             ask = client.ask_later if later else client.ask
             if ask is None:
                 continue
-            again = _on_one(ask, number // len(self.clients))
+            again = _on_one(ask, number // len(self.clients), evaluation=evaluation)
             if isinstance(again, Failure):
                 reason = f"the app's code fails on a single example ({again.reason})"
                 logger.info("Client %d: %s", client.number, again.reason)
@@ -251,26 +286,37 @@ class Ladder:
             shared = problems[0]
             same = not problem.whole and problem.input_shape == shared.input_shape
             observations.append(replace(observed, model=shared.model, loss=shared.loss) if same else observed)
-        guesses = self._reconstructions(observations)
+        guesses, hurried = self._reconstructions(observations)
         if all(guess.batch is None for guess in guesses):
             raise NotAttackedError((guesses[0].failure or "the attack gave no guess").partition(" (")[0].rstrip("."))
         scored = score(problems, guesses, [tensor for client, _ in found for tensor in client.inputs()], self.seed)
-        return scored, _notes(problems[0], observations[0], guesses), problems[0].kind
+        return scored, (*_notes(problems[0], observations[0], guesses), *hurried), problems[0].kind
 
-    def _reconstructions(self, observations: Sequence[Observation]) -> list[Reconstruction]:
+    def _reconstructions(self, observations: Sequence[Observation]) -> tuple[list[Reconstruction], tuple[str, ...]]:
         """Together where they share a network, else one after the other, the first dense layer's closed form first."""
+        attack, said = self._attack_for(observations)
         if observations[0].num_classes == 1 and observations[0].knowledge.labels is not None:
-            return [self._whole(one) for one in observations]
+            return [self._whole(one, attack) for one in observations], said
         alike = len({id(o.model) for o in observations}) == 1
         groups = [list(observations)] if alike else [[o] for o in observations]
-        return [one for group in groups for one in self.attack(group, seed=self.seed)]
+        return [one for group in groups for one in attack(group, seed=self.seed)], said
 
-    def _whole(self, observation: Observation) -> Reconstruction:
+    def _attack_for(self, observations: Sequence[Observation]) -> tuple[ReconstructionAttack, tuple[str, ...]]:
+        """The attack, with less work where there is no time for it, and a sentence that says so."""
+        limit = self.seconds / len(RUNGS) / len(observations)
+        if self.attack_within is None or EVALUATIONS["quick"] * seconds_of_evaluation(observations[0]) <= limit:
+            return self.attack, ()
+        seconds = max(LEAST_SECONDS, round(limit, 1))
+        return self.attack_within(seconds), (
+            f"The attack had {seconds:g} seconds an upload, less than it takes: more --seconds may read more.",
+        )
+
+    def _whole(self, observation: Observation, attack: ReconstructionAttack) -> Reconstruction:
         """Of an observation whose network goes the whole way to the loss: no label has to be found."""
         solved = AnalyticInversion()([observation], seed=self.seed)[0]
         if solved.failure is None and solved.loss < SOLVED:
             return replace(solved, member="the first dense layer's equations")
-        return self.attack([observation], seed=self.seed)[0]
+        return attack([observation], seed=self.seed)[0]
 
     def _batch_rung(self) -> Rung:
         started = time.perf_counter()
@@ -311,7 +357,12 @@ class Ladder:
             f"this is what the training itself uploads, of {said}; attacks here undo at most {MOST_STEPS} steps of"
             f" {MOST_IMAGES} examples in all. That is a limit of this attacker, not a protection of the app's"
         )
-        if steps == 1:
+        if not self.clients[0].matched.parameters:
+            reason = (
+                f"this is what the training itself sends, of {said}: no parameter of the network is in it. What a sum"
+                " over clients tells was not attacked"
+            )
+        elif steps == 1:
             reason = f"this is what the training itself uploads, of {said}: the rung below"
         return Rung(name="all", made=f"the training's own uploads, of {said}", reason=reason)
 
@@ -322,7 +373,13 @@ class Ladder:
         return replace(self._rung("one", found, reason), name="later")
 
 
-def _on_one(ask: Ask, number: int) -> Again | Failure:
+def _depends_on_mode(seen: Watched) -> bool:
+    """Whether a network that trains answers differently in evaluation mode."""
+    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    return seen.training and any(isinstance(each, kinds) for part in seen.modules for each in part.modules())
+
+
+def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> Again | Failure:
     """An answer on one example, else with that in every pass, else on two, which batch norm needs."""
     tried: Again | Failure = Failure("nothing was tried")
     for only in (
@@ -330,11 +387,16 @@ def _on_one(ask: Ask, number: int) -> Again | Failure:
         OnlyExamples(first=number, repeats=True),
         OnlyExamples(first=2 * number, number=2),
     ):
-        again = ask(only)
+        again = ask(replace(only, evaluation=evaluation))
         if not isinstance(again, Failure):
             return again
         tried = again if isinstance(tried, Failure) and tried.reason == "nothing was tried" else tried
     return tried
+
+
+def _of_one(seen: Watched) -> bool:
+    """Whether the first batch is of one example."""
+    return bool(seen.batches) and all(len(t) == 1 for t in tensors_in(seen.batches[0]) if t.dim())
 
 
 def _first_size(watched: Watched) -> int:

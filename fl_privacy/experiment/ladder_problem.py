@@ -1,6 +1,7 @@
 """From what was seen of a client's first step to an observation that attacks take: network, inputs, loss."""
 
 import copy
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,6 +15,7 @@ from fl_privacy.data.app_data import find_normalization
 from fl_privacy.errors import UserError
 from fl_privacy.losses import CROSS_ENTROPY, Loss, loss_of
 from fl_privacy.plain_models import detached_copy, unwrapped
+from fl_privacy.rng import streams_put_back
 from fl_privacy.tapping import Program, ReplayModel, Watched
 from fl_privacy.tapping.matching import Matched
 from fl_privacy.tapping.program import Call, refs_in
@@ -111,7 +113,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
     variables = [n for n in floats if program.constants[n].dim() and len(program.constants[n]) == batch]
     if not variables or not batch:
         raise NotAttackedError("what enters its network is not made of numbers that can be searched for")
-    parts = tuple(_cleaned(part) for part in program.parts)
+    parts = tuple(cleaned(part) for part in program.parts)
     plain = replace(program, parts=parts)
     shapes = [tuple(program.constants[n].shape[1:]) for n in variables]
     kind = _kind(shapes)
@@ -122,7 +124,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
     model = ReplayModel(plain, variables, shapes, list(zip(low, scale, strict=True)), output=output, draws=draws)
     values = torch.cat([((t - a) / s).flatten(1) for t, a, s in zip(truths, low, scale, strict=True)], 1)
     shape = shapes[0] if kind == "image" else (1, 1, values.shape[1])
-    names = _names(seen, program, model)
+    names = names_in(seen, program, model)
     before = {names[name]: value for name, value in seen.before.items() if name in names}
     sent = ModelState(
         {name: before.get(name, p.detach().clone()) for name, p in model.named_parameters()},
@@ -177,6 +179,20 @@ def gradient_plan(seen: Watched) -> LocalPlan:
     """Of the gradient itself."""
     mode: Literal["train", "eval"] = "train" if seen.training else "eval"
     return LocalPlan(shares="gradient", batch_norm=mode, probe_batch_norm=mode, mode=mode)
+
+
+def seconds_of_evaluation(observation: Observation) -> float:
+    """About how long a step of an attack takes: the gradient of a gradient, measured once on gray examples."""
+    model = detached_copy(observation.model).train(observation.plan.mode == "train")
+    gray = torch.full((observation.upload.num_examples, *observation.input_shape), 0.5, requires_grad=True)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    began = time.perf_counter()
+    with streams_put_back():
+        first = torch.autograd.grad(model(gray).sum(), parameters, create_graph=True, allow_unused=True)
+        size = [g.square().sum() for g in first if g is not None and g.requires_grad]
+        if size:
+            torch.autograd.grad(torch.stack(size).sum(), gray, allow_unused=True)
+    return time.perf_counter() - began
 
 
 def uploaded_tensors(reply: dict[str, np.ndarray], found: Matched) -> dict[str, Tensor]:
@@ -258,12 +274,15 @@ def _loss(
         if len(later) == 1 and _is_plain(used[0], output):
             return output, CROSS_ENTROPY, labels
 
+        bounded = used[0].function is F.binary_cross_entropy  # which refuses targets that a search leaves outside
+
         def replayed(outputs: Tensor, labels: Tensor) -> Tensor:
+            labels = labels.clamp(0, 1) if bounded and labels.is_floating_point() else labels
             shaped = outputs if program_dim[0] > 1 else outputs.squeeze(1)
             return program.run({output: shaped, target: labels}, (), {}, after=modules[-1])
 
         program_dim = [_made(program, output).dim()]
-        name = getattr(later[0].function, "__name__", "the app's own loss").replace("_", " ") if later else "the app's"
+        name = getattr(used[0].function, "__name__", "the app's own loss").replace("_", " ") if used else "the app's"
         return output, replace(loss_of(replayed, width, seen.before[next(iter(seen.before))]), name=name), labels
     except (UserError, RuntimeError, ValueError, TypeError, IndexError, KeyError):
         return None, _OWN_LOSS, None
@@ -297,7 +316,7 @@ def _width(program: Program, output: int) -> int:
     return made.flatten(1).shape[1] if made.dim() > 1 else 1
 
 
-def _cleaned(part: nn.Module) -> nn.Module:
+def cleaned(part: nn.Module) -> nn.Module:
     """A copy without wrappers and without hooks of libraries that look on as well."""
     inner = unwrapped(part)
     while (within := getattr(inner, "_module", None)) is not None and isinstance(within, nn.Module):
@@ -313,7 +332,7 @@ def _cleaned(part: nn.Module) -> nn.Module:
     return copied
 
 
-def _names(seen: Watched, program: Program, model: ReplayModel) -> dict[str, str]:
+def names_in(seen: Watched, program: Program, model: nn.Module) -> dict[str, str]:
     """Name as it was seen -> name in the network."""
     own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     found = {}

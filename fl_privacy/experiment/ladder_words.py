@@ -12,6 +12,7 @@ from fl_privacy.experiment.ladder_scores import MOST_SHOWN, Scored
 from fl_privacy.metrics.outcome import MARGIN_F1
 from fl_privacy.results.counts import Counts
 from fl_privacy.tapping import Watched
+from fl_privacy.tapping.program import tensors_in
 
 LEAST_WORDS = 100
 """Rows of an embedding that holds a vocabulary, at least."""
@@ -52,17 +53,49 @@ def words_of(found: Sequence[tuple[Watched, Any]], *, uploaded: bool) -> Scored 
     return _scored([each for each in read if each is not None], len(read))
 
 
-def _words(seen: Watched) -> tuple[str, set[int]] | None:
-    """Name of the vocabulary's embedding, and the words that entered."""
-    program = seen.program
-    if program is None:
+def words_in_training(client: Any) -> tuple[set[int], set[int]] | None:
+    """The words of all texts that a client was seen to load, and those that its upload shows; ``None`` without any.
+
+    Args:
+        client: with ``watched``, ``reply`` and ``matched``.
+    """
+    seen: Watched = client.watched
+    tables = _tables(seen)
+    if not tables or not seen.batches:
         return None
-    tables = [
+    name, table = max(tables, key=lambda pair: pair[1].num_embeddings)
+    columns: dict[int, list[Tensor]] = {}
+    for batch in seen.batches:
+        for place, tensor in enumerate(tensors_in(batch)):
+            if tensor.dtype in (torch.int64, torch.int32) and tensor.dim() == 2:
+                columns.setdefault(place, []).append(tensor.flatten())
+    if not columns:
+        return None
+    tokens = max((torch.cat(parts) for parts in columns.values()), key=lambda t: int(t.max()))
+    if int(tokens.max()) >= table.num_embeddings or int(tokens.min()) < 0:
+        return None
+    words = set(tokens.unique().tolist())
+    words.discard(table.padding_idx if table.padding_idx is not None else 0)
+    rows = _rows(client, name, uploaded=True)
+    return None if rows is None else (words, set(rows) - {table.padding_idx or 0})
+
+
+def _tables(seen: Watched) -> list[tuple[str, nn.Embedding]]:
+    """Names and modules of embeddings that may hold a vocabulary."""
+    return [
         (f"parts.{number}.{path}.weight" if path else f"parts.{number}.weight", module)
         for number, part in enumerate(seen.modules)
         for path, module in part.named_modules()
         if isinstance(module, nn.Embedding) and module.num_embeddings >= LEAST_WORDS
     ]
+
+
+def _words(seen: Watched) -> tuple[str, set[int]] | None:
+    """Name of the vocabulary's embedding, and the words that entered."""
+    program = seen.program
+    if program is None:
+        return None
+    tables = _tables(seen)
     whole = [t for t in program.constants.values() if t.dtype in (torch.int64, torch.int32) and t.dim() == 2]
     if not tables or not whole:
         return None
@@ -93,13 +126,12 @@ def _rows(again: Any, name: str, *, uploaded: bool) -> list[int] | None:
 def _moved(value: Tensor, before: Tensor, seen: Watched) -> Tensor:
     """The change without what weight decay did to every row."""
     settings = dict(next(iter(seen.optimizers))[1]) if seen.optimizers else {}
-    shrunk = value - before
-    quiet = shrunk.norm(dim=1).median()
-    if float(quiet) == 0.0:
-        return shrunk
+    if float((value - before).norm(dim=1).median()) == 0.0:
+        return value - before
     decay = float(settings.get("lr", 0.0)) * float(settings.get("weight_decay", 0.0) or 0.0)
-    factor = 1 - decay if decay else float((value * before).sum() / before.square().sum())
-    return value - factor * before
+    usual = ((value * before).sum(1) / before.square().sum(1).clamp_min(1e-30)).median()
+    left = [value - factor * before for factor in ((1 - decay) ** seen.steps, float(usual))]
+    return min(left, key=lambda change: float(change.norm(dim=1).median()))
 
 
 def _f1(truth: set[int], guess: set[int]) -> float:

@@ -19,7 +19,7 @@ class OpenSettingError(UserError):
 
 @lru_cache(maxsize=4)
 def client_of_folder(config_text: str, folder: str, client: int) -> Client:
-    """Client ``client`` of a configuration on the images in ``folder`` instead; built once in a process.
+    """Build client ``client`` of a configuration on the images in ``folder`` instead; once in a process.
 
     What it decodes is kept in this process alone; where ``folder`` has no test split, the client is tested on every
     fifth image, which it does not train on.

@@ -82,7 +82,7 @@ class PolicyScorer:
         self._draws = [_draw(rest, config.accuracy_images, rng).to(self._device) for rng in streams]
 
     def __call__(self, policies: Sequence[Policy]) -> list[Scored]:
-        """In their order; the company of a policy changes no score beyond rounding."""
+        """Score policies, in their order; the company of a policy changes no score beyond rounding."""
         private = privacy_scores(self._similarity, self._batch, policies, plan=self._privacy, seed=self._seed)
         accurate = accuracy_scores(self._model, self._fresh, self._draws, policies, seed=self._seed, total=self._total)
         altered = altered_shares(self._batch.inputs, policies, seed=self._seed)
@@ -104,13 +104,13 @@ def _semi_trained(
 
 
 def _of_each_class(examples: LabelledExamples, number: int) -> torch.Tensor:
-    """Indices of the first ``number`` examples of every class."""
+    """Return indices of the first ``number`` examples of every class."""
     rows = [(examples.labels == label).nonzero().flatten()[:number] for label in range(examples.num_classes)]
     return torch.cat(rows)
 
 
 def _fresh(model: DictConfig, dataset: Dataset, seed: int) -> ModelState:
-    """Initial values of a draw's own."""
+    """Draw initial values of a draw's own."""
     return ModelState.of(build_network(model, dataset, seed=seed))
 
 
@@ -122,7 +122,7 @@ SCORES, PAGE, SEMI_TRAINED = "scores.jsonl", "search.html", "semi_trained.safete
 
 
 def singles(table: Table) -> list[Policy]:
-    """The operations of ``table`` by themselves, whose ranking explains the policies."""
+    """List the single operations of ``table``, whose ranking explains the policies."""
     return [Policy((index,), table) for index in range(len(TABLES[table]))]
 
 
@@ -156,7 +156,7 @@ class _Plans:
 
     @classmethod
     def of(cls, config: DictConfig) -> "_Plans":
-        """Checked before anything long begins."""
+        """Build the plans, checked before anything long begins."""
         settings = plain_settings(config)
         for name, annotation in (
             ("variant", str), ("points", int | None), ("alpha", float), ("beta", float), ("keep", int),
@@ -201,7 +201,7 @@ def _is_finished(folder: Path, plans: _Plans) -> bool:
 
 
 def _claim(folder: Path, *, overwrite: bool) -> Lock:
-    """Hold ``folder``, which is there afterwards; with ``overwrite`` what it held is moved aside."""
+    """Hold ``folder``, which exists afterwards; with ``overwrite`` what it contained is moved aside."""
     try:
         lock = hold(folder)
         if overwrite and folder.exists():
@@ -216,7 +216,7 @@ def _claim(folder: Path, *, overwrite: bool) -> Lock:
 
 
 def _selected_by(folder: Path) -> object:
-    """The demands that the policies in ``folder`` were chosen by."""
+    """Return the demands by which the policies in ``folder`` were chosen."""
     try:
         return json.loads(read_text(folder / POLICY_FILE)).get("selection")
     except (UserError, ValueError, AttributeError, RecursionError):
@@ -224,7 +224,7 @@ def _selected_by(folder: Path) -> object:
 
 
 def _score_all(config: DictConfig, plans: _Plans, folder: Path, monitor: Monitor) -> list[Scored]:
-    """Scores of no transformation and of all policies, in the order of the search; as far as known, from the folder."""
+    """Score no transformation and all policies, in the order of the search; known scores come from the folder."""
     rng = derive_generator(config.seed, "search", "policies")
     drawn = random_policies(config.policies, rng, table=config.table)
     wanted = list(dict.fromkeys([UNTRANSFORMED, *singles(config.table), *drawn]))

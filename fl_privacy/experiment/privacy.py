@@ -37,7 +37,7 @@ class Privacy:
     covered: bool = False
 
     def epsilon(self, round: int) -> float | None:
-        """Spent in the rounds up to ``round``, from 1; ``None`` without guarantee."""
+        """Return the epsilon spent in the rounds up to ``round``, from 1; ``None`` without guarantee."""
         return self.epsilons[round - 1] if self.epsilons else None
 
 
@@ -48,7 +48,7 @@ UNKNOWN = Privacy(statement=f"No differential privacy is claimed: {_UNKNOWN}.", 
 
 
 def privacy_of(federation: Federation, *, delta: float, accountant: Accountant) -> Privacy:
-    """Epsilon over the rounds for the client that is worst off, or why there is none.
+    """Compute epsilon over the rounds for the client that is worst off, or say why there is none.
 
     Clients that a round draws at random are taken to be drawn in every round: the server sees who takes part.
 
@@ -75,7 +75,10 @@ def privacy_of(federation: Federation, *, delta: float, accountant: Accountant) 
 
 
 def guarantees(federation: Federation, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Those of the clients that may be worst off: no other one samples as much and releases as often."""
+    """Return the guarantees of the clients that may be worst off.
+
+    No other client samples as much and releases as often.
+    """
     server, plan = federation.server, federation.server.local_plan
     kinds = set()
     for client in federation.clients.values():
@@ -98,7 +101,7 @@ def guarantees(federation: Federation, *, delta: float, accountant: Accountant) 
 
 
 def rounds_taken_part(federation: Federation) -> Sequence[int]:
-    """In how many rounds the busiest client has taken part after each round."""
+    """Count in how many rounds the busiest client has taken part after each round."""
     turns = len(federation.clients) if federation.server.plan.aggregation == "round_robin" else 1
     return [math.ceil(round / turns) for round in range(1, federation.rounds + 1)]
 
@@ -115,7 +118,7 @@ def _statement(worst: Guarantee, taken_part: int) -> str:
 
 
 def calibrated(config: RunSettings) -> RunSettings:
-    """``config`` with what ``noise_for_budget`` changes; ``privacy.epsilon`` is ``null`` in it.
+    """Return ``config`` with what ``noise_for_budget`` changes; ``privacy.epsilon`` is ``null`` in it.
 
     Raises:
         UserError: the defense gives no guarantee that noise could change.
@@ -125,7 +128,7 @@ def calibrated(config: RunSettings) -> RunSettings:
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Settings by which the worst-off client spends ``privacy.epsilon`` by the last round, if set: those of the noise.
+    """Return the noise settings by which the worst-off client spends ``privacy.epsilon`` by the last round, if set.
 
     An undefended run stays undefended, so that it can stand beside the others of a sweep.
 
@@ -159,7 +162,7 @@ def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
 
 
 def _noise_setting(section: DictConfig, name: str) -> str:
-    """The setting that the noise of a defense is proportional to: its part says which, and twice as much is tried."""
+    """Return the setting that a defense's noise is proportional to: its part names it, and doubling it is tried."""
     part = mechanism(build_defense(section))
     if part and part.strength and part.strength in section:
         doubled = OmegaConf.merge(section, {part.strength: 2 * section[part.strength]})

@@ -95,7 +95,7 @@ def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> Non
 
 
 def _baseline_config(config: RunSettings) -> RunSettings:
-    """The undefended training of ``config``, without any attack."""
+    """Return the undefended training of ``config``, without any attack."""
     none = compose_run(["defense=none", "attack=none", "inference=none"])
     changes = {
         "defense": none.defense,
@@ -112,7 +112,7 @@ def _baseline_config(config: RunSettings) -> RunSettings:
 
 
 def _undefended_accuracy(place: Destination) -> float | None:
-    """Final accuracy of a finished run beside that at ``place`` which trained alike without defense."""
+    """Return the final accuracy of a finished run next to ``place`` that trained alike without defense."""
     baseline = find_baseline(place.path.parent, place.identified)
     return baseline.accuracy if baseline else None
 
@@ -229,7 +229,7 @@ class _Run:
             self._attack_waiting()
 
     def _evaluation(self, report: RoundReport) -> Evaluation | None:
-        """Of the clients' own models where they keep layers, else of the server's in the rounds that it is tested."""
+        """Return the test result of the clients' own models where they keep layers, else of the server's."""
         server = self.federation.server
         if report.evaluation is not None or report.round not in server.tested or server.personal:
             return report.evaluation

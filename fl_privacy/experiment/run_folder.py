@@ -49,33 +49,33 @@ def plain_loop(
     interceptor: Interceptor,
     on_round: Callable[[RoundReport], None],
 ) -> None:
-    """Every client in this process, one after the other."""
+    """Run every client in this process, one after the other."""
     run_rounds(server, source(), rounds=rounds, audit=audit, interceptor=interceptor, on_round=on_round)
 
 
 class Monitor:
-    """Told of every step of a run; this one keeps it to itself."""
+    """Receives every step of a run; this one keeps it to itself."""
 
     def say(self, text: str) -> None:
-        """A line about what happens next."""
+        """Say in a line what happens next."""
 
     def training(self, rounds: int) -> AbstractContextManager[None]:
-        """Around the training of ``rounds`` rounds; what ``fl_privacy.progress`` tells within is of the next one."""
+        """Enter the training of ``rounds`` rounds; progress reported within is of the next one."""
         return nullcontext()
 
     def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
-        """A round is over; ``evaluation`` where the model was tested, ``epsilon`` spent where there is a guarantee."""
+        """Report a round that is over; ``evaluation`` where it was tested, ``epsilon`` under a guarantee."""
 
     def counting(self, title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Around ``total`` steps of other long work; the context is told how many are done."""
+        """Enter other long work of ``total`` steps; the context takes how many are done."""
         return nullcontext(lambda done: None)
 
     def working(self, title: str) -> AbstractContextManager[None]:
-        """Around other work that ``fl_privacy.progress`` tells of."""
+        """Enter other work whose progress ``fl_privacy.progress`` reports."""
         return nullcontext()
 
     def attacking(self, what: str) -> AbstractContextManager[Progress]:
-        """Around an attack on ``what``; the context is told of the progress."""
+        """Enter an attack on ``what``; the context takes its progress."""
         return nullcontext(no_progress)
 
 
@@ -84,23 +84,23 @@ Command = Literal["run", "attack"]
 
 @dataclass(frozen=True, eq=False)
 class Destination:
-    """Of what ``command`` makes of ``config``: a folder named after its choices, told apart by the hash of it all."""
+    """Location of a run: a folder named after its choices, and distinguished by the hash of all settings."""
 
     command: Command
     config: RunSettings
 
     @cached_property
     def identified(self) -> dict[str, object]:
-        """The settings as plain values, with the command that they were given to."""
+        """Return the settings as plain values, with the command that they were given to."""
         return {"command": self.command, **self.config.plain()}
 
     @property
     def path(self) -> Path:
-        """Of the folder, whether or not it is there."""
+        """Return the path of the folder, whether or not it exists."""
         return Path(self.config.out) / folder_name(self._label, self.identified)
 
     def finished_before(self, monitor: Monitor) -> Path | None:
-        """The folder with a new page, if there is nothing left to do; decided before anything is built.
+        """Return the folder with a new page, if there is nothing left to do; decided before anything is built.
 
         Raises:
             UserError: a setting that a finished run does not need any more is wrong.
@@ -113,12 +113,12 @@ class Destination:
         return self.path
 
     def write_page(self) -> None:
-        """The page of what the folder holds, unless the settings do without."""
+        """Write the page of what the folder holds, unless the settings do without."""
         if self.config.page:
             write_report([self.path])
 
     def open(self) -> RunFolder:
-        """The folder, to record in.
+        """Open the folder, to record in.
 
         Raises:
             UserError: it can't be made.

@@ -32,7 +32,7 @@ def expect_named(section: DictConfig, group: str) -> None:
 def build_server_attack(
     section: DictConfig, public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """What the server that ``section`` names does beyond the protocol; ``None`` for an honest one.
+    """Build what the server that ``section`` names does beyond the protocol; ``None`` for an honest one.
 
     Args:
         section: ``server`` of the run.
@@ -87,14 +87,14 @@ def expect_readable_sum(attack: ServerAttack | None, server: str, *, uploads: st
 
 
 def hand_over(server: Server, attack: ServerAttack, audit: Audit, interceptor: Interceptor) -> Audit:
-    """Let ``server`` send what ``attack`` crafts in the rounds of ``audit``; returns what single replies it reads.
+    """Make ``server`` send what ``attack`` crafts in the rounds of ``audit``; return the replies to intercept.
 
     Where the mean of the replies is enough, ``interceptor`` is shown it as the reply of each client attacked.
     """
     crafted: dict[int, tuple[ModelState, ModelState]] = {}
 
     def tamper(state: ModelState, client: int) -> ModelState:
-        """Made once for each model, and where clients get different ones for each client."""
+        """Craft a model once for each model that is sent, and for each client where clients get different ones."""
         key = client if attack.level is ThreatLevel.INCONSISTENT else EVERYBODY
         if key not in crafted or crafted[key][0] is not state:
             crafted[key] = state, attack.craft(interceptor.model, state, client)
@@ -118,7 +118,7 @@ def hand_over(server: Server, attack: ServerAttack, audit: Audit, interceptor: I
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerReading:
-    """What a malicious server reads, as an attack on what it intercepted.
+    """Reads a malicious server's images from what it intercepted, as an attack.
 
     Attributes:
         server: what it crafted and how it reads that.

@@ -59,7 +59,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Say whether there is nothing left to do."""
         return is_finished(self.folder)
 
 
@@ -80,12 +80,12 @@ class Sweep:
     grid: Grid
 
     def stages(self) -> Iterator[list[Job]]:
-        """What can be done side by side, stage after stage."""
+        """Yield what can be done side by side, stage after stage."""
         yield list(self.trainings)
         yield [job for of_point in self.attacks for job in of_point.values()]
 
     def outcomes(self) -> list[SweepEntry]:
-        """Where the results of each point are, once there are any."""
+        """Return where the results of each point are, once there are any."""
         return [
             SweepEntry(
                 family=point.family,
@@ -98,7 +98,7 @@ class Sweep:
 
 
 def plan_sweep(grid: Grid) -> Sweep:
-    """The jobs of ``grid``.
+    """Plan the jobs of ``grid``.
 
     Raises:
         UserError: the configuration of one is wrong.
@@ -112,7 +112,7 @@ def plan_sweep(grid: Grid) -> Sweep:
 
 
 def _attacking(grid: Grid, point: GridPoint, training: Job, attack: str) -> list[str]:
-    """The attack faces the noise that the training was calibrated to, whatever its own data are."""
+    """Return the overrides of an attack; it faces the noise that the training was calibrated to."""
     weights = training.folder if grid.weights == "final" else None
     noise = noise_for_budget(training.config)
     overrides = [f"{key}={'null' if value is None else repr(value)}" for key, value in noise.items()]
@@ -120,7 +120,7 @@ def _attacking(grid: Grid, point: GridPoint, training: Job, attack: str) -> list
 
 
 def planned_job(command: Command, config: RunSettings) -> Job:
-    """The job of ``command`` with ``config``; ``UserError`` if its privacy budget can't be met."""
+    """Plan the job of ``command`` with ``config``; ``UserError`` if its privacy budget can't be met."""
     return Job(command, config, Destination(command, calibrated(config)).path)
 
 
@@ -184,18 +184,18 @@ class Benchmark:
     points: tuple[PlannedPoint, ...]
 
     def stages(self) -> Iterator[list[Job]]:
-        """What can be done side by side, stage after stage: trainings, then attacks; each job once."""
+        """Yield what can be done side by side, stage after stage: trainings, then attacks; each job once."""
         trainings = [job for planned in self.points for job in (*planned.trainings.values(), *planned.early.values())]
         for stage in (trainings, [job for planned in self.points for job in planned.attacks.values()]):
             yield list({job.folder: job for job in stage}.values())
 
     @property
     def evaluators(self) -> dict[Path, tuple[str, ...]]:
-        """Files of the evaluation networks that its defenses look with, and how ``train-evaluator`` makes them."""
+        """Return files of the evaluation networks that the track needs, and how ``train-evaluator`` makes them."""
         return {_evaluator_file(self.out, self.track, name): own for name, own in self.track.evaluators.items()}
 
     def measured(self) -> Measured:
-        """What came out of it so far."""
+        """Return what came out of it so far."""
         problems = read_problems(self.out)
         jobs = [job for stage in self.stages() for job in stage]
         done = [job.folder for job in jobs if job.finished]
@@ -213,8 +213,10 @@ class Benchmark:
         )
 
     def write(self) -> Path:
-        """The page over what has finished, its figures as JSON and the tables for ``fl-privacy advise``, one for each
-        training; returns the page."""
+        """Write the page over what has finished, its figures as JSON and the tables for ``fl-privacy advise``.
+
+        One table for each training. Returns the page.
+        """
         measured = self.measured()
         write_whole(self.out / FIGURES, dump_json(benchmark_as_plain(measured), indent=1) + "\n")
         tables = [table for name in self.track.trainings if (table := self._table(measured, name)) is not None]
@@ -227,7 +229,7 @@ class Benchmark:
         return page
 
     def _table(self, measured: Measured, training: str) -> MeasuredTable | None:
-        """What was measured of one training; ``None`` unless the undefended one and a defense finished."""
+        """Build the table of one training; ``None`` unless the undefended one and a defense finished."""
         uploads = {name for name, kind in self.track.uploads.items() if kind.training == training}
         own = [standing.of_training(training, uploads) for standing in measured.standings]
         found = [measured_of(standing) for standing in own]
@@ -258,7 +260,7 @@ class Benchmark:
 
 
 def plan_benchmark(track: Track) -> Benchmark:
-    """The jobs of ``track``.
+    """Plan the jobs of ``track``.
 
     Raises:
         UserError: the configuration of one is wrong.
@@ -285,7 +287,7 @@ class _Composed:
         self._defenses: dict[GridPoint, RunSettings] = {}
 
     def __call__(self, point: GridPoint, overrides: list[str], changes: Mapping[str, object]) -> RunSettings:
-        """What ``overrides`` say, those of ``point`` included, but for ``changes`` of them by dotted key."""
+        """Compose ``overrides``, those of ``point`` included, with ``changes`` of them by dotted key."""
         keys = override_keys(point.overrides)
         if not all(key == "defense" or key.startswith("defense.") for key in keys):
             return compose_run(overrides).changed(changes)
@@ -300,7 +302,7 @@ class _Composed:
 
 
 def read_problems(out: Path) -> dict[str, str]:
-    """Why jobs failed when they were last tried, by their folder's name."""
+    """Return why jobs failed when they were last tried, by their folder's name."""
     path = out / PROBLEMS
     if not path.is_file():
         return {}
@@ -347,7 +349,7 @@ def _planned(track: Track, point: GridPoint, composed: _Composed) -> PlannedPoin
 
 
 def _data_hashes(planned: PlannedPoint) -> dict[str, str]:
-    """SHA-256 of the images and labels of each data set that the trainings use, by its name."""
+    """Return the SHA-256 of images and labels of each data set that the trainings use, by its name."""
     found = {}
     for job in planned.trainings.values():
         config = job.config
@@ -365,7 +367,7 @@ def _data_hashes(planned: PlannedPoint) -> dict[str, str]:
 
 
 def _deciding(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Those that figures depend on."""
+    """Keep the overrides that figures depend on."""
     keys = override_keys(overrides)
     return tuple(o for o, key in zip(overrides, keys, strict=True) if not is_within(key, keys_of(Role.RUNTIME)))
 
@@ -376,7 +378,7 @@ def _hardware(environment: Mapping[str, Any]) -> str:
 
 
 def find_entry(entry: str, strengths: Sequence[str]) -> tuple[list[GridPoint], str]:
-    """The points of the defense that ``entry`` names, and the SHA-256 of the code that makes it.
+    """Return the points of the defense that ``entry`` names, and the SHA-256 of the code that makes it.
 
     Args:
         entry: ``my_defense.py`` with one function that returns a ``Defense``, ``my_defense.py:function``,
@@ -410,7 +412,7 @@ def _points(family: str, overrides: Sequence[str]) -> list[GridPoint]:
 
 
 def _module_in(path: Path) -> ModuleType:
-    """The module in the file ``path``, which worker processes can import as well."""
+    """Import the module in the file ``path``, which worker processes can import as well."""
     path = path.expanduser().resolve()
     if not path.is_file():
         raise UserError(f"--entry is expected to be a Python file, but there is no {path}.")
@@ -435,7 +437,7 @@ def _module_called(name: str) -> ModuleType:
 
 
 def _function_in(module: ModuleType, name: str) -> str:
-    """``name``, or that of the one function of ``module`` that says that it returns a ``Defense``."""
+    """Return ``name``, or the name of the one function of ``module`` that is declared to return a ``Defense``."""
     if name:
         if not callable(getattr(module, name, None)):
             raise UserError(f"--entry names the function {name}, but {module.__name__} has none.")

@@ -59,7 +59,7 @@ def describe_threats(
     server: ServerAttack | None,
     guarded: bool = False,
 ) -> list[str]:
-    """Who attacks, what is seen, what is known, what is defended.
+    """Say who attacks, what is seen, what is known, what is defended.
 
     Args:
         model: architecture.
@@ -104,7 +104,7 @@ def describe_threats(
 
 
 def _embeddings(model: TextModel, plan: LocalPlan) -> str:
-    """Whether its gradient shows the tokens."""
+    """Say whether the gradient of the embeddings shows the tokens."""
     if model.word_weight in plan.held(name for name, _ in model.named_parameters()):
         return "The gradient of the tokens' embeddings is not uploaded."
     return (
@@ -114,7 +114,7 @@ def _embeddings(model: TextModel, plan: LocalPlan) -> str:
 
 
 def _server(attack: ServerAttack | None) -> list[str]:
-    """How far the server goes, and what was left untried."""
+    """Say how far the server goes, and what was left untried."""
     level = attack.level if attack else ThreatLevel.HONEST
     first = (
         "The server is honest but curious: it follows the protocol and reads what it receives."
@@ -150,7 +150,7 @@ def _attacked(audit: Audit) -> list[str]:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """What a server knows of where its clients are.
+    """Location of the clients and their data, as a server knows it.
 
     Attributes:
         simulated: they draw from the run's seed; deployed ones draw from secrets of their own.
@@ -162,7 +162,7 @@ class Whereabouts:
 
 
 def who_draws(clients: Whereabouts) -> str:
-    """Where the clients' randomness and data come from, in a sentence or two."""
+    """Say where the clients' randomness and data come from, in a sentence or two."""
     if clients.simulated:
         return (
             "This is a simulation: all that clients draw at random, noise too, derives from the run's seed, which the"
@@ -194,7 +194,7 @@ def _describe_defense(defense: Defense) -> str:
 
 
 def expect_readable_updates(aggregation: str, where: str) -> None:
-    """Refuse secure aggregation where every update is read.
+    """Refuse secure aggregation where every update has to be seen.
 
     Args:
         aggregation: ``secure_aggregation.name``.
@@ -220,7 +220,7 @@ MOST_SEEN = 10.0
 def describe_image_prior(
     attack: ReconstructionAttack | None, image: Sequence[int], victims: Tensor | None
 ) -> list[str]:
-    """A sentence on the generator of ``attack``; none where it has no generator.
+    """Describe the generator of ``attack`` in a sentence; none where it has no generator.
 
     Args:
         attack: what is run.

@@ -67,7 +67,7 @@ def others_of_app(
     seed: int,
     nodes: int | None = None,
 ) -> Others:
-    """Take images that attacked ones are told apart from: of the same data, or where there are few, shipped ones.
+    """Take images that attacked ones are compared with: of the same data, or where there are few, shipped ones.
 
     Those of a client are all but its own attacked ones, so that nothing that another client says changes them.
 
@@ -105,7 +105,10 @@ def others_of_app(
 def _left_by_client(
     drawn: Sequence[_Drawn], attacked: Sequence[VictimId], truth: KnownImages, shape: tuple[int, ...]
 ) -> dict[int, list[int]]:
-    """By client of whose attacked images some are among ``drawn``, or other draws of them, the indices of the rest."""
+    """Return the indices of the ``drawn`` images that are no draws of a client's attacked ones, by client.
+
+    Only of clients that have some among them.
+    """
     if not drawn:
         return {}
     images = PublicImages(images=torch.stack([each.image for each in drawn]).float().clamp(0, 1))
@@ -158,7 +161,7 @@ def others_among(
 
 
 def _places(known: KnownImages, attacked: Sequence[VictimId], nodes: int | None, seed: int) -> Sequence[int | None]:
-    """The partitions whose images are candidates; where all clients have the same data, ``None`` alone."""
+    """Return the partitions whose images are candidates; ``None`` alone where all clients have the same data."""
     if known.of_client is None:
         return [None]
     if nodes is None:
@@ -168,7 +171,7 @@ def _places(known: KnownImages, attacked: Sequence[VictimId], nodes: int | None,
 
 
 def _drawn(known: KnownImages, places: Sequence[int | None], number: int, seed: int) -> list[_Drawn]:
-    """At most so many images from ``places``, in [0, 1]: first what no client trains on."""
+    """Draw at most ``number`` images from ``places``, in [0, 1]: first those that no client trains on."""
     held: list[_Drawn] = []
     trained: list[_Drawn] = []
     most = 1 + (number + SPARE) // len(places)
@@ -185,26 +188,34 @@ def _drawn(known: KnownImages, places: Sequence[int | None], number: int, seed: 
 def _drawn_at(
     known: KnownImages, place: int | None, most: int, seed: int, wanted: int
 ) -> tuple[list[_Drawn], list[_Drawn]]:
-    """At most so many images of one place that no client trains on; where these are fewer than wanted, trained ones."""
+    """Draw images of one place that no client trains on, and trained ones where fewer than ``wanted``.
+
+    At most ``most`` of each.
+    """
     with streams_put_back():
         data = known.data if place is None or known.of_client is None else known.of_client(place)
         rng = derive_generator(seed, "candidates", place or 0)
         second = _second_half(data)
-        held = [] if second is None else [_Drawn(*each, None) for _, *each in _some(known, second, rng, most)]
+        held = (
+            []
+            if second is None
+            else [_Drawn(image, label, None) for _, image, label in _some(known, second, rng, most)]
+        )
         if data is None or (second is not None and len(held) >= wanted):
             return held, []
-        return held, [_Drawn(*each, (place, index)) for index, *each in _some(known, data, rng, most)]
+        trained = [_Drawn(image, label, (place, index)) for index, image, label in _some(known, data, rng, most)]
+        return held, trained
 
 
 def _some(known: KnownImages, data: object, rng: torch.Generator, most: int) -> list[tuple[int, Tensor, int]]:
-    """Index, image in [0, 1] and class of at most so many examples."""
+    """Draw at most ``most`` examples: index, image in [0, 1] and class."""
     with own_streams_put_back(data):
         drawn = islice(_indexed_at_random(data, set(), rng), most)
         return [(index, known.plain(image), label) for index, (image, label) in drawn]
 
 
 def _second_half(data: object) -> object | None:
-    """What of ``data`` no client trains on; ``None`` where there is no such part."""
+    """Return the part of ``data`` that no client trains on; ``None`` where there is no such part."""
     if isinstance(data, Dataset):
         return data.test
     pair = isinstance(data, tuple | list) and len(data) > 1
@@ -214,7 +225,7 @@ def _second_half(data: object) -> object | None:
 
 
 def at_random(data: Any, taken: set[int], rng: torch.Generator) -> Iterator[tuple[Tensor, int]]:
-    """The examples of ``data`` at random, but those at the places ``taken``; in their order where only that works.
+    """Yield the examples of ``data`` at random, but not those at the places ``taken``; in order where only that works.
 
     Of a (train, test) pair or a data set of this package these are the first half's.
     """

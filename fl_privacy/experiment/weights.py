@@ -21,12 +21,12 @@ def write_weights(path: Path, state: ModelState) -> None:
 
 
 def starting_values(weights: str | None, initial: ModelState) -> ModelState:
-    """``initial``, or what ``weights`` names, with ``initial``'s block where a malicious server put one in front."""
+    """Return ``initial``, or what ``weights`` names, with ``initial``'s block if a server put one in front."""
     return load_weights(Path(weights), initial, fresh=BLOCK) if weights else initial
 
 
 def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:
-    """Parameters and buffers with the names and shapes of ``like`` from a safetensors file.
+    """Load parameters and buffers with the names and shapes of ``like`` from a safetensors file.
 
     Args:
         path: of the file, or the folder of a run.

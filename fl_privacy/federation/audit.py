@@ -16,13 +16,13 @@ class Probe:
     number: int
 
     def in_round(self, round: int) -> VictimId:
-        """What is attacked where it is sent out in ``round``."""
+        """Name the victim of this probe where it is sent out in ``round``."""
         return VictimId(round, self.client, self.number)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Which uploads the attacker gets hold of.
+    """Uploads that the attacker gets hold of.
 
     Attributes:
         rounds: in which rounds, from 1.
@@ -44,22 +44,22 @@ class Audit:
     listens: bool = False
 
     def probes_of(self, round: int) -> tuple[Probe, ...]:
-        """The probes that are sent out in ``round``."""
+        """Return the probes that are sent out in ``round``."""
         return self.probes if self.uploads == "probe" and round in self.rounds else ()
 
     def intercepts(self, round: int, client: int) -> bool:
-        """Whether the training update of ``client`` in ``round`` is captured."""
+        """Say whether the training update of ``client`` in ``round`` is captured."""
         if self.uploads == "both":
             return round in self.rounds
         return (self.listens or self.uploads == "update") and round in self.rounds and client in self.clients
 
     def expects(self, probe: Probe) -> bool:
-        """Whether an answer to ``probe`` is one that was asked for."""
+        """Say whether an answer to ``probe`` is one that was asked for."""
         return self.uploads == "both" or probe in self.probes
 
 
 def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]) -> tuple[Probe, ...]:
-    """``victims`` probes dealt to the clients in turn, each client as many disjoint batches as it has examples for.
+    """Deal ``victims`` probes to the clients in turn, as many disjoint batches to each as it has examples for.
 
     Raises:
         UserError: the clients together hold fewer than ``victims`` batches.
@@ -78,7 +78,7 @@ def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]
 def audited_rounds(
     chosen: str | int | Sequence[int], total: int, *, name: str = "intercept.rounds", most: str = "federation.rounds"
 ) -> frozenset[int]:
-    """Rounds from ``first``, ``last``, ``ends`` (both), ``all``, a number or a list of numbers in 1..total.
+    """Return rounds from ``first``, ``last``, ``ends`` (both), ``all``, a number or a list of numbers in 1..total.
 
     Errors call the choice ``name`` and the number of rounds ``most``.
 

@@ -41,7 +41,7 @@ def _tenseal() -> Any:
 
 
 class Adder:
-    """What the server can do: add ciphertexts without a secret key.
+    """Adds ciphertexts without a secret key, as the server can.
 
     Attributes:
         received: bytes of ciphertexts so far.
@@ -53,7 +53,7 @@ class Adder:
         self.received = 0
 
     def add(self, uploads: Iterable[Sequence[bytes]]) -> list[bytes]:
-        """The sums, ciphertext by ciphertext; of ``uploads`` one at a time is held."""
+        """Return the sums, ciphertext by ciphertext; ``uploads`` are in memory one at a time."""
         totals: list[Any] = []
         for upload in uploads:
             self.received += sum(map(len, upload))
@@ -63,7 +63,7 @@ class Adder:
 
 
 class KeyHolder:
-    """What the clients share and the server lacks: the secret key."""
+    """Holds the secret key, which the clients share and the server lacks."""
 
     def __init__(self) -> None:
         self._tenseal = _tenseal()
@@ -73,16 +73,16 @@ class KeyHolder:
         self._context.global_scale = 2**SCALE_BITS
 
     def public_context(self) -> bytes:
-        """For an ``Adder``."""
+        """Return the context for an ``Adder``."""
         return bytes(self._context.serialize(save_secret_key=False, save_galois_keys=False, save_relin_keys=False))
 
     def encrypt(self, slots: Tensor) -> list[bytes]:
-        """(N,) -> ciphertexts of up to ``DEGREE / 2`` slots."""
+        """Encrypt slots (N,) into ciphertexts of up to ``DEGREE / 2`` slots."""
         pieces = slots.split(DEGREE // 2)
         return [bytes(self._tenseal.ckks_vector(self._context, p.tolist()).serialize()) for p in pieces]
 
     def decrypt(self, ciphertexts: Sequence[bytes]) -> Tensor:
-        """(N,) float64."""
+        """Decrypt to (N,) float64."""
         vectors = (self._tenseal.ckks_vector_from(self._context, c) for c in ciphertexts)
         return torch.cat([torch.tensor(v.decrypt(), dtype=torch.float64) for v in vectors])
 
@@ -121,33 +121,33 @@ class Packing:
 
     @property
     def width(self) -> int:
-        """Bits that a value takes up in a slot."""
+        """Return the bits that a value takes up in a slot."""
         return self.bits + self._room
 
     @property
     def per_slot(self) -> int:
-        """Values in a slot."""
+        """Return the number of values in a slot."""
         return SLOT_BITS // self.width
 
     @property
     def step(self) -> float:
-        """Distance of two levels; a value is off by half of it at most."""
+        """Return the distance of two levels; a value is off by half of it at most."""
         return 1 / self._most
 
     @property
     def _most(self) -> int:
-        """The level of 1; that of -1 is its negative."""
+        """Return the level of 1; that of -1 is its negative."""
         return 2 ** (self.bits - 1) - 1
 
     def pack(self, values: Tensor) -> Tensor:
-        """(N,) in [-1, 1] -> (ceil(N / per_slot),) whole numbers as float64."""
+        """Pack values (N,) in [-1, 1] into (ceil(N / per_slot),) whole numbers as float64."""
         levels = (values.double().clamp(-1, 1) * self._most).round().long() + self._most
         padding = -len(levels) % self.per_slot
         fields = torch.cat([levels, levels.new_zeros(padding)]).view(-1, self.per_slot)
         return (fields << self._shifts()).sum(1).double()
 
     def unpack(self, slots: Tensor, count: int, *, summands: int) -> Tensor:
-        """The sum (count,) of the values of ``summands`` packed updates from the sum of their slots."""
+        """Unpack the sum (count,) of the values of ``summands`` packed updates from the sum of their slots."""
         whole = slots.round().long()
         fields = (whole[:, None] >> self._shifts()) & (2**self.width - 1)
         return (fields.flatten()[:count] - summands * self._most).double() * self.step
@@ -221,7 +221,10 @@ def run_encrypted(
 def _usable(
     server: Server, results: Mapping[int, LocalResult | Failure]
 ) -> tuple[dict[int, LocalResult], dict[int, str]]:
-    """The replies that count, by client, and why others don't: each client checks its own before it encrypts it."""
+    """Return the replies that count, by client, and why others don't.
+
+    Each client checks its own before it encrypts it.
+    """
     uploads = {c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}
     faults = {c: u.reason if isinstance(u, Failure) else fault(u, server.state) for c, u in uploads.items()}
     excluded = {c: reason for c, reason in faults.items() if reason}
@@ -242,14 +245,14 @@ def _flat(upload: Upload) -> Tensor:
 
 
 def _largest(uploads: Sequence[Upload], total: int) -> Tensor:
-    """(N,) the largest absolute share that any client has in the tensor of each element; 1 where all are zero."""
+    """Return the largest absolute share (N,) that any client has in each element's tensor; 1 where all are zero."""
     sizes = torch.tensor([t.numel() for t in _all(uploads[0])])
     peaks = torch.stack([_peaks(u) * (u.num_examples / total) for u in uploads]).amax(0)
     return torch.where(peaks > 0, peaks, 1.0).repeat_interleave(sizes)
 
 
 def _peaks(upload: Upload) -> Tensor:
-    """(number of tensors,) the largest absolute value in each."""
+    """Return the largest absolute value in each tensor."""
     return torch.stack([t.double().abs().amax() if t.numel() else torch.tensor(0.0).double() for t in _all(upload)])
 
 

@@ -43,12 +43,12 @@ class OwnExamples:
 
     @classmethod
     def of(cls, examples: LabelledExamples, indices: Tensor, device: torch.device | str) -> "OwnExamples":
-        """Those of ``examples`` at ``indices``, as they are."""
+        """Take those of ``examples`` at ``indices``, unchanged."""
         return cls(len(indices), lambda chosen: examples.batch(indices[chosen], device))
 
     @classmethod
     def exchanged(cls, batch: Batch, defense: Defense, data: LocalData) -> "OwnExamples":
-        """What ``defense`` makes of ``batch``, all that the client has."""
+        """Exchange ``batch``, all that the client has, for what ``defense`` makes of it."""
         started = time.perf_counter()
         for hook in defense.examples:
             batch = hook(batch, data)
@@ -93,7 +93,7 @@ def local_batches(num_examples: int, plan: LocalPlan, rng: torch.Generator) -> l
 
 
 def augment(batch: Batch, plan: LocalPlan, rng: torch.Generator) -> Batch:
-    """``batch`` as ``plan`` changes training images; each image has its own draws."""
+    """Augment ``batch`` as ``plan`` says; each image has its own draws."""
     images = batch.inputs
     if not images.is_floating_point():
         raise UserError(
@@ -109,7 +109,7 @@ def augment(batch: Batch, plan: LocalPlan, rng: torch.Generator) -> Batch:
 
 
 def cropped(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
-    """Windows of the images' size in the padded images.
+    """Crop windows of the images' size from the padded images.
 
     Args:
         images: (B, C, H, W).
@@ -127,7 +127,7 @@ def cropped(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Personalized:
-    """How a client ended a round.
+    """A client's end of a round.
 
     Attributes:
         seconds: that training its private part took.
@@ -213,7 +213,7 @@ class Client:
         return Personalized(seconds=seconds, evaluation=self.evaluate(sent, state, mine) if test else None)
 
     def probe(self, sent: ModelState, state: ClientState, *, round: int, probe: int, batch_size: int) -> LocalResult:
-        """The upload this client would make if ``victim_batch`` were all it had.
+        """Return the upload this client would make if ``victim_batch`` were all it had.
 
         ``state`` is left as it was, but for what the defense makes of the client's examples once.
 
@@ -233,12 +233,12 @@ class Client:
             raise
 
     def victim_batch(self, probe: int, batch_size: int, state: ClientState | None = None) -> Batch:
-        """(B, ...) the ``probe``-th of the disjoint batches that are probed, from 0; the same in every round."""
+        """Return the ``probe``-th of the disjoint batches that are probed (B, ...), from 0; the same in every round."""
         own = self._own(ClientState() if state is None else state)
         return own.batch(self._probed(probe, batch_size, own.number))
 
     def probed_examples(self, probe: int, batch_size: int) -> Tensor:
-        """(B,) which of ``examples`` are in the ``probe``-th batch; only of a client that trains on its own."""
+        """Return which of ``examples`` are in the ``probe``-th batch (B,); only of a client that trains on its own."""
         return self.indices[self._probed(probe, batch_size, len(self.indices))]
 
     def _probed(self, probe: int, batch_size: int, number: int) -> Tensor:
@@ -252,14 +252,14 @@ class Client:
 
     @property
     def number_of_examples(self) -> int:
-        """How many it trains on: its own, or those that its defense will exchange them for."""
+        """Return how many examples it trains on: its own, or those that its defense will exchange them for."""
         labels = self.examples.labels[self.indices]
         for hook in self.defense.outcome:
             labels = hook(labels, self.examples.num_classes)
         return len(labels)
 
     def training_work(self, state: ClientState, *, round: int) -> LocalWork:
-        """What the client trains on in ``round``; what its defense makes of its examples once is kept in ``state``."""
+        """Return what the client trains on in ``round``; ``state`` keeps its defense's examples."""
         own, purpose = self._own(state), f"round-{round}"
         order = local_batches(own.number, self.plan, self._once("order", round))
         batches = self._augmented([own.batch(i) for i in order], purpose)
@@ -267,7 +267,7 @@ class Client:
         return LocalWork(order=order, batches=batches, plan=plan, purpose=purpose, seconds=own.seconds)
 
     def probe_work(self, state: ClientState, *, round: int, probe: int, batch_size: int) -> LocalWork:
-        """What the client trains on for its ``probe``-th probe in ``round``."""
+        """Return what the client trains on for its ``probe``-th probe in ``round``."""
         batch, purpose = self.victim_batch(probe, batch_size, state), f"round-{round}/victim-{probe}"
         order = local_batches(batch_size, self.plan, self._audited("probe", round, probe))
         batches = [Batch(batch.inputs[i], batch.labels[i]) for i in order]
@@ -276,7 +276,7 @@ class Client:
         return LocalWork(order=order, batches=batches, plan=plan, purpose=purpose, num_examples=batch_size)
 
     def do(self, work: LocalWork, sent: ModelState, state: ClientState) -> LocalResult:
-        """The upload that comes of ``work`` on the model ``sent``."""
+        """Do ``work`` on the model ``sent``, and return the upload."""
         with self._streams(self._once(work.purpose, "torch")):
             result = local_update(
                 _placed(self.model, self.device),
@@ -297,31 +297,31 @@ class Client:
         )
 
     def examples_of(self, indices: Tensor, state: ClientState) -> Batch:
-        """Those that the client trains on, its own or what its defense made of them, at ``indices``."""
+        """Return the examples at ``indices`` that the client trains on, its own or what its defense made of them."""
         return self._own(state).batch(indices)
 
     def evaluate(self, sent: ModelState, state: ClientState, examples: LabelledExamples) -> Evaluation:
-        """Accuracy of the model sent, joined with this client's private part, on ``examples``."""
+        """Compute the accuracy of the model sent, joined with this client's private part, on ``examples``."""
         model = self._own_model(state)
         values = join_private(model, sent.to(self.device), state).to(self.device)
         with cpu_threads(self.threads):
             return evaluate_model(model, values, examples, device=self.device)
 
     def private_part(self, sent: ModelState, state: ClientState) -> tuple[nn.Module, ModelState]:
-        """This client's architecture and the values in it that it was not sent; a secret, for the simulation only."""
+        """Return this client's architecture and the values in it that it was not sent: a secret."""
         model = self._own_model(state)
         return model, private_values(model, sent.to(self.device), state).to("cpu")
 
     def architecture(self) -> nn.Module:
-        """What this client makes of the model it is sent; its values are not used."""
+        """Return what this client makes of the model it is sent; its values are not used."""
         return self._own_model(ClientState())
 
     def keeps_private(self) -> bool:
-        """Whether some of the model's values are neither sent nor uploaded."""
+        """Say whether some of the model's values are neither sent nor uploaded."""
         return bool(private_names(self.model, self.defense))
 
     def _look(self, sent: ModelState, state: ClientState) -> float:
-        """Seconds that the guard took to find nothing; what it finds is a ``RefusedModelError``."""
+        """Return the seconds that the guard took to find nothing; a finding raises ``RefusedModelError``."""
         if self.guard is None:
             return 0.0
         started = time.perf_counter()
@@ -338,7 +338,7 @@ class Client:
 
     @contextmanager
     def _streams(self, rng: torch.Generator) -> Iterator[None]:
-        """This client's threads, and PyTorch's global streams as they start from ``rng``."""
+        """Set this client's threads, and PyTorch's global streams as they start from ``rng``."""
         with cpu_threads(self.threads), seeded_globally(rng, self.device):
             yield
 
@@ -349,7 +349,7 @@ class Client:
         return [augment(batch, self.plan, rng) for batch in batches]
 
     def _own(self, state: ClientState) -> OwnExamples:
-        """What the client trains on: its examples, or what its defense makes of them."""
+        """Return what the client trains on: its examples, or what its defense makes of them."""
         if not self.defense.examples:
             return OwnExamples.of(self.examples, self.indices, self.device)
         data = LocalData(num_classes=self.examples.num_classes, state=state, rng=self._rng("examples"))
@@ -357,27 +357,27 @@ class Client:
             return OwnExamples.exchanged(self.examples.batch(self.indices, self.device), self.defense, data)
 
     def _rng(self, *names: str | int) -> torch.Generator:
-        """The stream ``names``, the same at every call."""
+        """Return the stream ``names``, the same at every call."""
         assert self.seed is not None, "drawn when it was left out"
         return derive_generator(self.seed, "client", self.id, *names)
 
     def _once(self, *names: str | int) -> torch.Generator:
-        """The stream ``names`` of one upload; a deployed client's never comes again."""
+        """Return the stream ``names`` of one upload; a deployed client's never comes again."""
         return self._rng(*names, secrets.token_hex(16)) if isinstance(self.seed, Secret) else self._rng(*names)
 
     def _audited(self, *names: str | int) -> torch.Generator:
-        """The stream ``names`` of a choice that the auditor knows."""
+        """Return the stream ``names`` of a choice that the auditor knows."""
         return self._rng(*names) if self.audit_seed is None else replace(self, seed=self.audit_seed)._rng(*names)
 
 
 def _placed(model: nn.Module, device: torch.device | str) -> nn.Module:
-    """``model`` on ``device``: to move one that is there costs as much as a small layer."""
+    """Put ``model`` on ``device``, if it is elsewhere: to move one that is there costs as much as a small layer."""
     values, wanted = itertools.chain(model.parameters(), model.buffers()), torch.device(device)
     return model if all(value.device == wanted for value in values) else model.to(device)
 
 
 def _visited(order: Sequence[Tensor]) -> int:
-    """How many different examples the local steps take; none comes twice in a batch."""
+    """Count the different examples that the local steps take; none comes twice in a batch."""
     return len(order[0]) if len(order) == 1 else len(torch.cat(list(order)).unique())
 
 

@@ -23,7 +23,7 @@ class Evaluation:
 
 
 def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """The mean over clients that tested their own models, each counting the same."""
+    """Average over clients that tested their own models, each counting the same."""
     count = len(evaluations)
     return Evaluation(
         sum(e.accuracy for e in evaluations) / count,

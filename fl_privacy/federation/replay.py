@@ -16,8 +16,9 @@ from fl_privacy.types import Batch, ModelState, Upload, VictimId
 
 
 def examples_behind(client: Client, victim: VictimId, state: ClientState, *, batch_size: int) -> Batch:
-    """What ``client`` made the upload ``victim`` of, each example once: of a probe in its own order, of a training as
-    first visited.
+    """Return what ``client`` made the upload ``victim`` from, each example once.
+
+    Of a probe in its own order, of a training as first visited.
 
     Args:
         client: whose draws can be repeated.
@@ -62,7 +63,7 @@ class Replay:
 
     @cached_property
     def transformed(self) -> Batch:
-        """What augmentation and the defense first made of each of ``examples``, in their order."""
+        """Return what augmentation and the defense first made of each of ``examples``, in their order."""
         if not self.client.defense.data and not self._augments:
             return self.examples
         work = self._work()
@@ -73,7 +74,7 @@ class Replay:
         return Batch(inputs[first], labels[first])
 
     def undefended(self) -> Upload:
-        """What the client would have uploaded without its defense, of the same examples in the same order.
+        """Return what the client would have uploaded without its defense, from the same examples in the same order.
 
         Trained at each call: an update is larger than what else is kept.
         """
@@ -88,7 +89,7 @@ class Replay:
         return self.client.plan.augments if self.victim.probe is None else self.client.plan.augment_probes
 
     def _defended(self, work: LocalWork) -> list[Batch]:
-        """The first batches as the defense transforms them; the last of them is not trained on, nor a single one."""
+        """Return the first batches as the defense transforms them, without training on the last one."""
         seen: list[Batch] = []
         needed = _steps_until(work.order, set(_rows(self.victim, work, self.batch_size)))
 
@@ -117,7 +118,7 @@ def _work(client: Client, victim: VictimId, state: ClientState, batch_size: int)
 
 
 def _rows(victim: VictimId, work: LocalWork, batch_size: int) -> list[int]:
-    """Which of the client's examples, or of the probed batch, are behind the upload."""
+    """Return which of the client's examples, or of the probed batch, are behind the upload."""
     return list(range(batch_size)) if victim.probe is not None else list(dict.fromkeys(_flat(work.order)))
 
 
@@ -126,7 +127,7 @@ def _flat(order: Sequence[Tensor]) -> list[int]:
 
 
 def _steps_until(order: Sequence[Tensor], rows: set[int]) -> int:
-    """How many steps it takes to visit each of ``rows``."""
+    """Count the steps that it takes to visit each of ``rows``."""
     missing = set(rows)
     for number, step in enumerate(order, 1):
         missing.difference_update(step.tolist())

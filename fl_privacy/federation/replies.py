@@ -46,12 +46,12 @@ class Failure:
 
 
 def printable(text: str) -> str:
-    """The beginning of ``text``, without what would move a terminal's cursor."""
+    """Return the beginning of ``text``, without what would move a terminal's cursor."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:MOST_LETTERS])
 
 
 def attempt(function: Callable[[], T]) -> T | Failure:
-    """The result of ``function``, or what it raised as a ``Failure``; the traceback is logged at debug level.
+    """Return the result of ``function``, or what it raised as a ``Failure``; the traceback is logged at debug level.
 
     Clients and attacks may be foreign code: anything can come out of them, a call of ``sys.exit`` too. An interrupt is
     none of it.
@@ -88,7 +88,7 @@ def sort_out(
     factor: float = FACTOR,
     usual: Mapping[str, float] | None = None,
 ) -> Sorted:
-    """Tell usable replies from others.
+    """Separate usable replies from others.
 
     Each alone is looked at by ``fault``. Then, if three or more are left, those are excluded whose change of the
     parameters, of floating-point or of whole-number buffers has a norm of over ``factor`` times the median of this
@@ -129,7 +129,7 @@ def sort_out(
 
 
 def fault(upload: Upload, state: ModelState) -> str | None:
-    """Why ``upload``, an answer to ``state``, does not count whatever others reply; ``None`` where it does."""
+    """Say why ``upload``, an answer to ``state``, does not count whatever others reply; ``None`` where it does."""
     number = upload.num_examples
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_EXAMPLES:
         return f"expected at least 1 example and at most {MOST_EXAMPLES}, got {number}"
@@ -143,12 +143,12 @@ def fault(upload: Upload, state: ModelState) -> str | None:
 
 
 def norm(tensors: Tensors) -> float:
-    """l2 norm of all tensors together, in double precision."""
+    """Compute the l2 norm of all tensors together, in double precision."""
     return math.sqrt(sum(float(torch.linalg.vector_norm(t.double())) ** 2 for t in tensors.values()))
 
 
 def unrounded(buffers: Tensors) -> dict[str, Tensor]:
-    """``buffers`` where those that can't be negative are zero if rounding within a secure sum took them below."""
+    """Set ``buffers`` that can't be negative to zero where rounding within a secure sum took them below."""
     return {n: t.clamp_min(0) if n.rpartition(".")[2] in (VARIANCE, COUNT) else t for n, t in buffers.items()}
 
 
@@ -180,12 +180,12 @@ def _value_fault(name: str, tensor: Tensor, sent: Tensor) -> str | None:
 
 
 def _counts(name: str, tensor: Tensor) -> bool:
-    """Strategies of others make fractions of whole numbers; a counter then still goes by its name."""
+    """Say whether a tensor is a counter: some strategies make fractions of it, and it is known by its name."""
     return not tensor.is_floating_point() or name.rpartition(".")[2] == COUNT
 
 
 def _changes(state: ModelState, shares: str) -> dict[str, Callable[[Upload], Tensors]]:
-    """How far an upload would move the model, told apart by what can't be compared."""
+    """Return functions that say how far an upload would move the model, separately where that can't be compared."""
 
     def from_sent(held: Tensors, sent: Tensors, counters: bool) -> Tensors:
         return {n: t.double() - sent[n].double() for n, t in held.items() if _counts(n, t) == counters}
@@ -201,7 +201,7 @@ def _changes(state: ModelState, shares: str) -> dict[str, Callable[[Upload], Ten
 
 
 def _median(values: Iterable[float]) -> float:
-    """The lower median; 0 of nothing."""
+    """Return the lower median; 0 of nothing."""
     ordered = sorted(values)
     return float(ordered[(len(ordered) - 1) // 2]) if ordered else 0.0
 

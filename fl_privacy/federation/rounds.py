@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """What happened in a round.
+    """Report of a round.
 
     Attributes:
         round: from 1.
@@ -52,7 +52,7 @@ class CapturesUploads(Protocol):
     def capture(
         self, victim: VictimId, *, sent: ModelState, upload: Upload, states: Callable[[int], ClientState]
     ) -> None:
-        """One upload, with the values sent and what each client held before."""
+        """Capture one upload, with the values sent and what each client held before."""
 
 
 @freed_memory_kept()
@@ -103,7 +103,7 @@ def run_rounds(
 def finish_round(
     server: Server, results: Mapping[int, LocalResult | Failure], *, round: int, started: float
 ) -> RoundReport:
-    """Hand the replies to the server and sum the round up; ``started`` is on the clock of ``time.perf_counter``."""
+    """Pass the replies to the server and sum the round up; ``started`` is on the clock of ``time.perf_counter``."""
     replies = {c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}
     excluded = server.receive(replies, round)
     for client, reason in excluded.items():
@@ -121,7 +121,7 @@ def finish_round(
 
 
 def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Failure]) -> RoundReport:
-    """``report`` with how the clients ended the round; those that failed are logged."""
+    """Add to ``report`` how the clients ended the round; log those that failed."""
     for client, end in ends.items():
         if isinstance(end, Failure):
             logger.warning("Client %d did not end round %d: %s", client, report.round, end.reason)
@@ -137,7 +137,7 @@ def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Fai
 def personalize(
     server: Server, clients: Mapping[int, Client], states: dict[int, ClientState], round: int
 ) -> dict[int, Personalized | Failure]:
-    """Let the clients asked in ``round`` end it with the new model; ``states`` is what they keep for themselves."""
+    """Make the clients asked in ``round`` end it with the new model; ``states`` is what they keep for themselves."""
     ends: dict[int, Personalized | Failure] = {}
     for client in counted("private part of client", server.select(round)):
         sent, state = server.sent_to(client, round), ClientState(dict(states[client].tensors))
@@ -151,7 +151,7 @@ def personalize(
 def _capture(
     interceptor: CapturesUploads, victim: VictimId, sent: ModelState, upload: Upload, held: Mapping[int, ClientState]
 ) -> None:
-    """Intercept; what fails here is the attacker's loss, not the federation's."""
+    """Intercept an upload; what fails here is the attacker's loss, not the federation's."""
     result = attempt(partial(interceptor.capture, victim, sent=sent, upload=upload, states=held.__getitem__))
     if isinstance(result, Failure):
         logger.warning("The update %s could not be intercepted: %s", victim, result.reason)

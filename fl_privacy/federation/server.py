@@ -83,7 +83,7 @@ class Server:
     _usual: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)
 
     def select(self, round: int) -> list[int]:
-        """Ids of the clients asked in ``round`` (from 1), in ascending order."""
+        """Return ids of the clients asked in ``round`` (from 1), in ascending order."""
         if self.plan.aggregation == "round_robin":
             return [self.clients[(round - 1) % len(self.clients)]]
         number = max(1, math.ceil(self.plan.fraction * len(self.clients) - 1e-9))
@@ -91,7 +91,7 @@ class Server:
         return sorted(self.clients[i] for i in order[:number].tolist())
 
     def sent_to(self, client: int, round: int | None = None) -> ModelState:
-        """What ``client`` is sent in ``round``, by default in one that is tampered with."""
+        """Return what ``client`` is sent in ``round``, by default in one that is tampered with."""
         return self.tamper(self.state, client) if self.tamper and self._tampers(round) else self.state
 
     def receive(
@@ -150,7 +150,7 @@ class Server:
         return self.tampered is None or round is None or round in self.tampered
 
     def _moved(self, mean: Upload) -> ModelState:
-        """The model after a step along ``mean``."""
+        """Return the model after a step along ``mean``."""
         old, buffers = self.state.parameters, self.state.buffers
         steps = {n: t.to(old[n].dtype) for n, t in mean.tensors.items()}
         match self.local_plan.shares:
@@ -173,7 +173,7 @@ def _mean(uploads: Sequence[Upload], weights: Sequence[int]) -> Upload:
 
 
 def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Mean of each tensor over those that hold it, weighted; summed in the order given, integers rounded back."""
+    """Average each tensor over those that hold it, weighted; summed in the order given, integers rounded back."""
     names = dict.fromkeys(name for t in tensors for name in t)
     result = {}
     for name in names:
@@ -186,5 +186,5 @@ def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[st
 
 
 def upload_bytes(upload: Upload) -> int:
-    """Bytes of the tensors of an upload; those with zeros or few levels as ``defenses.encoding`` sends them."""
+    """Count the bytes of an upload's tensors; those with zeros or few levels as ``defenses.encoding`` sends them."""
     return encoded_bytes(upload.tensors) + sum(b.numel() * b.element_size() for b in upload.buffers.values())

@@ -54,16 +54,16 @@ class PlainPass(Mapping[str, Tensor]):
 
     @property
     def loss(self) -> Tensor:
-        """The mean loss, the defense's own where it has computed it."""
+        """Return the mean loss, the defense's own where it has computed it."""
         return self._step.losses[-1] if self._step.losses else self._result.loss
 
     @property
     def buffers(self) -> Tensors:
-        """After the pass; those before it where there was none."""
+        """Return the buffers after the pass; those before it where there was none."""
         return self._result.buffers if "_result" in vars(self) else self._step.sent.buffers
 
     def only(self, names: frozenset[str]) -> "Tensors":
-        """Of ``names``, looked at as late."""
+        """Return the gradients of ``names``, computed as late."""
         return _Chosen(self, names)
 
     @cached_property
@@ -100,12 +100,12 @@ PRIVATE = "private/"
 
 
 def private_names(model: nn.Module, defense: Defense) -> frozenset[str]:
-    """Names of the parameters and buffers of ``model`` that ``defense`` keeps with the clients."""
+    """Return names of the parameters and buffers of ``model`` that ``defense`` keeps with the clients."""
     return frozenset(name for hook in defense.private for name in hook(model))
 
 
 def public_state(model: nn.Module, defense: Defense) -> ModelState:
-    """The values of ``model`` without those that ``defense`` keeps with the clients."""
+    """Return the values of ``model`` without those that ``defense`` keeps with the clients."""
     kept, values = private_names(model, defense), ModelState.of(model)
     return ModelState(
         {name: p for name, p in values.parameters.items() if name not in kept},
@@ -114,7 +114,7 @@ def public_state(model: nn.Module, defense: Defense) -> ModelState:
 
 
 def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """The values sent plus this client's private ones: kept from an earlier round, else as ``model`` has them."""
+    """Join the values sent with this client's private ones: kept from an earlier round, else as ``model`` has them."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     if missing := sent.parameters.keys() - parameters.keys():
         raise UserError(
@@ -141,7 +141,7 @@ def store_private(values: ModelState, sent: ModelState, state: ClientState) -> N
 
 
 def private_values(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """The private part alone of ``join_private``."""
+    """Return the private part alone of ``join_private``."""
     joined = join_private(model, sent, state)
     return ModelState(
         {name: p for name, p in joined.parameters.items() if name not in sent.parameters},
@@ -154,7 +154,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalResult:
-    """An upload and what the client may say of it.
+    """An upload and what the client may report of it.
 
     Attributes:
         upload: all that leaves the client.
@@ -174,7 +174,7 @@ class LocalResult:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Steps:
-    """What local steps come to.
+    """Results of local steps.
 
     Attributes:
         values: parameters and buffers after the last step.
@@ -194,7 +194,7 @@ class Stopwatch:
         self.seconds = 0.0
 
     def __call__(self, function: Callable[..., T], *args: object) -> T:
-        """What ``function`` returns."""
+        """Return what ``function`` returns, and add up its seconds."""
         started = time.perf_counter()
         result = function(*args)
         self.seconds += time.perf_counter() - started
@@ -261,8 +261,10 @@ def local_update(
 
 
 def _update(steps: Steps, sent: ModelState, shares_gradient: bool, held: Collection[str]) -> Tensors:
-    """The gradient of the last step, or the change of the parameters sent; without those ``held`` or whose gradient the
-    defense withheld."""
+    """Return the gradient of the last step, or the change of the parameters sent.
+
+    Without those ``held`` or whose gradient the defense withheld.
+    """
     after = steps.values.parameters
     if shares_gradient:
         return {
@@ -286,7 +288,7 @@ def take_steps(
     rng: torch.Generator,
     timed: Stopwatch,
 ) -> Steps:
-    """One defended step on each of ``batches`` from ``values``, which are left as they are.
+    """Take one defended step on each of ``batches`` from ``values``, which are not changed.
 
     Args:
         public: names of the parameters that were sent, on whose gradients the defense acts.
@@ -365,7 +367,7 @@ def train_private(
 
 
 def _holding(model: nn.Module, values: ModelState) -> nn.Module:
-    """A copy of ``model`` with ``values`` that does not train."""
+    """Copy ``model`` with ``values``, as one that does not train."""
     copied = copy.deepcopy(model).requires_grad_(False)
     with torch.no_grad():
         for name, parameter in copied.named_parameters():
@@ -374,7 +376,7 @@ def _holding(model: nn.Module, values: ModelState) -> nn.Module:
 
 
 class _Descent:
-    """``torch.optim.SGD``, whose constructor takes seconds of a process, as it imports PyTorch's compiler."""
+    """Runs ``torch.optim.SGD``'s steps; its constructor would take seconds to import PyTorch's compiler."""
 
     def __init__(self, parameters: Sequence[Tensor], plan: LocalPlan) -> None:
         self._parameters, self._plan = parameters, plan

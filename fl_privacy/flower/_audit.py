@@ -50,7 +50,7 @@ Told = LocalPlan | Mapping[str, object] | Context | None
 
 
 def read_plan(told: Told, config: Mapping[str, object]) -> tuple[LocalPlan, frozenset[str]]:
-    """The plan, and which of its fields were told.
+    """Return the plan, and which of its fields were given.
 
     Args:
         told: a plan; some of its fields; the context of the server app, whose run config is searched; or nothing.
@@ -78,7 +78,7 @@ def read_plan(told: Told, config: Mapping[str, object]) -> tuple[LocalPlan, froz
 
 
 def _found(config: Mapping[str, object]) -> dict[str, Any]:
-    """What of ``config`` a plan can be, under other names; nonsense is left out, since it may mean something else."""
+    """Find plan fields in ``config`` under their usual names; nonsense is left out."""
     spelled = {str(key).lower().replace("_", "-"): value for key, value in config.items()}
     found: dict[str, Any] = {}
     for name, keys in KEYS.items():
@@ -133,7 +133,7 @@ def audit(
     victims: int = 8,
     attack: Any = ATTACK,
 ) -> "AuditedStrategy":
-    """``strategy``, whose clients' uploads are captured, attacked and shown on a page when ``start`` is done.
+    """Wrap ``strategy`` so that its clients' uploads are captured, attacked and shown on a page at the end.
 
     ``strategy = audit(FedAvg(...), model=Net, data="cifar10")``. Clients need not change. Those behind ``probe_mod``
     are asked, after each audited round, for uploads of single images, the worst case of the literature, and these are
@@ -204,7 +204,7 @@ class AuditedStrategy(StrategyAround):
     _rounds: int = field(default=1, init=False, repr=False)
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
-        """As the strategy's own ``start``; then what was captured is attacked, and a line says where the page is.
+        """Run the strategy's own ``start``, then attack what was captured and print where the page is.
 
         Whatever goes wrong with the audit once the training has begun is said in a line and in ``failure``; the
         training's result is returned all the same.
@@ -246,7 +246,7 @@ class AuditedStrategy(StrategyAround):
         return result
 
     def _finish(self, result: Result) -> None:
-        """Attack what was captured and say what came of it, or why nothing did."""
+        """Attack what was captured, and say what came of it or why nothing did."""
         assert self._curious is not None
         self.report.partitions = self._curious.partitions
         seen = self._seen + self._curious.problems
@@ -270,7 +270,7 @@ class AuditedStrategy(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of the strategy."""
+        """Return the strategy's messages, and keep them."""
         if self._curious is None:
             raise UserError(
                 "audit(...) is expected outermost, where its start is called, but another strategy is around it; write"
@@ -372,7 +372,7 @@ class AuditedStrategy(StrategyAround):
 
 
 def _start_with_hooks(strategy: Strategy, audited: AuditedStrategy, args: Any, kwargs: Any) -> Result:
-    """The strategy's own ``start``, also one of its class, whose rounds go through ``audited``.
+    """Run ``strategy.start`` with ``configure_train`` and ``aggregate_train`` redirected to the audit.
 
     It runs on an object of a subclass that shares the strategy's attributes, so that whatever it keeps in ``self`` is
     the strategy's as well.

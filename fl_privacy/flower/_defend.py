@@ -52,7 +52,7 @@ class DefendedClient(NumPyClient):
     rounds: int | None = None
 
     def get_parameters(self, config: Config) -> Arrays:
-        """Return those of the inner client in a simulation.
+        """Return the inner client's parameters, in a simulation only.
 
         Raises:
             UserError: outside of one: the network of the inner client may be trained already, on its own examples.
@@ -79,7 +79,7 @@ class DefendedClient(NumPyClient):
 
     @property
     def answers_once(self) -> bool:
-        """Whether a round is answered once: not in a simulation, whose draws repeat."""
+        """Say whether a round is answered once: not in a simulation, whose draws repeat."""
         return self.seed is None
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
@@ -129,7 +129,7 @@ class DefendedClient(NumPyClient):
         return reply, num_examples, told
 
     def _round(self, config: Config) -> int:
-        """The number of the round, which is answered once.
+        """Return the number of the round, which is answered once.
 
         Raises:
             UserError: it is missing, or the run has no such round.
@@ -167,7 +167,7 @@ class DefendedClient(NumPyClient):
 
 
 def _listed(text: str) -> list[str]:
-    """The names that a message says its arrays have."""
+    """Parse the names that a message says its arrays have."""
     try:
         names = json.loads(text)
     except (ValueError, RecursionError):
@@ -178,7 +178,7 @@ def _listed(text: str) -> list[str]:
 
 
 def _records(arrays: Arrays, number: int, settings: Config) -> RecordDict:
-    """A question or a reply as records."""
+    """Turn a question or a reply into records."""
     listed = ArrayRecord({str(k): Array.from_numpy_ndarray(np.asarray(a)) for k, a in enumerate(arrays)})
     return RecordDict({"arrays": listed, "settings": ConfigRecord({**settings}), "n": ConfigRecord({"n": number})})
 
@@ -237,7 +237,7 @@ def defend(
     number: int = 0,
     memory: RecordDict | Context | None = None,
 ) -> DefendedClient | Callable[..., DefendedClient]:
-    """``client`` with the upload hooks of ``defense``; see ``GuardedUpload``.
+    """Wrap ``client`` with the upload hooks of ``defense``; see ``GuardedUpload``.
 
     Args:
         client: a client, or a class of them: then the result takes the arguments of the class, and ``memory``.

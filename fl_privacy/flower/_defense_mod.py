@@ -54,7 +54,7 @@ def defense_mod(
     metrics: Sequence[str] = (NUM_EXAMPLES,),
     seed: int | None = None,
 ) -> Mod:
-    """A mod that puts the upload hooks of ``defense`` on the weights that a client replies to a training message.
+    """Build a mod that puts the upload hooks of ``defense`` on the weights a client replies to a training message.
 
     ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. One question of a kind
     (training, each probe) is answered once a round, also after a restart of the node, and with the same bytes where
@@ -146,7 +146,7 @@ class _Defending:
 
 
 def withhold(reply: RecordDict, metrics: Sequence[str]) -> None:
-    """Leave of what a reply states only ``metrics``, and of its settings only what this package says."""
+    """Remove from a reply all figures but ``metrics``, and all settings but this package's."""
     for name, record in list(reply.metric_records.items()):
         reply[name] = MetricRecord({key: value for key, value in record.items() if key in metrics})
     for name in [name for name in reply.config_records if name not in OWN_RECORDS]:

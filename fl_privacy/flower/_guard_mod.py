@@ -18,7 +18,7 @@ OwnExamples = Callable[[Context], Batch]
 
 
 def guard_mod(model: nn.Module, examples: OwnExamples, *, guard: ModelGuard | None = None) -> Mod:
-    """A mod for ``ClientApp(mods=[guard_mod(...), ...])``, in front of the others, that refuses crafted models.
+    """Build a mod that refuses crafted models, for ``ClientApp(mods=[guard_mod(...), ...])``, in front of the others.
 
     A training message whose model is refused gets an error reply with one line of reason; the round goes on without
     this client. In front of ``secaggplus_mod`` it also refuses a threshold that two disjoint groups of clients reach,
@@ -56,7 +56,10 @@ def guard_mod(model: nn.Module, examples: OwnExamples, *, guard: ModelGuard | No
 
 
 def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """The part of ``guard_mod`` that looks at SecAgg+ alone; goes in front of ``secaggplus_mod``."""
+    """Refuse requests that break SecAgg+; goes in front of ``secaggplus_mod``.
+
+    The part of ``guard_mod`` that looks at SecAgg+ alone.
+    """
     record = message.content.config_records.get(RECORD_KEY_CONFIGS)
     if record is not None and (reason := secagg_refusal(record)):
         return Message(Error(CLIENT_RAISED, f"The guard refused: {reason.rstrip('.')}."), reply_to=message)
@@ -64,7 +67,7 @@ def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCal
 
 
 def secagg_refusal(asked: ConfigRecord) -> str | None:
-    """Why not to answer what a SecAgg+ server asks in one of its stages; ``None`` where nothing speaks against it.
+    """Say why not to answer what a SecAgg+ server asks in one of its stages; ``None`` where nothing speaks against it.
 
     Shares of both kinds take the masks off one upload: those of the private mask's seed and of the key of the pairwise
     masks (Bonawitz et al. 2017, section 6). An honest server asks for one kind alone of the same client; with a

@@ -37,13 +37,13 @@ def write_own(path: Path, content: bytes, key: bytes | None) -> None:
 
 
 def seal(content: bytes, key: bytes, name: str) -> bytes:
-    """``content`` encrypted for the file ``name``."""
+    """Encrypt ``content`` for the file ``name``."""
     nonce = secrets.token_bytes(_NONCE)
     return _MAGIC + nonce + AESGCM(key).encrypt(nonce, content, name.encode())
 
 
 def read_own(path: Path, key: bytes | None) -> bytes:
-    """The content of a file of ``write_own``.
+    """Return the content of a file of ``write_own``.
 
     Raises:
         UserError: others own or read it, or it was written with another key, or with none.
@@ -65,7 +65,7 @@ def read_own(path: Path, key: bytes | None) -> bytes:
 
 
 def read_unshared(path: Path) -> bytes:
-    """The content of a file that nobody else owns or reads.
+    """Return the content of a file that nobody else owns or reads.
 
     Raises:
         UserError: others do.
@@ -81,7 +81,7 @@ def read_unshared(path: Path) -> bytes:
 
 
 def read_key(path: Path) -> bytes:
-    """The 32 bytes of a key file.
+    """Return the 32 bytes of a key file.
 
     Raises:
         UserError: it can't be read, others can, or it holds something else.
@@ -122,7 +122,7 @@ class SimulatedContext(Context):
 
 
 def node_secret(context: Context) -> Secret:
-    """What the client of ``context`` draws from: the node's own secret, told apart by run and client.
+    """Return the secret that the client of ``context`` draws from: the node's own, separate for run and client.
 
     The secret is drawn once by ``secrets``, in a file that only its owner can read, in ``state_folder(context)``; it is
     encrypted if the node has a key.
@@ -135,14 +135,14 @@ def node_secret(context: Context) -> Secret:
 
 
 def whose(context: Context) -> tuple[str, int]:
-    """What tells apart the clients of one state folder: a node's partition, which a restart leaves, else its id."""
+    """Return what distinguishes the clients of one state folder: a node's partition, else its id."""
     if isinstance(partition := context.node_config.get(PARTITION), int):
         return "partition", partition
     return "node", context.node_id
 
 
 def state_folder(context: Context) -> Path:
-    """Where a node keeps what never leaves it.
+    """Return the folder where a node keeps what never leaves it.
 
     The folder that the node config's ``fl-privacy-state`` names, else the variable FL_PRIVACY_STATE, else the user's
     state folder.
@@ -152,7 +152,7 @@ def state_folder(context: Context) -> Path:
 
 
 def state_key(context: Context) -> bytes | None:
-    """The key that the node config's ``fl-privacy-key`` or the variable FL_PRIVACY_KEY names; ``None`` without one.
+    """Return the key that the node config or the variable FL_PRIVACY_KEY names; ``None`` without one.
 
     Raises:
         UserError: it can't be read, or others can.
@@ -162,7 +162,7 @@ def state_key(context: Context) -> bytes | None:
 
 
 def kept_secret(path: Path, key: bytes | None = None) -> Secret:
-    """The secret in ``path``; drawn and written for its owner alone where there is none yet.
+    """Return the secret in ``path``; draw and write it for its owner alone where there is none yet.
 
     Raises:
         UserError: it can't be written, others can read it, or it is no secret.
@@ -179,7 +179,7 @@ def kept_secret(path: Path, key: bytes | None = None) -> Secret:
 
 
 def is_simulation() -> bool:
-    """Whether this process's environment says that clients are simulated.
+    """Say whether this process's environment declares that clients are simulated.
 
     Raises:
         UserError: the variable is neither 0 nor 1.
@@ -218,14 +218,14 @@ SERVED = "served"
 
 
 class Memory(Protocol):
-    """Where a client's private layers and the like survive between rounds."""
+    """Keeps a client's private layers and other state between rounds."""
 
     def load(self, device: torch.device | str = "cpu") -> ClientState:
-        """What was saved last, on ``device``; empty before the first round."""
+        """Return the state saved last, on ``device``; empty before the first round."""
         ...
 
     def save(self, state: ClientState, *, after: tuple[str, int] | None = None) -> None:
-        """Keep ``state``; ``after`` are the kind and the round of the message whose answer it belongs to."""
+        """Save ``state``; ``after``: kind and round of the message whose answer it belongs to."""
         ...
 
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
@@ -259,13 +259,13 @@ def expect_unanswered(records: RecordDict, kind: str, round: int) -> None:
 
 
 def last_answered(records: RecordDict, kind: str) -> int:
-    """The last round that ``remember_answer`` noted down; -1 before the first."""
+    """Return the last round that ``remember_answer`` noted down; -1 before the first."""
     last = records.config_records[ANSWERED].get(kind) if ANSWERED in records.config_records else None
     return last if isinstance(last, int) else -1
 
 
 def last_of_all(records: RecordDict) -> int:
-    """The last round that ``remember_answer`` noted down for any kind of message; -1 before the first."""
+    """Return the last round that ``remember_answer`` noted down for any kind of message; -1 before the first."""
     kept: Mapping[str, object] = records.config_records.get(ANSWERED, {})
     return max((last_answered(records, kind) for kind in kept), default=-1)
 
@@ -350,7 +350,7 @@ class NodeMemory:
         self._key = key
 
     def load(self, device: torch.device | str = "cpu") -> ClientState:
-        """What was saved last, on ``device``.
+        """Return the state saved last, on ``device``.
 
         Raises:
             UserError: others can read the file, it was sealed with another key, or holds something else.
@@ -396,7 +396,7 @@ class NodeMemory:
 
 
 def node_memory(context: Context) -> NodeMemory:
-    """The file of the client of ``context``, one for each run and partition, beside the node's secret.
+    """Return the file of the client of ``context``, one for each run and partition, beside the node's secret.
 
     Raises:
         UserError: the node's key can't be read.

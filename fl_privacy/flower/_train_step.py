@@ -33,7 +33,7 @@ def train_step(
     round: int | None = None,
     seed: int | Secret | None = None,
 ) -> "DefendedTraining":
-    """``loss.backward()`` with ``defense`` in it: Refiner, Soteria, SPN, passports, private layers, ATS, DP-SGD.
+    """Put ``defense`` into ``loss.backward()``: Refiner, Soteria, SPN, passports, private layers, ATS, DP-SGD.
 
     In a client's own training function::
 
@@ -85,7 +85,7 @@ def private_loader(
     normalization: Normalization | None = None,
     seed: int | Secret | None = None,
 ) -> Iterator[Any]:
-    """The batches of ``loader`` as a defense of the data changes them (ATS, InstaHide); the training stays as it is.
+    """Yield the batches of ``loader`` as a defense of the data changes them (ATS, InstaHide); training stays the same.
 
     Each call draws anew, as the epochs of a round do: put ``answer_once_mod`` in front of the app, by which a round is
     answered once.
@@ -144,7 +144,7 @@ class DefendedTraining:
         return self
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The mean cross entropy of a batch; the parameters of the network get their defended gradients."""
+        """Return the mean cross entropy of a batch; the network's parameters get their defended gradients."""
         batch = Batch(_plain(images, self.normalization), labels)
         batch = _hooked(self.defense, batch, self._state, self._rng)
         model = self._prepared(tuple(batch.inputs.shape[1:]))
@@ -187,7 +187,7 @@ class DefendedTraining:
             save_state(self.memory, self._state)
 
     def _prepared(self, shape: tuple[int, ...]) -> nn.Module:
-        """The network as the defense makes it, with this client's private values; made at the first step."""
+        """Return the network as the defense makes it, with this client's private values; made at the first step."""
         if self._model is None:
             model, rng = self.net, self.draws.always("private")
             for hook in self.defense.model:
@@ -246,11 +246,11 @@ class _Draws:
     client: str
 
     def always(self, purpose: str) -> torch.Generator:
-        """The same stream in every round."""
+        """Return the same stream in every round."""
         return derive_generator(self.seed, "client", self.client, purpose)
 
     def once(self, purpose: str) -> torch.Generator:
-        """A stream of this round; under a secret it never comes again."""
+        """Return a stream of this round; under a secret it never comes again."""
         if isinstance(self.seed, Secret):
             return derive_generator(Secret.draw(), purpose)
         return self.always(purpose)
@@ -263,7 +263,7 @@ def _hooked(defense: Defense, batch: Batch, state: ClientState, rng: torch.Gener
 
 
 def _mode(net: nn.Module) -> Literal["train", "eval"]:
-    """How batch norm of ``net`` runs: in training mode unless every such layer was put into evaluation mode."""
+    """Return how batch norm of ``net`` runs: in training mode unless every such layer is in evaluation mode."""
     layers = [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     return "eval" if layers and not any(layer.training for layer in layers) else "train"
 
@@ -273,7 +273,7 @@ def _plain(images: Tensor, normalization: Normalization | None) -> Tensor:
 
 
 def _taken(batch: Any) -> tuple[Tensor, Tensor, Any]:
-    """Images and labels of a batch, and a function that puts others in their place."""
+    """Return images and labels of a batch, and a function that puts others in their place."""
     if isinstance(batch, Mapping):
         names = [next((key for key in keys if key in batch), None) for keys in (IMAGE_KEYS, LABEL_KEYS)]
         image, label = names

@@ -128,7 +128,7 @@ class Answers:
 
     @property
     def forgets(self) -> bool:
-        """Whether the node is simulated: by its operator's word, in this process, or in an actor of Ray."""
+        """Say whether the node is simulated: by its operator's word, in this process, or in an actor of Ray."""
         return isinstance(self.context, SimulatedContext) or is_simulation() or _in_actor()
 
     def _most(self) -> int | None:
@@ -173,7 +173,7 @@ class Answers:
 
 @contextmanager
 def _written_down() -> Iterator[None]:
-    """Say nothing to a server of the node's folders where they can't be read or written: its own log says it."""
+    """Hide from the server why the node's folders can't be read or written; the node's own log has it."""
     try:
         yield
     except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
@@ -199,12 +199,12 @@ def _make_room(client: str, folder: Path, size: int) -> None:
 
 
 def digest_of(message: Message) -> str:
-    """Tell questions apart: a hash of all that ``message`` says, its arrays and settings, in order."""
+    """Hash all that ``message`` says, its arrays and settings, in order, to distinguish questions."""
     return digest_of_records(message.metadata.message_type, message.content)
 
 
 def digest_of_records(kind: str, content: RecordDict) -> str:
-    """A hash of all that a message of this kind says."""
+    """Hash all that a message of this kind says."""
     found = hashlib.sha256(kind.encode())
     for name, record in content.items():
         found.update(f"\n{name!r} {type(record).__name__}".encode())
@@ -219,13 +219,13 @@ def digest_of_records(kind: str, content: RecordDict) -> str:
 
 
 def _in_actor() -> bool:
-    """Whether this process is one of Flower's simulation on Ray."""
+    """Say whether this process is one of Flower's simulation on Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
 
 
 def answer_once_mod(*, rounds: int | None = None) -> Mod:
-    """A mod that lets an app answer each round of training once, also after a restart of the node.
+    """Build a mod that makes an app answer each round of training once, also after a restart of the node.
 
     The same question is answered with the same bytes, another one of the same round refused. It belongs in front of the
     app of a client whose training function draws: ``ClientApp(mods=[answer_once_mod()])`` with ``train_step`` or
@@ -247,7 +247,7 @@ def answer_once_mod(*, rounds: int | None = None) -> Mod:
 def answered_once(
     message: Message, context: Context, call_next: ClientAppCallable, *, rounds: int | None = None
 ) -> Message:
-    """The answer of ``call_next`` to a training message, or the same as before where it was asked before.
+    """Return the answer of ``call_next`` to a training message, or the earlier one where it was asked before.
 
     Training and each probe are questions of their own. An error is no answer.
 
@@ -270,7 +270,7 @@ def answered_once(
 
 
 def refusing(mod: Mod) -> Mod:
-    """``mod``, whose errors are replied in a line; what else the app raises stays in the node's log, but for its kind.
+    """Wrap ``mod`` to reply its errors in a line; other errors of the app stay in the node's log, but for their kind.
 
     A line that names a place of the node stays there too.
     """
@@ -301,7 +301,7 @@ def _error(message: Message, reason: str) -> Message:
 
 
 def _asked(context: Context, message: Message) -> tuple[str, int]:
-    """The kind and the round of a question, of which there is one answer.
+    """Return the kind and the round of a question, of which there is one answer.
 
     Raises:
         UserError: it has no round: answers without end would average away what is drawn for each.

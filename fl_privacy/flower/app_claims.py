@@ -1,8 +1,5 @@
 """A Flower app as it stands: its strategy, its clients' mods and what Opacus does in their training, held to claims."""
 
-import importlib
-import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +28,8 @@ from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.inside.legacy import FitIns, fitins_to_recorddict, ndarrays_to_parameters, parameters_to_ndarrays
 from fl_privacy.flower.opacus_watch import OpacusWatch, watched_opacus
 from fl_privacy.flower.records import PARTITION, PARTITIONS, ROUND, to_tensor
+from fl_privacy.flower.untouched.app import App as Project
+from fl_privacy.flower.untouched.app import read_app
 from fl_privacy.types import Tensors
 
 MOST_VALUES = 20_000
@@ -45,7 +44,7 @@ class _Started(BaseException):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class App:
-    """What an app is made of.
+    """The parts of an app.
 
     Attributes:
         folder: of the app.
@@ -55,6 +54,7 @@ class App:
         rounds: of the training.
         config: that clients are sent with each training message.
         run_config: of the app.
+        project: what its ``pyproject.toml`` says.
         problems: why something is not known, a sentence each.
     """
 
@@ -65,11 +65,12 @@ class App:
     rounds: int = 1
     config: Mapping[str, Any] = field(default_factory=dict)
     run_config: Mapping[str, Any] = field(default_factory=dict)
+    project: Project | None = None
     problems: Sequence[str] = ()
 
     @property
     def mods(self) -> list[Mod]:
-        """Of its clients, the outermost first."""
+        """Return the mods of its clients, the outermost first."""
         return list(getattr(self.client, "_mods", []))
 
 
@@ -81,7 +82,7 @@ def claims_of_app(folder: Path, asked: Asked, *, train: bool = True) -> list[Cla
     Raises:
         UserError: ``folder`` is no Flower app, or its server app can't be run up to its training.
     """
-    app = read_app(folder)
+    app = begun_app(folder)
     known = replace(asked, rounds=max(asked.rounds, app.rounds), like=_shapes(app))
     found = [*_on_mods(app, known), *_on_strategy(app, known)]
     reply, watch, problems = _trained(app) if train and app.arrays is not None else (None, OpacusWatch(), ())
@@ -96,47 +97,20 @@ def claims_of_app(folder: Path, asked: Asked, *, train: bool = True) -> list[Cla
     return [replace(found[0], notes=(*found[0].notes, *notes)), *found[1:]]
 
 
-def read_app(folder: Path) -> App:
-    """Import the app in ``folder`` and run its server app up to where the training starts.
+def begun_app(path: Path) -> App:
+    """Import the app in the folder, or the bundle, ``path`` and run its server app up to where the training starts.
 
     Raises:
         UserError: there is no app, or it can't be imported.
     """
-    try:
-        settings = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-        components = settings["components"]
-        names = {kind: str(components[kind]) for kind in ("serverapp", "clientapp")}
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{folder} is expected to hold a Flower app, whose pyproject.toml has [tool.flwr.app.components] with"
-            " serverapp and clientapp, but has not; give the folder that `flwr run` is given."
-        ) from error
-    sys.path.insert(0, str(folder.resolve()))
-    server, client = (_imported(names[kind], kind) for kind in ("serverapp", "clientapp"))
-    if not isinstance(client, ClientApp) or not isinstance(server, ServerApp):
-        raise UserError(f"{folder} is expected to name a ServerApp and a ClientApp, but names others.")
-    config = _flattened(settings.get("config", {}))
+    project = read_app(path)
+    server, client = project.load()
     identify_process()
-    return _begun(App(folder=folder, client=client, run_config=config), server)
-
-
-def _imported(name: str, kind: str) -> Any:
-    module, _, attribute = name.partition(":")
-    found = attempt(lambda: getattr(importlib.import_module(module), attribute))
-    if isinstance(found, Failure):
-        raise UserError(f"The app's {kind} {name!r} can't be imported ({found.reason}); install what it needs.")
-    return found
-
-
-def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= _flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
+    return _begun(App(folder=project.folder, client=client, run_config=project.config, project=project), server)
 
 
 def _begun(app: App, server: ServerApp) -> App:
-    """``app`` with what its server app starts its training with."""
+    """Complete ``app`` with what its server app starts its training with."""
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(app.run_config))
     make = getattr(server, "_server_fn", None)
     if make is not None:
@@ -179,7 +153,7 @@ def _begun_legacy(app: App, make: Callable[[Context], Any], context: Context) ->
 
 
 def _shapes(app: App) -> Tensors | None:
-    """An update's arrays; the first values of each where the model is large."""
+    """Return zeros like an update's arrays; like the first values of each where the model is large."""
     if app.arrays is None:
         return None
     arrays = {name: to_tensor(array.numpy()) for name, array in app.arrays.items()}
@@ -192,13 +166,13 @@ def _shapes(app: App) -> Tensors | None:
 
 
 def _all_of_flower(app: App) -> bool:
-    """Whether the clients' mods are Flower's own, which go by no array's shape."""
+    """Say whether the clients' mods are all Flower's own, which work on arrays of any shape."""
     modules = [getattr(mod, "__module__", type(mod).__module__) for mod in app.mods]
     return all(module.partition(".")[0] == "flwr" for module in modules)
 
 
 def _on_mods(app: App, asked: Asked) -> list[ClaimVerdict]:
-    """Each mod that claims something, behind the mods around it."""
+    """Check each mod that claims something, behind the mods around it."""
     found = []
     for mod in app.mods:
         stated = stated_by(mod, rounds=app.rounds)
@@ -231,7 +205,7 @@ def _on_strategy(app: App, asked: Asked) -> list[ClaimVerdict]:
 
 
 def _trained(app: App) -> tuple[Message | None, OpacusWatch, tuple[str, ...]]:
-    """The reply of the first client to one training message, what Opacus did in it, and what went wrong."""
+    """Train the first client once; return its reply, what Opacus did, and what went wrong."""
     assert app.arrays is not None
     node: dict[str, Any] = {PARTITION: 0, PARTITIONS: NODES}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=dict(app.run_config))

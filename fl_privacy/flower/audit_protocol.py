@@ -36,7 +36,7 @@ _MOST_LETTERS, _MOST_CHANNELS, _LARGEST = 1 << 18, 64, 1e4
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedImages:
-    """What an answer to a probe says of the images behind it.
+    """Images behind an answer to a probe, as the client describes them.
 
     Attributes:
         fingerprints: of each, see ``data.own_examples.fingerprint``.
@@ -48,7 +48,7 @@ class ProbedImages:
 
 
 def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
-    """The content of a message that asks for the ``probe``-th chosen batch with the model that ``message`` sends.
+    """Build the content of a message that asks for the ``probe``-th chosen batch with the model that ``message`` sends.
 
     The question is in the first config record that the strategy sends, since mods such as Flower's
     ``fixedclipping_mod`` refuse a message with two; where it sends none, in one of its own.
@@ -60,7 +60,7 @@ def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
 
 
 def asked_probe(content: RecordDict) -> tuple[int, int] | None:
-    """Number and size of the probe that a message asks for; ``None`` of an ordinary one."""
+    """Return number and size of the probe that a message asks for; ``None`` of an ordinary one."""
     record = next((each for each in content.config_records.values() if _ASKED_NUMBER in each), None)
     if record is None:
         return None
@@ -71,14 +71,14 @@ def asked_probe(content: RecordDict) -> tuple[int, int] | None:
 
 
 def introduce(reply: RecordDict, context: Context) -> None:
-    """Let ``reply`` say which partition its client holds, where its node knows."""
+    """Add to ``reply`` which partition its client holds, where its node knows."""
     partition = context.node_config.get(PARTITION)
     if isinstance(partition, int) and not isinstance(partition, bool):
         reply[CLIENT] = ConfigRecord({PARTITION: partition})
 
 
 def tell_images(reply: RecordDict, images: ProbedImages) -> None:
-    """Let ``reply`` say which images it is of."""
+    """Add to ``reply`` which images it is of."""
     told: dict[str, str | list[float]] = {_FINGERPRINTS: json.dumps(list(images.fingerprints))}
     if images.normalization is not None:
         told |= {_MEAN: list(images.normalization.mean), _STD: list(images.normalization.std)}
@@ -86,7 +86,7 @@ def tell_images(reply: RecordDict, images: ProbedImages) -> None:
 
 
 def told_images(reply: RecordDict) -> ProbedImages | None:
-    """Inverse of ``tell_images``; ``None`` where nothing, or nonsense, is told."""
+    """Return the images that a reply reports by ``tell_images``; ``None`` where it reports none, or nonsense."""
     record = reply.config_records.get(PROBED)
     if record is None:
         return None
@@ -100,7 +100,7 @@ def told_images(reply: RecordDict) -> ProbedImages | None:
 
 
 def _told_normalization(record: ConfigRecord) -> Normalization:
-    """The one that ``record`` tells.
+    """Return the normalization that ``record`` reports.
 
     Raises:
         UserError: it is none by which images in [0, 1] are normalized.
@@ -116,7 +116,7 @@ def _told_normalization(record: ConfigRecord) -> Normalization:
 
 
 def _told_json(record: ConfigRecord, key: str) -> object:
-    """What the text ``key`` of ``record`` says; ``None`` where it says nothing, or nonsense."""
+    """Parse the text ``key`` of ``record``; ``None`` where it is missing or nonsense."""
     text = record.get(key, "[]")
     if not isinstance(text, str) or len(text) > _MOST_LETTERS:
         return None
@@ -127,13 +127,13 @@ def _told_json(record: ConfigRecord, key: str) -> object:
 
 
 def tell_defense(reply: RecordDict, parts: Description) -> None:
-    """Let ``reply`` say by what it was defended, after what it says already."""
+    """Add to ``reply`` the defense that it was under, after the parts that it reports already."""
     before = told_defense(reply)
     reply[DEFENDED] = ConfigRecord({_PARTS: json.dumps(to_plain((*before, *parts)))})
 
 
 def told_defense(reply: RecordDict) -> Description:
-    """Inverse of ``tell_defense``; empty where nothing, or nonsense, is told."""
+    """Return the defense that a reply reports by ``tell_defense``; empty where it reports none, or nonsense."""
     record = reply.config_records.get(DEFENDED)
     if record is None:
         return ()
@@ -142,7 +142,7 @@ def told_defense(reply: RecordDict) -> Description:
 
 
 def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
-    """The run config and all that the message's config records say, these on top."""
+    """Merge the run config and all that the message's config records say, these on top."""
     merged: dict[str, object] = dict(context.run_config)
     for record in content.config_records.values():
         merged.update(record)
@@ -150,15 +150,15 @@ def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
 
 
 def is_training(message: Message) -> bool:
-    """Whether ``message`` asks a client to train."""
+    """Say whether ``message`` asks a client to train."""
     return str(message.metadata.message_type).partition(".")[0] == "train"
 
 
 def is_evaluation(message: Message) -> bool:
-    """Whether ``message`` asks a client to evaluate."""
+    """Say whether ``message`` asks a client to evaluate."""
     return str(message.metadata.message_type).partition(".")[0] == "evaluate"
 
 
 def numbers_of(config: Mapping[str, object]) -> dict[str, float]:
-    """The entries of ``config`` that are numbers."""
+    """Return the entries of ``config`` that are numbers."""
     return {k: v for k, v in config.items() if isinstance(v, int | float) and not isinstance(v, bool)}

@@ -44,7 +44,7 @@ def expect_strategy(strategy: object) -> None:
 
 
 def expect_rounds(rounds: object) -> None:
-    """What can be said of ``rounds`` before their number is known."""
+    """Check ``rounds`` as far as possible before their number is known."""
     if isinstance(rounds, str):
         audited_rounds(rounds, 1, name="rounds", most="num_rounds")
     elif isinstance(rounds, list | tuple | set | frozenset | range) and rounds:
@@ -78,7 +78,7 @@ AGREED = 0.5
 
 
 def told_partition(reply: Message) -> int | None:
-    """The partition that the client behind ``reply`` says that it holds; ``None`` where it says none, or nonsense."""
+    """Return the partition that the client behind ``reply`` claims to hold; ``None`` if none, or nonsense."""
     record = reply.content.config_records.get(CLIENT)
     told = record.get(PARTITION) if record is not None else None
     usable = isinstance(told, int) and not isinstance(told, bool) and 0 <= told <= MOST_PARTITION
@@ -100,12 +100,12 @@ class NamingServer(HonestButCurious):
     _numbers: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def name_all(self, exchanged: Iterable[tuple[Message, Message]]) -> None:
-        """Number the nodes of messages and their replies: first those that say which partition they hold."""
+        """Assign numbers to the nodes of messages and replies: first those that say which partition they hold."""
         for message, reply in sorted(exchanged, key=_turn):
             self.client_of(message, reply)
 
     def client_of(self, message: Message, reply: Message) -> int:
-        """The number of the node that answered ``message``."""
+        """Return the number of the node that answered ``message``."""
         node = message.metadata.dst_node_id
         if node not in self._numbers:
             here = set(self._node_ids)
@@ -125,14 +125,14 @@ class NamingServer(HonestButCurious):
 
 
 def agreed_defense(told: Mapping[int, Description]) -> Description:
-    """What more than half of the clients say of their defense; empty where they don't agree."""
+    """Return the defense that more than half of the clients report; empty where they don't agree."""
     spelled = {client: json.dumps(to_plain(parts), sort_keys=True) for client, parts in told.items()}
     usual, number = Counter(spelled.values()).most_common(1)[0] if spelled else ("", 0)
     return next((told[c] for c, text in spelled.items() if text == usual), ()) if number > AGREED * len(told) else ()
 
 
 def _turn(exchanged: tuple[Message, Message]) -> tuple[bool, int]:
-    """When a node gets its number: those that say their partition first, in the order of their ids."""
+    """Return a key that sorts nodes: those that say their partition first, in the order of their ids."""
     message, reply = exchanged
     return told_partition(reply) is None, message.metadata.dst_node_id
 
@@ -181,7 +181,7 @@ class AuditReport:
         self.identified: set[int] = set()
 
     def open(self, plan: LocalPlan, told: frozenset[str], audited: Sequence[int], rounds: int) -> None:
-        """Record into a new folder; what an audit told alike left there before is moved aside.
+        """Start recording into a new folder; an earlier audit with the same settings there is moved aside.
 
         Args:
             plan: how clients train.
@@ -213,7 +213,7 @@ class AuditReport:
         self._note()
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the folder."""
         if self._folder is not None:
             self._folder.close()
 
@@ -226,7 +226,7 @@ class AuditReport:
         self._observations.append(known)
 
     def probed(self, victim: VictimId, images: ProbedImages) -> None:
-        """Take what a client says of the images behind its answer to a probe, unless it can't be.
+        """Record what a client says of the images behind its answer to a probe, unless it can't be.
 
         Raises:
             UserError: its normalization is of images of other channels.
@@ -248,7 +248,7 @@ class AuditReport:
             self._note()
 
     def claimed(self, claims: Sequence[ClaimRecord]) -> None:
-        """Record what came of the app's claims of differential privacy; the page has them above all else."""
+        """Record what came of the app's claims of differential privacy; the page shows them above all else."""
         if claims:
             write_claims(self._folder.path, claims)
 
@@ -293,12 +293,12 @@ class AuditReport:
         return "lr" not in self._told
 
     def _told_defenses(self) -> dict[int, Description]:
-        """By client whose updates were captured, what it says of its defense."""
+        """Return, by client whose updates were captured, the defense that it reports."""
         captured = {observation.client for observation in ids_of(self._observations or ())}
         return {client: parts for client, parts in self._defenses.items() if client in captured}
 
     def _normalizations(self) -> dict[int, Normalization | None]:
-        """By client that says so, how it normalizes images; what the user told counts for all."""
+        """Return, by client that says so, how it normalizes images; what the user gave counts for all."""
         if self.model.told:
             return {}
         found: dict[int, Normalization | None] = {}
@@ -307,7 +307,7 @@ class AuditReport:
         return found
 
     def _sources(self) -> list[str]:
-        """Where what is known of the images' normalization comes from."""
+        """Say where what is known of the images' normalization comes from."""
         if self.model.told:
             return ["How images are normalized was told."]
         clients = Counter(self._normalizations().values())
@@ -320,7 +320,7 @@ class AuditReport:
         return said or ([f"The images of data are normalized by {seen.in_words()}."] if seen else [])
 
     def _with_clients_normalization(self) -> Sequence[Observation]:
-        """The observations, each by a model that normalizes as its client says that it does."""
+        """Return the observations, each by a model that normalizes as its client says that it does."""
         assert self._observations is not None
         told, own = self._normalizations(), self.model.normalization
         networks: dict[Normalization | None, nn.Module] = {own: self.model.network}
@@ -334,7 +334,7 @@ class AuditReport:
         return changed(self._observations, lambda o: replace(o, model=networks[told.get(o.id.client, own)]))
 
     def _note(self) -> None:
-        """What the captures themselves don't hold, for attacks on them later."""
+        """Write down what the captures themselves don't hold, for attacks on them later."""
         from fl_privacy.experiment.app import Note, write_note  # noqa: PLC0415
 
         note = Note(
@@ -390,5 +390,5 @@ class AuditReport:
 
 
 def _so_many(number: int, total: int) -> str:
-    """``Clients say``, of ``number`` of ``total`` that say something."""
+    """Return ``Clients say``, or how many of the ``total`` that say something."""
     return "Clients say" if number == total else f"{number} of {total} clients say"

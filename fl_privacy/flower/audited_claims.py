@@ -37,7 +37,7 @@ SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_gra
 
 @dataclass(eq=False)
 class StatedByReplies:
-    """What clients' metrics say of their differential privacy, and which figures leave beside the arrays.
+    """Differential privacy and figures beside the arrays that clients' metrics state.
 
     Attributes:
         stated: by name, the largest epsilon and the least noise that any client stated, in the last round.
@@ -69,7 +69,7 @@ DRAWS = 500
 
 
 def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) -> tuple[ClaimRecord, ...]:
-    """Hold what the strategy and the clients claim against what is stated, and the strategy against many draws.
+    """Check what the strategy and the clients claim against what is stated, and the strategy against many draws.
 
     Args:
         strategy: that trains.
@@ -94,7 +94,7 @@ def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) ->
 
 
 def _of_clients(stated: dict[str, float], rounds: int) -> ClaimVerdict:
-    """What clients report of their own training, recomputed as far as they say how they sample."""
+    """Recompute what clients report of their own training, as far as they say how they sample."""
     delta = stated.get("delta", 1e-5)
     if not 0 < delta < 1 or stated["epsilon"] < 0:
         return ClaimVerdict(subject="clients' own reports", claim=None, notes=("What they report is no epsilon.",))

@@ -24,7 +24,7 @@ USUAL = ((1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 32, 32), (3, 64, 64), (3, 96
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AuditedModel:
-    """What is known of an app before it trains.
+    """An app's model and images, as known before it trains.
 
     Attributes:
         name: of the model's class.
@@ -50,7 +50,7 @@ class AuditedModel:
 def read_model(
     model: nn.Module | Callable[[], nn.Module], data: object, input_shape: Sequence[int] | None, transform: object
 ) -> AuditedModel:
-    """What ``audit`` was told of model and images, checked.
+    """Check model and images that were given to ``audit``.
 
     Raises:
         UserError: they do not fit each other.
@@ -154,7 +154,7 @@ def _takes(model: nn.Module, shape: tuple[int, ...]) -> bool:
 
 @torch.no_grad()
 def _returning_a_tensor(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """``model``, or where it returns a mapping or a structure with logits a copy that returns these."""
+    """Return ``model``, or a copy that returns logits where it returns a mapping or a structure with these."""
     if not _takes(model, shape) or isinstance(copy.deepcopy(model).eval()(torch.zeros(2, *shape)), torch.Tensor):
         return model
     return plain_model(model, shape)
@@ -162,7 +162,7 @@ def _returning_a_tensor(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 @torch.no_grad()
 def _classes(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """K; what is wrong with the model is said by ``check_model``."""
+    """Return the number of classes K; ``check_model`` says what is wrong with the model."""
     if not _takes(model, shape):
         check_model(model, shape, 1)
     return int(copy.deepcopy(model).eval()(torch.zeros(2, *shape)).shape[1])

@@ -71,7 +71,7 @@ def run_in_process(
     interceptor: Interceptor,
     on_round: OnRound,
 ) -> dict[int, ClientState]:
-    """``run_on_grid`` with every node in this process, one after the other; returns what each client kept."""
+    """Run ``run_on_grid`` with every node in this process, one after the other; return what each client kept."""
     grid = LocalGrid(server.clients, simulated_client_app(source()))
     run_on_grid(grid, server, rounds=rounds, audit=audit, interceptor=interceptor, on_round=on_round)
     return _kept(grid)
@@ -90,7 +90,7 @@ def run_ray(
     actors: int | None = None,
     timeout: float = 3600.0,
 ) -> dict[int, ClientState]:
-    """``run_on_grid`` with the clients in processes that Ray manages; returns what each client kept.
+    """Run ``run_on_grid`` with the clients in processes that Ray manages; return what each client kept.
 
     Ray starts on this machine's loopback interface and stops at the end; an address in RAY_ADDRESS, or a Ray that
     runs already, is used instead.
@@ -125,7 +125,7 @@ def _states(grid: Grid) -> States:
 
 @contextmanager
 def quiet_flower() -> Iterator[None]:
-    """Flower's account of each round, which the caller gives itself, only from warnings on."""
+    """Silence Flower's account of each round, which the caller gives itself, but for warnings."""
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.WARNING)

@@ -58,7 +58,7 @@ def canary_mod(
     partition: int = 0,
     out: str | Path | None = None,
 ) -> Mod:
-    """Make a mod that does what ``mods`` do, and lets canary clients pass them after each training of one node.
+    """Build a mod that does what ``mods`` do, and sends canary clients through them after each training of one node.
 
     A canary is a client whose update is a direction of its own, as long as the clipping norm; it takes part with
     probability 1/2, or else its update is nothing. What of it comes out of ``mods`` is compared with its direction.
@@ -159,7 +159,7 @@ def write_canaries(
 
 @dataclass(frozen=True, kw_only=True)
 class _About:
-    """What is kept of canaries beside their scores.
+    """Settings of canaries that are kept beside their scores.
 
     Attributes:
         number: of canaries in a round.
@@ -179,11 +179,14 @@ class _About:
         return cls(**kept)
 
     def coins(self, round: int) -> Tensor:
-        """(number,) bool: who takes part in ``round``, from 0."""
+        """Say who takes part in ``round``, from 0: bools (number,)."""
         return torch.rand(self.number, generator=self._rng("coins", round)) < 0.5
 
     def directions(self, round: int, size: int) -> Iterator[Tensor]:
-        """(size,) unit vectors, one for each canary; each is scored by its own release, so that they may overlap."""
+        """Yield unit vectors (size,), one for each canary.
+
+        Each is scored by its own release, so that they may overlap.
+        """
         rng = self._rng("directions", round)
         for _ in range(self.number):
             drawn = torch.randn(size, generator=rng)
@@ -207,7 +210,7 @@ def _norm_of(mods: Sequence[Mod]) -> float:
 
 
 def _like(message: Message, mods: Sequence[Mod]) -> dict[str, Tensor]:
-    """Zeros like the model's arrays, of a large model like the first values of each; none where there is no model.
+    """Return zeros like the model's arrays, of a large model like the first values of each; none without a model.
 
     Flower's own mods go by no array's shape: all values come as one array, which takes a fraction of the time.
     """
@@ -231,7 +234,7 @@ def _module(mod: Mod) -> str:
 def _let_pass(
     mod: Mod, message: Message, context: Context, like: Tensors, *, norm: float, number: int, same: bool
 ) -> None:
-    """Add this round's scores to those in ``context.state``."""
+    """Send this round's canaries through ``mod``, and add their scores to those in ``context.state``."""
     about = _About.of(context) if CANARIES in context.state.config_records else None
     if about is not None and (about.number, about.same) == (number, same):
         scores = context.state.array_records[SCORES]["scores"].numpy()

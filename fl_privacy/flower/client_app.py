@@ -54,7 +54,7 @@ def numpy_client_app(
     simulated: Callable[[], bool] = lambda: False,
     mods: Sequence[Mod] = (),
 ) -> ClientApp:
-    """A ClientApp that answers with a ``NumPyClient``.
+    """Build a ClientApp that answers with a ``NumPyClient``.
 
     It knows the messages ``train``, ``evaluate``, ``evaluate.personalize``, ``query`` and ``query.examples``, and if
     ``audited`` also ``train.probe``: an upload of a batch as small as the server likes, as often as it likes, is
@@ -110,12 +110,12 @@ def numpy_client_app(
 
 
 def _unwrapped(client: object) -> NumPyClient:
-    """The ``NumPyClient`` behind ``.to_client()``, with which Flower's templates end; any other as it is."""
+    """Return the ``NumPyClient`` behind ``.to_client()``, with which Flower's templates end; any other unchanged."""
     return cast(NumPyClient, getattr(client, "numpy_client", client))
 
 
 def _answer_queries(app: ClientApp, make_client: MakeClient, simulated: Callable[[], bool]) -> None:
-    """Have ``app`` say which partition its node holds, and of how many examples its client is."""
+    """Make ``app`` say which partition its node holds, and of how many examples its client is."""
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -131,7 +131,7 @@ def _answer_queries(app: ClientApp, make_client: MakeClient, simulated: Callable
 
 
 def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
-    """A ClientApp in which a node is the simulated client of its partition."""
+    """Build a ClientApp in which a node is the simulated client of its partition."""
 
     def make_client(context: Context) -> PrivacyClient:
         return PrivacyClient(clients[int(context.node_config[PARTITION])], context.state)
@@ -146,7 +146,7 @@ def _once(
     kinds: Kinds,
     work: Callable[[], RecordDict],
 ) -> RecordDict:
-    """The answer of ``work``, or the same as before where ``client`` answers once and was asked before."""
+    """Return the answer of ``work``, or the earlier one where ``client`` answers once and was asked before."""
     round = merged_config(context, message.content).get(ROUND)
     most: int | None = None
     if isinstance(client, PrivacyClient):
@@ -185,7 +185,7 @@ def _train(fit: Fit, content: RecordDict) -> RecordDict:
 
 
 def _like_request(content: RecordDict, reply: Mapping[str, np.ndarray]) -> dict[str, ArrayRecord]:
-    """The reply's arrays in the records of the request.
+    """Put the reply's arrays into the records of the request.
 
     Ours keep apart parameters and buffers, a name may be withheld, and sparse or quantized parameters are encoded; a
     stock strategy wants every name it sent back, as Flower serializes it.

@@ -101,7 +101,7 @@ class PrivacyClient(NumPyClient):
         )
 
     def get_parameters(self, config: Config) -> Arrays:
-        """The initial values of the public model."""
+        """Return the initial values of the public model."""
         values = self.wrapped.model.state_dict()
         return [to_array(values[name]) for name in self._public_names()]
 
@@ -115,7 +115,7 @@ class PrivacyClient(NumPyClient):
         return _reply(result)
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
-        """The upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
+        """Return the upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
         images, round = images_of_probe(config.get(VICTIM), config.get(BATCH_SIZE)), self._round(config)
         for image in images:
             self._expect_new(image, round)
@@ -150,7 +150,7 @@ class PrivacyClient(NumPyClient):
         return tested.loss, tested.num_examples, {SECONDS: end.seconds, "accuracy": tested.accuracy}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
-        """Loss and accuracy of the model sent, with the client's private part, on the client's own examples.
+        """Return loss and accuracy of the model sent, with the client's private part, on the client's own examples.
 
         Raises:
             UserError: the defense promises differential privacy, which exact figures of the examples would break.
@@ -167,7 +167,7 @@ class PrivacyClient(NumPyClient):
 
     @property
     def answers_once(self) -> bool:
-        """Whether a round is answered once: not in a simulation, whose draws repeat."""
+        """Say whether a round is answered once: not in a simulation, whose draws repeat."""
         return isinstance(self.wrapped.seed, Secret)
 
     @property
@@ -178,7 +178,7 @@ class PrivacyClient(NumPyClient):
         self.memory.expect_new(kind, round, bounded=self.last_round is not None)
 
     def _round(self, config: Config) -> int:
-        """The number of the round.
+        """Return the number of the round.
 
         Raises:
             UserError: it is missing, or none of the run's.
@@ -191,7 +191,7 @@ class PrivacyClient(NumPyClient):
         return number
 
     def _message_number(self, config: Config) -> int:
-        """By which a training message is told from earlier ones."""
+        """Return the number that distinguishes a training message from earlier ones."""
         return self._round(config)
 
     def _sent(self, parameters: Arrays, config: Config) -> ModelState:
@@ -273,7 +273,7 @@ class MaskableClient(PrivacyClient):
         self.clip = clip
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
-        """As a ``PrivacyClient``.
+        """Fit as a ``PrivacyClient`` does, and check that all values can be masked.
 
         Raises:
             UserError: a value is larger than ``clip``, or no number.
@@ -296,7 +296,7 @@ class MaskableClient(PrivacyClient):
         )
 
     def _message_number(self, config: Config) -> int:
-        """A round that failed may be tried again: what came of the first time stays masked."""
+        """Return the attempt's number: a round that failed may be tried again, since its first result stays masked."""
         number = _integer(config, ATTEMPT)
         if self.last_round is not None and number > MOST_ATTEMPTS * max(1, self.last_round):
             raise UserError(f"At most {MOST_ATTEMPTS} attempts of a round are expected, but got number {number}.")

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class HonestButCurious(StrategyAround):
-    """Follows the protocol of ``strategy`` to the letter and captures uploads beside exactly what was sent for them.
+    """Follows the protocol of ``strategy`` to the letter, and captures each upload with the model that was sent for it.
 
     Works around every strategy, with clients of this package or others (then the interceptor's plan should say
     ``shares="weights"``). It changes no message and no result; what goes wrong in it is logged, and the round goes on.
@@ -52,13 +52,13 @@ class HonestButCurious(StrategyAround):
 
     @property
     def connected(self) -> int:
-        """Number of the nodes that were there when the round began."""
+        """Return the number of nodes that were there when the round began."""
         return len(self._node_ids)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of ``strategy``; the probes that it sends meanwhile are captured."""
+        """Return the messages of ``strategy``, and capture the probes that it sends meanwhile."""
         self._node_ids = sorted(grid.get_node_ids())
         self._before = self._held(server_round)
         tapped = _TappedGrid(grid, self, server_round)
@@ -107,7 +107,7 @@ class HonestButCurious(StrategyAround):
         self.interceptor.capture(victim, sent=states[shared], upload=upload, states=self._before)
 
     def _held(self, round: int) -> States:
-        """``states`` as they are now, before the clients train."""
+        """Copy ``states`` before the clients train."""
         helpers = self.interceptor.side_information
         if helpers is None or self.states is no_states or round not in self.audit.rounds:
             return self.states
@@ -115,7 +115,7 @@ class HonestButCurious(StrategyAround):
         return held.__getitem__
 
     def client_of(self, message: Message, reply: Message) -> int:
-        """Who answered ``message``, as the attribute ``audit`` says.
+        """Return who answered ``message``, as the attribute ``audit`` says.
 
         Raises:
             UserError: another node holds the partition that the reply claims.
@@ -167,14 +167,14 @@ class _TappedGrid(Grid):
 
 
 def _weighted_by(strategy: Any) -> str:
-    """The metric by which ``strategy``, or what it is around, weighs replies."""
+    """Return the metric by which ``strategy``, or the strategy that it wraps, weighs replies."""
     while (key := getattr(strategy, "weighted_by_key", None)) is None and hasattr(strategy, "strategy"):
         strategy = strategy.strategy
     return key if isinstance(key, str) else NUM_EXAMPLES
 
 
 def _asked(message: Message) -> tuple[int, int] | None:
-    """Number and size of the chosen batch that ``message`` asks a client of this package for, or one behind its mod.
+    """Return number and size of the chosen batch that ``message`` asks a client of this package, or its mod, for.
 
     ``None`` where it asks a client to train.
     """

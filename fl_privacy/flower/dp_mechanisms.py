@@ -44,7 +44,7 @@ def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
 
 
 def _facts_of(mod: LocalDpMod, rounds: int) -> Facts:
-    """Noise by the mod's own formula, which has no value at an epsilon or a delta of 0."""
+    """Compute the noise by the mod's own formula, which has no value at an epsilon or a delta of 0."""
     if not (mod.epsilon and 0 < mod.delta < 1):
         formula = "the noise: its formula has no value at this epsilon and delta"
         return Facts(noise_multiplier=None, rounds=rounds, missing=(formula,))
@@ -164,14 +164,14 @@ def mechanism_of_strategy(
 
 
 class _Records:
-    """Messages' records of the update that was asked about last: to make them takes longer than to answer them."""
+    """Records of the update that was asked about last, since making them takes longer than answering."""
 
     def __init__(self) -> None:
         self._update: Tensors | None = None
         self._made: tuple[ArrayRecord, ArrayRecord, ArrayRecord] | None = None
 
     def of(self, update: Tensors) -> tuple[ArrayRecord, ArrayRecord]:
-        """Zeros as the server sends them, and ``update`` as a client replies it."""
+        """Return zeros as the server sends them, and ``update`` as a client replies it."""
         if self._made is None or self._update is not update:
             zeros = {name: torch.zeros_like(value) for name, value in update.items()}
             self._update = update
@@ -180,7 +180,7 @@ class _Records:
 
     @property
     def nothing(self) -> ArrayRecord:
-        """What a client replies that changed nothing."""
+        """Return the reply of a client that changed nothing."""
         assert self._made is not None
         return ArrayRecord(dict(self._made[2]))
 
@@ -190,7 +190,7 @@ NOTHING = 1e-12
 
 
 def _not_nothing(update: Tensors) -> Tensors:
-    """``update``, or one so small that it changes nothing that can be measured where it is zero."""
+    """Return ``update``, or one too small to measure where it is zero."""
     if any(bool(value.any()) for value in update.values()):
         return update
     return {name: value + NOTHING if number == 0 else value for number, (name, value) in enumerate(update.items())}
@@ -199,7 +199,7 @@ def _not_nothing(update: Tensors) -> Tensors:
 def _reply(
     arrays: ArrayRecord, client: int, *, sent: ArrayRecord, config: Mapping[str, int | float], mods: Sequence[Mod]
 ) -> Message:
-    """What the server gets of ``arrays`` from ``client``, behind its ``mods``; the outermost comes first."""
+    """Return the server's view of ``arrays`` from ``client``, behind its ``mods``; the outermost comes first."""
     asked = Message(RecordDict({ARRAYS: sent, CONFIG: ConfigRecord(dict(config))}), client + 1, "train")
     context = Context(1, client + 1, {PARTITION: client, PARTITIONS: client + 1}, RecordDict(), {})
 
@@ -214,7 +214,7 @@ def _reply(
 
 
 def _begin(strategy: Strategy, number: int, sent: ArrayRecord) -> None:
-    """Let the strategy know which model the round starts from, as ``configure_train`` does, without asking nodes."""
+    """Set the model that the round starts from in the strategy, as ``configure_train`` does, without asking nodes."""
     if hasattr(strategy, "current_arrays"):
         strategy.current_arrays = sent
     if hasattr(strategy, "_pending_events") and getattr(strategy, "accountant", None) is not None:

@@ -94,7 +94,7 @@ def _positional(subject: object) -> int | None:
 
 
 def _of_tensors(function: Callable[[Any], Any]) -> Mechanism:
-    """A function of the user's own, which may return one array instead of a mapping."""
+    """Wrap a function of the user's own, which may return one array instead of a mapping."""
 
     def mechanism(update: Any) -> Tensors:
         sent = function(update)

@@ -55,7 +55,7 @@ class LocalGrid(Grid):
         identify_process()
 
     def deliver(self, messages: Sequence[Message]) -> list[Message]:
-        """The reply to each of ``messages``; what a client's app raises becomes an error reply."""
+        """Return the reply to each of ``messages``; an error that a client's app raises becomes an error reply."""
         return [self._answer(message) for message in counted("message to a client", messages)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
@@ -63,7 +63,7 @@ class LocalGrid(Grid):
         return list(self.pull_messages(self.push_messages(messages)))
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Number the messages and deliver them."""
+        """Assign a number to each message, and deliver it."""
         sent = list(messages)
         for message in sent:
             message.metadata.__dict__["_message_id"] = str(next(self._numbers))
@@ -71,7 +71,7 @@ class LocalGrid(Grid):
         return [message.metadata.message_id for message in sent]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """The replies to ``message_ids``, once."""
+        """Return the replies to ``message_ids``, once."""
         return [self._replies.pop(number) for number in message_ids if number in self._replies]
 
     def get_node_ids(self) -> list[int]:
@@ -80,15 +80,15 @@ class LocalGrid(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """A message, as its constructor makes it."""
+        """Build a message, as its constructor does."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def set_run(self, run: Run) -> None:
-        """There is only one run."""
+        """Ignore ``run``: there is only one."""
 
     @property
     def run(self) -> Run:
-        """An empty run."""
+        """Return an empty run."""
         return empty_run()
 
     def _answer(self, message: Message) -> Message:
@@ -105,15 +105,15 @@ class RelayGrid(Grid):
         self.grid = grid
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """As the other grid does."""
+        """Relay to the other grid."""
         return self.grid.send_and_receive(messages, timeout=timeout)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """As the other grid does."""
+        """Relay to the other grid."""
         return self.grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """As the other grid does."""
+        """Relay to the other grid."""
         return self.grid.pull_messages(message_ids)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -123,16 +123,16 @@ class RelayGrid(Grid):
         return self.grid.get_nodes()
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """As the other grid does."""
+        """Relay to the other grid."""
         return self.grid.create_message(*args, **kwargs)
 
     def set_run(self, run: Run) -> None:
-        """As the other grid does."""
+        """Relay to the other grid."""
         self.grid.set_run(run)
 
     @property
     def run(self) -> Run:
-        """The other grid's."""
+        """Return the other grid's run."""
         return self.grid.run
 
 
@@ -159,7 +159,7 @@ class PromptGrid(RelayGrid):
 
 
 def error_reply(message: Message, failure: Failure) -> Message:
-    """The error reply to ``message`` when its client did not survive it."""
+    """Build the error reply to ``message`` of a client that did not survive it."""
     return Message(Error(CLIENT_CRASHED, failure.reason), reply_to=message)
 
 
@@ -167,7 +167,7 @@ SILENCE = Failure("no reply in time")
 
 
 def pair(sent: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message | Failure]]:
-    """Each message of ``sent``, in order, with what came back.
+    """Pair each message of ``sent``, in order, with its reply or failure.
 
     Matched by message id: replies arrive in any order, and an error on behalf of a node that died names no node.
     """
@@ -209,7 +209,10 @@ class Traffic(RelayGrid):
         self.breaking: dict[int, str] = {}
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Nodes get copies of what the workflow sends: those in this process would take keys out of it."""
+        """Send copies to the nodes, and return their replies.
+
+        Nodes in this process would take keys out of the originals.
+        """
         sent = list(messages)
         asked: list[Mapping[str, Any]] = []
         for message in sent:
@@ -233,7 +236,7 @@ class Traffic(RelayGrid):
         return [error_reply(m, r) if isinstance(r, Failure) else r for m, r in answered if r is not SILENCE]
 
     def _checked(self, asked: Mapping[str, Any], reply: Message | Failure) -> Message | Failure:
-        """``reply`` to the protocol's record ``asked``, or why it does not count."""
+        """Return ``reply`` to the protocol's record ``asked``, or why it does not count."""
         if isinstance(reply, Failure) or self.expected is None:
             return reply
         reason = self.expected.fault(asked, reply.content, self.nodes.values())

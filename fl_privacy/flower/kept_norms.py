@@ -32,7 +32,7 @@ def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, contex
 
 
 def own_norms(context: Context) -> dict[str, Tensor]:
-    """What ``keep_own_norms`` remembers of a client."""
+    """Return what ``keep_own_norms`` remembers of a client."""
     record = context.state.array_records.get(KEPT)
     return {} if record is None else {name: to_tensor(array_values(array)) for name, array in record.items()}
 
@@ -42,7 +42,7 @@ def _alike(name: str, before: dict[str, Tensor], after: dict[str, Tensor]) -> bo
 
 
 def _by_name(content: RecordDict) -> dict[str, Tensor]:
-    """The arrays of a message; empty where they can't be read."""
+    """Return the arrays of a message; empty where they can't be read."""
     found: dict[str, Any] = {}
     for record in content.array_records.values():
         found |= record

@@ -37,7 +37,9 @@ class Malicious(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of ``strategy`` with other values; a client is known by the rank of its node's id among all.
+        """Return the messages of ``strategy`` with other values.
+
+        A client is known by the rank of its node's id among all.
 
         Raises:
             UserError: the model has no layer that the attack can use.
@@ -51,7 +53,7 @@ class Malicious(StrategyAround):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What ``strategy`` makes of the replies, where a model can learn from them."""
+        """Aggregate the replies by ``strategy``, where a model can learn from them."""
         arrays, metrics = self.strategy.aggregate_train(server_round, replies)
         return (arrays if self.attack.trains or not self._attacks(server_round) else None), metrics
 

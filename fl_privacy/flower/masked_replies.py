@@ -40,13 +40,13 @@ class MaskedReplies:
 
     @classmethod
     def to(cls, state: ModelState, most: int) -> "MaskedReplies":
-        """What is expected of clients that got ``state`` and count as at most ``most`` examples."""
+        """Build what is expected of clients that got ``state`` and count as at most ``most`` examples."""
         values = {**state.parameters, **state.buffers}
         masked = {name: tuple(t.shape) or (1,) for name, t in values.items() if t.is_floating_point()}
         return cls(masked, {name: t for name, t in values.items() if name not in masked}, most)
 
     def fault(self, sent: Mapping[str, Any], reply: RecordDict, nodes: Collection[int]) -> str | None:
-        """Why ``reply`` does not count; ``None`` where nothing speaks against it.
+        """Say why ``reply`` does not count; ``None`` where nothing speaks against it.
 
         Args:
             sent: the protocol's record of the stage.
@@ -106,7 +106,7 @@ def _keys_fault(got: ConfigRecord) -> str | None:
 
 
 def _pieces_fault(got: ConfigRecord, whose: str, pieces: str, nodes: Collection[int]) -> str | None:
-    """One short piece of bytes for each of some nodes, none twice."""
+    """Say why the pieces are not one short piece of bytes for each of some nodes, none twice; ``None`` if they are."""
     named, held = got.get(whose), got.get(pieces)
     if not isinstance(named, list) or not isinstance(held, list) or len(named) != len(held):
         return f"expected one of {pieces} for each of {whose}"
@@ -126,7 +126,7 @@ def _shares_fault(sent: Mapping[str, Any], got: ConfigRecord, nodes: Collection[
 
 
 def _vector_fault(piece: Any, shape: tuple[int, ...]) -> str | None:
-    """An array of whole numbers in NumPy's format, of which the header is read before anything is made of it."""
+    """Say why ``piece`` is no array of whole numbers in NumPy's format; only its header is parsed."""
     if not isinstance(piece, bytes):
         return "a masked array is not bytes"
     file = io.BytesIO(piece)

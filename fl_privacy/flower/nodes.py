@@ -23,7 +23,7 @@ TRIES = 3
 
 
 class Nodes:
-    """The nodes of the partitions ``clients``; node ids are random, so each node is asked once which it holds.
+    """Nodes of the partitions ``clients``; node ids are random, so each node is asked once which partition it holds.
 
     A partition belongs to the first node that claims it; only when that node has left may another one take it. What a
     node that is left aside answers ends no run.
@@ -150,7 +150,7 @@ class Nodes:
         logger.warning("Node %d is left aside: %s", node, reason)
 
     def _is_hopeless(self) -> bool:
-        """None of as many as are expected fits, or all that are connected are the whole of another federation."""
+        """Say whether no node that is expected fits, or all that are connected are the whole of another federation."""
         nodes = self._connected
         if len(nodes) >= len(self._clients) and all(self._tries[node] >= TRIES for node in nodes):
             return True

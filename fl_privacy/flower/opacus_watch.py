@@ -21,7 +21,7 @@ MOST_DRAWS = 500
 
 @dataclass(eq=False)
 class OpacusWatch:
-    """What was seen of Opacus.
+    """Observes Opacus in a training.
 
     Attributes:
         module: the last that was made private.
@@ -42,7 +42,7 @@ class OpacusWatch:
     inputs: Tensor | None = None
 
     def verdicts(self, asked: Asked, *, rounds: int) -> list[ClaimVerdict]:
-        """Hold Opacus' epsilon, where it was asked for, against its noise, and one step against its noise multiplier.
+        """Check Opacus' epsilon, if asked for, against its noise, and one step against its noise multiplier.
 
         Args:
             asked: how.

@@ -55,7 +55,7 @@ def probe_mod(
     images: int = 8,
     rounds: int | None = None,
 ) -> Mod:
-    """A mod by which an auditing server measures the worst case of the literature: an upload of one image in one step.
+    """Build a mod that lets an auditing server measure the worst case of the literature: one image in one step.
 
     Asked for a probe, ``train`` runs on a copy of the model with the values sent, over a loader of the chosen examples;
     what comes of it is replied like any upload, through all mods in front of this one: put it last,
@@ -99,7 +99,7 @@ def probe_mod(
 
 
 def _answered(message: Message, context: Context, answers: Answers, answer: Callable[[], RecordDict]) -> Message:
-    """What ``answer`` replies, or the same as before to the same question: each image leaves once a round."""
+    """Return the reply of ``answer``, or the earlier one to the same question: each image leaves once a round."""
     asked = asked_probe(message.content)
     assert asked is not None
     round, question = _round_of(message, context), digest_of(message)
@@ -163,7 +163,7 @@ def _answer(  # noqa: PLR0917
 
 @dataclass(eq=False)
 class _Examples:
-    """What may be probed on one client, looked at when the first probe comes."""
+    """Examples of one client that may be probed, looked at when the first probe comes."""
 
     dataset: object
     context: Context
@@ -173,7 +173,7 @@ class _Examples:
     _data: object = field(default=None, init=False)
 
     def batch(self, probe: int, size: int) -> list[object]:
-        """The examples of the ``probe``-th batch, as the app's own data set has them."""
+        """Return the examples of the ``probe``-th batch, as the app's own data set has them."""
         data = self.data()
         if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
             examples = list(islice(_iterated(data), probe * size, (probe + 1) * size))
@@ -187,7 +187,7 @@ class _Examples:
         return examples
 
     def data(self) -> object:
-        """The data set, found when it is first asked for."""
+        """Return the data set, found when it is first asked for."""
         if self._data is None:
             data = self.dataset
             is_function = callable(data) and not hasattr(data, "__getitem__") and not isinstance(data, DataLoader)
@@ -220,7 +220,7 @@ def _iterated(data: object) -> Iterator[object]:
 
 
 def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
-    """A copy of ``model`` with the values that a message sends."""
+    """Copy ``model`` with the values that a message sends."""
     copied = copy.deepcopy(model)
     try:
         copied.load_state_dict(model_values(content, model_tensors(copied), whole=True), strict=False)
@@ -233,13 +233,13 @@ def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
 
 
 def _order(arrays: Any, values: Any) -> list[str]:
-    """The model's name of each of ``arrays``; unnamed ones are in the order of the ``state_dict``."""
+    """Return the model's name of each of ``arrays``; unnamed ones are in the order of the ``state_dict``."""
     names, own = list(arrays), list(values)
     return own if names == [str(i) for i in range(len(own))] else names
 
 
 def _takes_config(train: Train) -> bool:
-    """Whether ``train`` takes a third argument."""
+    """Say whether ``train`` takes a third argument."""
     try:
         signature = inspect.signature(train)
     except (TypeError, ValueError) as error:

@@ -31,7 +31,7 @@ LOSSES = 2
 
 
 class ClientProcess:
-    """The body of a Ray actor: the clients of a source, made once, answering one message at a time.
+    """Body of a Ray actor: the clients of a source, made once, answering one message at a time.
 
     Args:
         source: reference to the source, in a list so that it is fetched with the first message and not before, when
@@ -48,12 +48,12 @@ class ClientProcess:
         return simulated_client_app(ray.get(self._source[0])())
 
     def prepare(self) -> None:
-        """Make the clients; what goes wrong is told with the first message."""
+        """Make the clients; errors are reported with the first message."""
         with suppress(Exception):
             self._app  # noqa: B018
 
     def answer(self, message: Message, context: Context) -> tuple[Message, Context]:
-        """The reply of the message's node, and its context afterwards."""
+        """Return the reply of the message's node, and its context afterwards."""
         return self._app(message, context), context
 
 
@@ -111,7 +111,7 @@ class RayGrid(LocalGrid):
         return replies
 
     def _next_idle(self, working: Mapping[Any, "_Errand"]) -> Any:
-        """An actor that has nothing to do; one that is starting only while all are, since its machine may be gone."""
+        """Return an idle actor; one that is starting only while all are, since its machine may be gone."""
         starting = list(self._preparing.values())
         started = [actor for actor in self._idle if actor not in starting]
         busy = any(errand.actor not in starting for errand in working.values())
@@ -126,7 +126,7 @@ class RayGrid(LocalGrid):
         return _Errand(actor, message, answer, time.monotonic() + limit)
 
     def _wait(self, working: Mapping[Any, "_Errand"]) -> tuple["_Errand | None", bool]:
-        """An errand that is over, with whether it was answered; ``None`` after an actor that has just become ready."""
+        """Wait for an errand to end, and say whether it was answered; ``None`` after an actor has just become ready."""
         import ray  # noqa: PLC0415
 
         oldest = min(working.values(), key=lambda errand: errand.deadline)
@@ -143,7 +143,7 @@ class RayGrid(LocalGrid):
         return None, False
 
     def _reply(self, errand: "_Errand", *, done: bool) -> Message | None:
-        """That of the client, or what went wrong; ``None`` where it is to be asked again."""
+        """Return the client's reply, or what went wrong; ``None`` where it is to be asked again."""
         import ray  # noqa: PLC0415
 
         message = errand.message
@@ -162,7 +162,7 @@ class RayGrid(LocalGrid):
         return reply
 
     def _lost(self, errand: "_Errand", error: Exception) -> bool:
-        """Whether the machine of an actor that is gone is gone too, and its message to be handed to another.
+        """Say whether a lost actor's machine is lost too, so that its message goes to another.
 
         An actor that had nothing to do may have gone with a machine that has been missed since.
         """
@@ -206,7 +206,7 @@ def ray_grid(
     actors: int | None,
     timeout: float,
 ) -> Iterator[RayGrid]:
-    """A grid on a Ray cluster, joined or started, with as many actors as fit; see ``run_ray``."""
+    """Open a grid on a Ray cluster, joined or started, with as many actors as fit; see ``run_ray``."""
     check_request(num_cpus, num_gpus, actors)
     number("backend.timeout", timeout, above=0, infinite=True, example="it is in seconds, try 3600")
     with ray_cluster():
@@ -231,14 +231,14 @@ def check_request(num_cpus: float = 1, num_gpus: float = 0, actors: int | None =
 
 
 def _machines() -> frozenset[str]:
-    """Those of the cluster that are alive, by id."""
+    """Return the ids of the cluster's machines that are alive."""
     import ray  # noqa: PLC0415
 
     return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
 def _capacity(num_cpus: float, num_gpus: float) -> int:
-    """How many actors fit into the cluster's nodes."""
+    """Count the actors that fit into the cluster's nodes."""
     import ray  # noqa: PLC0415
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]

@@ -28,7 +28,7 @@ NUMPY = "numpy.ndarray"
 
 
 def plain_array(values: np.ndarray) -> Array:
-    """``Array.from_numpy_ndarray(values)``, byte for byte."""
+    """Build ``Array.from_numpy_ndarray(values)``, byte for byte."""
     values = np.asarray(values, order="C")
     if values.dtype.hasobject or values.dtype.names is not None:
         return Array.from_numpy_ndarray(values)
@@ -37,7 +37,7 @@ def plain_array(values: np.ndarray) -> Array:
 
 
 def array_values(array: Array) -> np.ndarray:
-    """``array.numpy()``, read-only where the bytes are those that ``plain_array`` writes."""
+    """Return ``array.numpy()``, read-only where the bytes are those that ``plain_array`` writes."""
     dtype, shape = array.dtype, tuple(array.shape)
     if array.stype == NUMPY and dtype in _PLAIN:
         header = _header(dtype, shape)
@@ -56,7 +56,7 @@ _PLAIN = {
 
 @lru_cache(maxsize=4096)
 def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """What ``numpy.save`` writes before the values."""
+    """Return the header that ``numpy.save`` writes before the values."""
     buffer = BytesIO()
     described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, described)
@@ -85,7 +85,7 @@ Places = dict[str, tuple[str, str]]
 
 
 def places_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) -> Places:
-    """Where the values of the model stand in a message: the one reader, for guard, defense and audit alike.
+    """Find the values of the model in a message: the one reader, for guard, defense and audit alike.
 
     A message has one record of arrays that are not empty, or ours, ``parameters`` and ``buffers``, which have no name
     in common. All arrays in it are of the model by name, shape and kind of numbers, in the order in which they came;
@@ -116,7 +116,7 @@ def places_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
 
 
 def placed_arrays(content: RecordDict) -> dict[tuple[str, str], Array]:
-    """Every array of the one record of ``content``, by record and key."""
+    """Return every array of the one record of ``content``, by record and key."""
     records = {place: record for place, record in content.array_records.items() if record}
     ours = records.keys() <= {PARAMETERS, BUFFERS}
     if len(records) > 1 and not (ours and records[PARAMETERS].keys().isdisjoint(records[BUFFERS])):
@@ -175,7 +175,7 @@ def _expect_in_order(names: Sequence[str], like: Tensors) -> None:
 
 
 def expect_listed(names: Sequence[str], listed: Sequence[str]) -> None:
-    """Refuse arrays ``names`` of a message where only the names ``listed`` of parameters are known, or of all arrays.
+    """Refuse arrays ``names`` of a message unless they are ``listed``, the known names of parameters or of all arrays.
 
     Each array is one of ``listed``, in that order, or a statistic of batch norm, directly behind the parameters of its
     layer: a client that reads by position must not train a parameter under the name of a statistic.
@@ -228,7 +228,7 @@ TEST = "test"
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
-    """The values of ``tensor``; names, shape and dtype survive the way there and back.
+    """Convert ``tensor`` to NumPy; names, shape and dtype survive the way there and back.
 
     Raises:
         UserError: NumPy has no such dtype.
@@ -242,7 +242,7 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:
-    """A copy in PyTorch's own memory, whose alignment decides the last bits of some products."""
+    """Copy to PyTorch's own memory, whose alignment decides the last bits of some products."""
     tensor = torch.empty(array.shape, dtype=_dtype_like(array.dtype))
     tensor.numpy()[...] = array
     return tensor
@@ -254,12 +254,12 @@ def _dtype_like(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def to_record(tensors: Tensors) -> ArrayRecord:
-    """Tensors by name."""
+    """Turn tensors by name into a record."""
     return ArrayRecord({name: plain_array(to_array(t)) for name, t in tensors.items()})
 
 
 def to_tensors(record: Mapping[str, Array], like: Tensors | None = None) -> dict[str, torch.Tensor]:
-    """Inverse of ``to_record``; arrays that a client encoded need the tensors expected, ``like``."""
+    """Turn a record into tensors by name; encoded arrays need the tensors expected, ``like``."""
     return {
         name: expand(name, array, like or {}) if array.stype == STYPE else to_tensor(array_values(array))
         for name, array in record.items()
@@ -267,12 +267,12 @@ def to_tensors(record: Mapping[str, Array], like: Tensors | None = None) -> dict
 
 
 def state_records(state: ModelState) -> dict[str, ArrayRecord]:
-    """Parameters and buffers, each in a record of its own."""
+    """Put parameters and buffers into a record each."""
     return {PARAMETERS: to_record(state.parameters), BUFFERS: to_record(state.buffers)}
 
 
 def all_arrays(content: RecordDict) -> dict[str, Array]:
-    """The arrays of a message by name: of its one record, or of ours, ``parameters`` and ``buffers``.
+    """Return the arrays of a message by name: of its one record, or of ours, ``parameters`` and ``buffers``.
 
     Raises:
         UserError: there are other records of arrays beside it, of which nobody can say which one is the model.
@@ -281,7 +281,7 @@ def all_arrays(content: RecordDict) -> dict[str, Array]:
 
 
 def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, torch.Tensor]:
-    """The values of the model in a message, by name, where ``places_of_model`` finds them.
+    """Return the values of the model in a message, by name, where ``places_of_model`` finds them.
 
     Raises:
         UserError: as it does; or, of the ``whole`` model, values are not finite, or one of a tied weight's names has
@@ -307,19 +307,19 @@ def _named(tensor: torch.Tensor) -> str:
 
 
 def model_tensors(model: nn.Module) -> Tensors:
-    """What a message about ``model`` may hold, by name, in the order of ``state_dict()``; values are not copied."""
+    """Return what a message about ``model`` may hold, by name, in the order of ``state_dict()``; no copies."""
     held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
     return {name: held[name] for name in model.state_dict() if name in held}
 
 
 def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-    """``arrays`` under ``names`` where they came as an unnamed list ("0", "1", ...) of that length."""
+    """Return ``arrays`` under ``names`` where they came as an unnamed list ("0", "1", ...) of that length."""
     unnamed = [str(i) for i in range(len(names))]
     return dict(zip(names, arrays.values(), strict=True)) if list(arrays) == unnamed else dict(arrays)
 
 
 def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) -> ModelState:
-    """The values in a message of any layout, told into parameters and buffers as ``model`` has them.
+    """Return the values in a message of any layout, split into parameters and buffers as ``model`` has them.
 
     A weight that is tied has one value, under its first name.
 
@@ -336,13 +336,13 @@ def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) ->
 
 
 def _counted(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """``buffer`` as whole numbers where the model has them: strategies of others make fractions of counters."""
+    """Round ``buffer`` to whole numbers where the model has them: other strategies make fractions of counters."""
     counts = buffer.is_floating_point() and not like.is_floating_point()
     return buffer.round().to(like.dtype) if counts else buffer
 
 
 def read_upload(content: RecordDict, model: nn.Module, weighted_by: str = NUM_EXAMPLES) -> Upload:
-    """The upload in a reply of any layout.
+    """Return the upload in a reply of any layout.
 
     Args:
         content: of the reply.
@@ -361,7 +361,7 @@ def read_upload(content: RecordDict, model: nn.Module, weighted_by: str = NUM_EX
 
 
 def finite_number(metrics: MetricRecord, key: str) -> float:
-    """The metric ``key``.
+    """Return the metric ``key``.
 
     Raises:
         UserError: it is missing, no number, not finite, or seconds below zero.
@@ -373,7 +373,7 @@ def finite_number(metrics: MetricRecord, key: str) -> float:
 
 
 def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
-    """The reply of a ``PrivacyClient`` to ``sent``.
+    """Return the reply of a ``PrivacyClient`` to ``sent``.
 
     Raises:
         KeyError: a record is missing.
@@ -401,7 +401,7 @@ def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
 
 
 def _bytes_of(array: Array) -> int:
-    """On the wire, as ``federation.server.upload_bytes`` counts them: without the header of NumPy's format."""
+    """Count the bytes on the wire, as ``federation.server.upload_bytes`` does: without the header of NumPy's format."""
     return len(array.data) if array.stype == STYPE else math.prod(array.shape) * np.dtype(array.dtype).itemsize
 
 
@@ -410,7 +410,7 @@ STYPE = "fl_privacy.encoded"
 
 
 def shortest(array: np.ndarray) -> Array:
-    """``array`` encoded without loss if that is shorter (zeros, few levels), else as Flower serializes it."""
+    """Encode ``array`` without loss if that is shorter (zeros, few levels), else as Flower serializes it."""
     plain = plain_array(array)
     if not np.issubdtype(array.dtype, np.floating) or plainly_shortest(array):
         return plain
@@ -421,7 +421,7 @@ def shortest(array: np.ndarray) -> Array:
 
 
 def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
-    """The tensor in an array of the type ``STYPE``, in the shape it claims.
+    """Decode the tensor in an array of the type ``STYPE``, in the shape it claims.
 
     Args:
         name: of the parameter.
@@ -446,7 +446,7 @@ MEMORY = "fl-privacy"
 
 
 def load_state(memory: RecordDict, device: torch.device | str = "cpu") -> ClientState:
-    """What ``save_state`` kept, on ``device``; empty before the first round."""
+    """Return what ``save_state`` kept, on ``device``; empty before the first round."""
     if MEMORY not in memory:
         return ClientState()
     return ClientState({name: t.to(device) for name, t in to_tensors(memory.array_records[MEMORY]).items()})

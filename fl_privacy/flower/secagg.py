@@ -76,7 +76,7 @@ _ARRAYS = "arrays"
 def local_dp_mod(
     *, round_epsilon: float = 1.0, delta: float = 1e-5, clip_norm: float = 1.0, sensitivity: float | None = None
 ) -> Defense:
-    """``fl_privacy.defenses.local_dp``, equal in distribution, computed by ``flwr.clientapp.mod.LocalDpMod``.
+    """Build ``fl_privacy.defenses.local_dp``, equal in distribution, computed by ``flwr.clientapp.mod.LocalDpMod``.
 
     The mod acts on a message with the update, as if zeros had been sent. It draws from NumPy's global stream, which is
     seeded for each update by the client's own and put back afterwards.
@@ -105,7 +105,7 @@ def local_dp_mod(
 
 @dataclass
 class _Letter:
-    """What the mod reads of a ``flwr.app.Message``, which can't be made outside of a running Flower app."""
+    """The parts of a ``flwr.app.Message`` that the mod uses; one can't be made outside of a running Flower app."""
 
     content: RecordDict
 
@@ -123,7 +123,7 @@ def _content(tensors: Tensors) -> RecordDict:
 
 
 def reproducible_mod(seed: int) -> Mod:
-    """Makes a client's random rounding, for which Flower uses NumPy's global stream, that of ``seed`` and the round."""
+    """Build a mod that draws a client's random rounding, for which Flower uses NumPy's global stream, by ``seed``."""
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         client = int(context.node_config[PARTITION])
@@ -142,7 +142,7 @@ def _numpy_seed(rng: torch.Generator) -> int | np.ndarray:
 
 @contextmanager
 def _numpy_stream(seed: int | np.ndarray) -> Iterator[None]:
-    """NumPy's global stream as it starts from ``seed``; put back afterwards."""
+    """Seed NumPy's global stream by ``seed``; put it back afterwards."""
     before = np.random.get_state()
     np.random.seed(seed)
     try:
@@ -156,7 +156,7 @@ Fits = list[tuple[ClientProxy, FitRes]]
 
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """How updates become whole numbers that masks can hide.
+    """Quantization of updates to whole numbers that masks can hide.
 
     Attributes:
         clip: largest absolute value that an update may hold.
@@ -177,7 +177,7 @@ class Masking:
         number("secure_aggregation.shares", self.shares, above=0, at_most=1, example=1.0)
 
     def workflow(self, max_weight: int, timeout: float | None) -> SecAggPlusWorkflow:
-        """Flower's protocol for clients of at most ``max_weight`` examples."""
+        """Build Flower's protocol for clients of at most ``max_weight`` examples."""
         return SecAggPlusWorkflow(
             num_shares=float(self.shares),
             reconstruction_threshold=self.threshold,
@@ -236,7 +236,7 @@ def run_secure_aggregation(
 
 
 def masking_client_app(make_client: Callable[[Context], MaskableClient], mods: Sequence[Mod] = ()) -> ClientApp:
-    """A ClientApp whose answers to training messages are those of SecAgg+.
+    """Build a ClientApp whose answers to training messages are those of SecAgg+.
 
     Args:
         make_client: for the context of each message.
@@ -264,7 +264,7 @@ def train_secure_round(
     threshold: float,
     attempt: int | None = None,
 ) -> RoundReport:
-    """One round of the protocol.
+    """Run one round of the protocol.
 
     Args:
         server: selects clients and moves the model by the mean.
@@ -298,7 +298,7 @@ def train_secure_round(
 
 @dataclass
 class _Summing(LegacyStrategy):
-    """What the workflow wants of a strategy: whom to ask, and what to make of the mean."""
+    """The strategy that the workflow needs: whom to ask, and what to make of the mean."""
 
     server: Server
     traffic: Traffic
@@ -365,7 +365,7 @@ class _Summing(LegacyStrategy):
         return None, {}
 
     def _counts(self, replies: Collection[FitRes]) -> dict[str, torch.Tensor]:
-        """The mean of the buffers that came in the clear."""
+        """Average the buffers that came in the clear."""
         buffers = self.server.state.buffers
         each = [json.loads(str(reply.metrics[COUNTS])) for reply in replies]
         tensors = [{n: torch.tensor(v, dtype=buffers[n].dtype) for n, v in counts.items()} for counts in each]
@@ -409,7 +409,7 @@ def run_secure_on_grid(
     masking: Masking,
     timeout: float = 600.0,
 ) -> Traffic:
-    """``run_secure_aggregation`` with clients on nodes of their own, whose apps are ``masking_client_app``.
+    """Run ``run_secure_aggregation`` with clients on nodes of their own, whose apps are ``masking_client_app``.
 
     A node that joins or comes back takes part from the next round on. A round that too few nodes finish, as when one
     dies between two stages, is tried again, without those whose replies broke the protocol.
@@ -452,7 +452,7 @@ def run_secure_on_grid(
 
 
 def _most_examples(traffic: Traffic, timeout: float, factor: float) -> int:
-    """The largest number of examples that a node says it has, which scales the weights of all.
+    """Return the largest number of examples that a node reports, which scales the weights of all.
 
     At most ``factor`` times the lower median: one node's claim of 2^62 would leave nothing of the others' updates.
     """

@@ -53,7 +53,7 @@ from fl_privacy.flower.records import PARTITION
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DoubleListing:
-    """What came of it.
+    """Result of listing one client in both lists.
 
     Attributes:
         recovered: the upload of the one client as the server read it; ``None`` where clients did not answer.
@@ -71,7 +71,7 @@ class DoubleListing:
 
 
 def try_double_listing(uploads: Sequence[np.ndarray], *, victim: int = 0, guarded: bool = False) -> DoubleListing:
-    """One round of the installed SecAgg+ over ``uploads``, one client each, with ``victim`` in both lists.
+    """Run one round of the installed SecAgg+ over ``uploads``, one client each, with ``victim`` in both lists.
 
     Args:
         uploads: arrays of one shape with values within +-8, at least three.
@@ -140,7 +140,7 @@ class _Asking(LegacyStrategy):
 
 
 class _TwoListsGrid(LocalGrid):
-    """Names one node in both lists of the last stage, keeps what comes of it, and hands on what is expected."""
+    """Names one node in both lists of the last stage, keeps its shares, and hands on what is expected."""
 
     def __init__(self, clients: Sequence[int], client_app: ClientApp, victim: int) -> None:
         super().__init__(clients, client_app)
@@ -184,7 +184,7 @@ class _TwoListsGrid(LocalGrid):
             record[SecAggKey.NODE_ID_LIST], record[SecAggKey.SHARE_LIST] = nodes[:-1], shares[:-1]
 
     def unmasked(self) -> np.ndarray | None:
-        """The victim's upload without its masks; ``None`` where too few shares came."""
+        """Return the victim's upload without its masks; ``None`` where too few shares came."""
         if len(self._keys) < self._setup[SecAggKey.THRESHOLD]:
             return None
         modulus, shapes = self._setup[SecAggKey.MOD_RANGE], get_parameters_shape(self._masked)

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class Federated(Strategy):
-    """Sends each client what the server has for it and hands the server what comes back, in the order of partitions.
+    """Sends each client the server's message and hands the server the replies, in the order of partitions.
 
     Probes go out before the training messages of their round; their replies train nothing.
 
@@ -94,7 +94,7 @@ class Federated(Strategy):
         self._latest: tuple[ModelState, dict[str, ArrayRecord]] | None = None
 
     def arrays(self) -> ArrayRecord:
-        """The server's model as one record."""
+        """Return the server's model as one record."""
         records = self._records(self.server.state)
         return ArrayRecord({**records[PARAMETERS], **records[BUFFERS]})
 
@@ -134,7 +134,7 @@ class Federated(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Clients with a private part end the round with the new model; others do not evaluate, ``on_round`` may."""
+        """Ask clients with a private part to end the round with the new model; others do not evaluate."""
         if not self.server.personal:
             return []
         test = {TEST: int(server_round in self.server.tested)}
@@ -142,7 +142,7 @@ class Federated(Strategy):
         return self._messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """The mean of what the clients with a private part have tested, for ``on_round``."""
+        """Average what the clients with a private part have tested, for ``on_round``."""
         if not self.server.personal or self._report is None:
             return
         paired = zip(self._asked, pair(self._messages, replies), strict=True)
@@ -171,7 +171,7 @@ class Federated(Strategy):
         return Message(content, self._nodes[client], kind, group_id=str(round))
 
     def _records(self, state: ModelState) -> dict[str, ArrayRecord]:
-        """The records of ``state``; clients that are sent the same values share them."""
+        """Return the records of ``state``; clients that are sent the same values share them."""
         if self._latest is None or self._latest[0] is not state:
             self._latest = state, state_records(state)
         return self._latest[1]

@@ -102,7 +102,7 @@ class GuardedUpload:
         )
 
     def expect_known(self, names: Sequence[str]) -> None:
-        """Raise ``UserError`` if a parameter that is to be defended is not among ``names``, the arrays of a message."""
+        """Raise ``UserError`` if a parameter to be defended is not among ``names``, the arrays of a message."""
         if self.parameters is not None and (missing := sorted(self.parameters - set(names))):
             raise UserError(
                 f"The defense is expected to find the parameter {missing[0]} among the arrays of the message, but they"
@@ -137,7 +137,7 @@ class GuardedUpload:
         return {n: defended[n] if n in defended else self._beside(n, start, before, after) for n in before}
 
     def _acts_on(self, name: str, sent: torch.Tensor, replied: torch.Tensor) -> bool:
-        """Whether the defense acts on an array.
+        """Say whether the defense acts on an array.
 
         Raises:
             UserError: it is a parameter of the model, but no array of floating-point numbers.
@@ -152,7 +152,7 @@ class GuardedUpload:
         return named and floating and name not in self.frozen
 
     def _beside(self, name: str, start: Tensors, before: Tensors, after: Tensors) -> torch.Tensor:
-        """An array that the defense does not act on: a buffer of the model, or one that nobody has declared."""
+        """Return an array that the defense does not act on: a buffer of the model, or an undeclared one."""
         if self.parameters is not None and name not in self.parameters:
             return after[name] if self.buffers == "kept" else before[name]
         return start[name]
@@ -169,19 +169,19 @@ def _expect_weights(after: Tensors, change: Tensors) -> None:
 
 
 def is_statistic(name: str) -> bool:
-    """Whether an array of this name is a running statistic of batch norm."""
+    """Say whether an array of this name is a running statistic of batch norm."""
     return name.rpartition(".")[2] in STATISTICS
 
 
 def is_differentially_private(defense: Defense) -> bool:
-    """Whether a part of ``defense`` adds noise that accountants count."""
+    """Say whether a part of ``defense`` adds noise that accountants count."""
     return any(isinstance(part.effect, Noise | ClippedExamples | PrivateRelease) for part in defense.parts)
 
 
 def parameter_names(
     model: nn.Module | Callable[[], nn.Module] | None, names: Sequence[str] | None
 ) -> frozenset[str] | None:
-    """The names of the parameters of ``model``, or those of ``names`` that are no statistics.
+    """Return the names of the parameters of ``model``, or those of ``names`` that are no statistics.
 
     Raises:
         UserError: the model is none, or both are given.
@@ -199,7 +199,7 @@ def tied_names(model: nn.Module | Callable[[], nn.Module] | None) -> dict[str, s
 
 
 def frozen_names(model: nn.Module | Callable[[], nn.Module] | None) -> frozenset[str]:
-    """Names of the parameters of ``model`` that need no gradient; none without a model."""
+    """Return the names of the parameters of ``model`` that need no gradient; none without a model."""
     if model is None:
         return frozenset()
     pairs = made_of(model).named_parameters(remove_duplicate=False)
@@ -207,7 +207,7 @@ def frozen_names(model: nn.Module | Callable[[], nn.Module] | None) -> frozenset
 
 
 def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Module:
-    """``model`` itself, or what the class or function ``model`` makes.
+    """Return ``model`` itself, or what the class or function ``model`` makes.
 
     Raises:
         UserError: it is neither, or needs arguments.

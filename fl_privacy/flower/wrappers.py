@@ -92,13 +92,13 @@ class Sane(StrategyAround):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What ``strategy`` makes of the usable replies."""
+        """Aggregate the usable replies by ``strategy``."""
         usable = self._usable(server_round, list(replies))
         self._sent = []
         return self.strategy.aggregate_train(server_round, usable)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """What ``strategy`` makes of the replies whose metrics are usable."""
+        """Aggregate by ``strategy`` the replies whose metrics are usable."""
         answered = [reply for reply in replies if reply.has_content()]
         faults = _metric_faults([reply.content for reply in answered], self.weighted_by)
         for index, reason in faults.items():
@@ -132,7 +132,7 @@ class Sane(StrategyAround):
         return [answered[index][1] for index in sorted_out.usable]
 
     def _upload(self, state: ModelState, sent: RecordDict, reply: RecordDict) -> Upload:
-        """The weights in ``reply``, whose records and names are to be those of ``sent``.
+        """Return the weights in ``reply``, whose records and names have to be those of ``sent``.
 
         Strategies turn the whole numbers of a first round into fractions later on; clients may send either back.
         """
@@ -151,7 +151,7 @@ class Sane(StrategyAround):
 
 
 def _by_place(content: RecordDict) -> dict[str, torch.Tensor]:
-    """The arrays of a message by name; where strategies send several records, such as control variates, by both."""
+    """Return the arrays of a message by name, or by record and name where there are several records."""
     records = content.array_records
     if len(records) == 1:
         return to_tensors(next(iter(records.values())))
@@ -159,7 +159,7 @@ def _by_place(content: RecordDict) -> dict[str, torch.Tensor]:
 
 
 def _metric_faults(replies: Sequence[RecordDict], weighted_by: str) -> dict[int, str]:
-    """Why metrics can't be averaged with the others', by index of the reply."""
+    """Say why metrics can't be averaged with the others', by index of the reply."""
     layouts = [_layout(reply) for reply in replies]
     usual = Counter(layouts).most_common(1)[0][0] if layouts else ()
     faults = {}

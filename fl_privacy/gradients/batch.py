@@ -30,8 +30,10 @@ class GradientResult:
 
 
 def set_mode(model: nn.Module, batch_norm: Literal["train", "eval"] | None) -> None:
-    """Training mode, except that ``batch_norm="eval"`` freezes the batch-norm layers at their running statistics;
-    ``None`` leaves every layer in the mode that it has."""
+    """Set training mode, with batch-norm layers frozen at their running statistics for ``batch_norm="eval"``.
+
+    ``None`` leaves every layer in the mode that it has.
+    """
     if batch_norm is None:
         return
     model.train()
@@ -51,7 +53,7 @@ def batch_loss(
     loss_function: LossFunction = F.cross_entropy,
     changes: Sequence[LossChange] = (),
 ) -> tuple[Tensor, Tensors]:
-    """The scaled mean loss of ``batch`` at ``state`` and the buffers after the pass; ``state`` is left as it was."""
+    """Compute the scaled mean loss of ``batch`` at ``state``, which stays, and the buffers after the pass."""
     set_mode(model, batch_norm)
     buffers = {name: b.clone() for name, b in state.buffers.items()}
     values = {**state.parameters, **buffers}
@@ -75,7 +77,7 @@ def loss_gradients(
     changes: Sequence[LossChange] = (),
     create_graph: bool = False,
 ) -> GradientResult:
-    """Gradient of the loss with respect to every parameter of ``state``.
+    """Compute the gradient of the loss with respect to every parameter of ``state``.
 
     Args:
         changes: of the loss, one after the other, on the same forward pass.

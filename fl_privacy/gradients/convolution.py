@@ -38,7 +38,7 @@ _compiles = ContextVar("compiles", default=False)
 
 @contextmanager
 def for_a_compiler() -> Iterator[None]:
-    """Operations chosen within are compiled: ``F.fold`` is left out, of which a compiler makes scattered writes."""
+    """Choose operations for compiling, within the context: no ``F.fold``, which compiles badly."""
     token = _compiles.set(True)
     try:
         yield
@@ -47,14 +47,14 @@ def for_a_compiler() -> Iterator[None]:
 
 
 def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair, groups: int) -> bool:
-    """Whether :func:`transposed` is the faster transpose of a convolution of so many ``images``."""
+    """Say whether :func:`transposed` is the faster transpose of a convolution of ``images`` images."""
     alike = 1 < stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
     small = weight.shape[1] <= _NARROW and images >= _MANY and min(weight.shape[2:]) > 2 * stride[0]
     return alike and small and weight.device.type == "cpu"
 
 
 def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _Pair) -> bool:
-    """Whether products and ``F.fold`` are the faster transpose for victims side by side, (1, V C, H, W).
+    """Say whether products and ``F.fold`` are the faster transpose for victims side by side, (1, V C, H, W).
 
     Args:
         weight: the shape (V O, C, h, w) of all victims' gradients.
@@ -64,7 +64,7 @@ def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _
 
 
 def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: _Pair) -> Tensor:
-    """The gradient (N, C, H, W) by the images of a convolution, as one convolution of its output gradients.
+    """Compute a convolution's gradient (N, C, H, W) by its images, as one convolution of its output gradients.
 
     An image's pixels whose rows and columns leave the same remainders on division by the stride see the same part of
     the kernel: each such phase is a convolution without stride, and all phases are the outputs of one.
@@ -95,7 +95,7 @@ def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, 
 
 
 def _phases(size: int, stride: int, padding: int) -> list[tuple[int, int, int]]:
-    """For each remainder the first position in a kernel of ``size`` that it meets, how many, and their shift."""
+    """Return for each remainder the first position in a kernel of ``size`` that it meets, how many, and their shift."""
     firsts = [(remainder + padding) % stride for remainder in range(stride)]
     return [(first, len(range(first, size, stride)), (place + padding) // stride) for place, first in enumerate(firsts)]
 
@@ -113,14 +113,14 @@ class FrozenConv2d(nn.Conv2d):
     """
 
     def reset_parameters(self) -> None:
-        """Values are given, and drawing some for nothing takes longer than a convolution."""
+        """Draw no values: some are given, and drawing takes longer than a convolution."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """(N, C, H, W) -> (N, O, h, w)."""
+        """Convolve (N, C, H, W) -> (N, O, h, w)."""
         return self.convolved(input, self.weight, self.bias)
 
     def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """``images`` with values that need no gradient of their own."""
+        """Convolve ``images`` with values that need no gradient of their own."""
         settings = (self.stride, self.padding, self.dilation, self.groups)
         output: Tensor = _Convolution.apply(images, weight, bias, settings)
         return output
@@ -135,7 +135,7 @@ def freeze_convolutions(model: nn.Module) -> None:
 
 
 def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
-    """One of ``kind`` with the settings and the parameters of ``module``, which pads with zeros by numbers."""
+    """Build a convolution of ``kind`` with settings and parameters of ``module``, which pads with zeros by numbers."""
     made = kind(
         module.in_channels,
         module.out_channels,
@@ -152,14 +152,14 @@ def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
 
 
 def pads_with_zeros(module: nn.Conv2d) -> bool:
-    """By numbers, as the operations below take them."""
+    """Say whether ``module`` pads with zeros by numbers, as the operations below take them."""
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
 def convolution_gradients(
     module: nn.Conv2d, inputs: Tensor, deltas: Tensor, *, with_bias: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """(V, *weight shape) and, ``with_bias``, (V, O) from inputs (V, B, C, H, W) and output gradients (V, B, O, h, w).
+    """Compute gradients (V, *weight shape) and (V, O) from inputs (V, B, C, H, W) and output gradients (V, B, O, h, w).
 
     On the CPU as one convolution with a group for each victim, which is as fast as the layer itself and needs no
     unfolded images; elsewhere as one product of unfolded images and output gradients.
@@ -182,19 +182,19 @@ def convolution_gradients(
 
 
 def unfolded(module: nn.Conv2d, inputs: Tensor, settings: tuple[Any, Any, Any]) -> Tensor:
-    """(V, B, groups, D, T): the D inputs below each of the T output pixels."""
+    """Return the D inputs below each of the T output pixels, (V, B, groups, D, T)."""
     stride, padding, dilation = settings
     columns = F.unfold(inputs.flatten(0, 1), module.kernel_size, dilation, padding, stride)
     return columns.reshape(*inputs.shape[:2], module.groups, -1, columns.shape[-1])
 
 
 def _side_by_side(values: Tensor) -> Tensor:
-    """(V, B, C, H, W) -> (B, V C, H, W)."""
+    """Put victims side by side, (V, B, C, H, W) -> (B, V C, H, W)."""
     return values.transpose(0, 1).flatten(1, 2)
 
 
 def _apart(values: Tensor, count: int) -> Tensor:
-    """(B, V C, H, W) -> (V, B, C, H, W)."""
+    """Separate victims, (B, V C, H, W) -> (V, B, C, H, W)."""
     return values.reshape(len(values), count, -1, *values.shape[2:]).transpose(0, 1)
 
 
@@ -234,7 +234,7 @@ class _GroupedGradients(torch.autograd.Function):
 
 
 def _by_images(ctx: Any, back: Tensor, images: Tensor, weight: Tensor) -> Tensor:
-    """The gradient by images side by side, each victim's with a ``weight`` of its own."""
+    """Compute the gradient by images side by side, each victim's with a ``weight`` of its own."""
     stride, padding, dilation = ctx.settings
     if ctx.groups != ctx.count or not better_by_products(images, weight.shape, stride, dilation):
         return _convolution_backward(ctx, back, images, weight, wanted=(True, False, False))[0]
@@ -273,7 +273,7 @@ class _Transposed(torch.autograd.Function):
 
 
 def _convolution(images: Tensor, weight: Tensor, bias: Tensor | None, settings: tuple[Any, Any, Any, int]) -> Tensor:
-    """``F.conv2d`` with ``settings``: stride, padding, dilation and groups."""
+    """Compute ``F.conv2d`` with ``settings``: stride, padding, dilation and groups."""
     (down, right), (high, wide), dilation, groups = settings
     height, width = images.shape[2] + 2 * high - weight.shape[2], images.shape[3] + 2 * wide - weight.shape[3]
     positions = len(images) * (height // down + 1) * (width // right + 1)
@@ -284,14 +284,14 @@ def _convolution(images: Tensor, weight: Tensor, bias: Tensor | None, settings: 
 
 
 def _is_little(images: Tensor, weight: Tensor, positions: int) -> bool:
-    """Whether PyTorch's own loops over images are faster: they start at once."""
+    """Say whether PyTorch's own loops over images are faster: they start at once."""
     return images.device.type == "cpu" and len(images) <= 2 and weight.numel() * positions <= _LITTLE
 
 
 def _convolution_backward(
     ctx: Any, back: Tensor, images: Tensor, weight: Tensor, *, wanted: tuple[bool, bool, bool]
 ) -> tuple[Tensor, ...]:
-    """Gradients by images, weight and bias as far as ``wanted``."""
+    """Compute gradients by images, weight and bias as far as ``wanted``."""
     stride, padding, dilation = ctx.settings
     found: tuple[Tensor, ...]
     alone = wanted == (True, False, False)
@@ -318,7 +318,7 @@ class FoldedConvolution(FrozenConv2d):
 
     @classmethod
     def of_both(cls, convolution: nn.Conv2d, norm: FrozenNorm) -> Self:
-        """Of ``norm`` behind ``convolution``."""
+        """Fold ``norm`` into the ``convolution`` in front of it."""
         folded = convolution_as(cls, convolution)
         folded.scale, folded.shift = norm.weight, norm.bias
         folded._set(norm)
@@ -333,11 +333,11 @@ class FoldedConvolution(FrozenConv2d):
         self._folded_weight = self._slope.view(-1, 1, 1, 1) * self.weight
 
     def forward(self, input: Tensor) -> Tensor:
-        """(N, C, H, W) -> (N, O, h, w)."""
+        """Convolve (N, C, H, W) -> (N, O, h, w)."""
         return self.convolved(input, self._folded_weight, self._folded_bias)
 
     def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
-        """Gradients (V, *shape) of the parameters ``names`` from (V, B, C, H, W) and (V, B, O, h, w)."""
+        """Compute gradients (V, *shape) of the parameters ``names`` from (V, B, C, H, W) and (V, B, O, h, w)."""
         by_weight, total = convolution_gradients(self, inputs, deltas, with_bias=True)
         assert total is not None
         found = {}
@@ -352,7 +352,7 @@ class FoldedConvolution(FrozenConv2d):
 
 @torch.no_grad()
 def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
-    """Names of the convolutions in ``model`` and of the norms behind them that are better one on ``inputs`` (N, ...).
+    """Name the convolutions in ``model``, with the norms behind them, that are better folded on ``inputs`` (N, ...).
 
     Whether outputs of a convolution go elsewhere, too, than into its norm can't be told: then what is folded computes
     something else.
@@ -373,7 +373,7 @@ def fold(model: nn.Module, pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def _neighbors(calls: Sequence[Call]) -> Iterator[tuple[Call, Call]]:
-    """Convolutions and norms that are called once, one with the output of the other."""
+    """Yield convolutions and norms that are called once, one with the output of the other."""
     called = [id(call.module) for call in calls]
     for one, other in pairwise(calls):
         follows = type(one.module) is FrozenConv2d and type(other.module) is FrozenNorm and other.inputs is one.output

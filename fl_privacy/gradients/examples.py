@@ -35,7 +35,7 @@ _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDict
 def example_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[LossChange] = ()
 ) -> Tensors:
-    """(B, *shape) by name: the gradient of each example's loss, differentiable by ``batch.inputs``.
+    """Compute the gradient of each example's loss, (B, *shape) by name, differentiable by ``batch.inputs``.
 
     Args:
         model: architecture.
@@ -62,7 +62,7 @@ def clipped_sum(
     changes: Sequence[LossChange] = (),
     held: Collection[str] = (),
 ) -> tuple[Tensors, Tensor]:
-    """Sum over the batch of each example's gradient scaled by min(1, clip_norm / its l2 norm), and the mean loss.
+    """Sum each example's gradient scaled by min(1, clip_norm / its l2 norm), and return the mean loss too.
 
     Norms are of what is trained: parameters that are ``held`` have no part in them, and no gradient.
 
@@ -115,7 +115,7 @@ def _one_by_one(
     *,
     names: Sequence[str],
 ) -> tuple[Tensors, Tensor]:
-    """Gradients (B, *shape) by ``names``, and losses (B,)."""
+    """Compute gradients (B, *shape) by ``names``, and losses (B,)."""
     rest = {name: p.detach() for name, p in state.parameters.items() if name not in names}
 
     def loss(values: Tensors, image: Tensor, label: Tensor) -> Tensor:
@@ -173,14 +173,14 @@ def _layered(
 
 
 def _chunks(batch: Batch, elements: int) -> Iterator[Batch]:
-    """As many examples at a time as may be held where each needs so many ``elements``."""
+    """Yield as many examples at a time as memory is meant for, where each needs ``elements``."""
     at_once = max(1, _CHUNK_ELEMENTS // max(1, elements))
     for inputs, labels in zip(torch.split(batch.inputs, at_once), torch.split(batch.labels, at_once), strict=True):
         yield Batch(inputs, labels)
 
 
 def _formed_elements(layered: Layered, batch: Batch, most: int) -> int:
-    """Of the gradients of one example that are not had by their factors; ``most`` where even as many fit at once."""
+    """Count the elements of one example's gradients that its factors don't give, at most ``most``."""
     if most * len(batch) <= _CHUNK_ELEMENTS:
         return most
     calls = layered.calls(batch.inputs[:1].unsqueeze(1), batch.labels[:1].unsqueeze(1))
@@ -190,7 +190,7 @@ def _formed_elements(layered: Layered, batch: Batch, most: int) -> int:
 
 
 def _ghost_clipped_sum(layered: Layered, batch: Batch, clip_norm: float) -> tuple[Tensors, Tensor]:
-    """The clipped sum, and the sum of the losses."""
+    """Return the clipped sum, and the sum of the losses."""
     loss, calls = layered.passed(batch.inputs.unsqueeze(1), batch.labels.unsqueeze(1))
     uses = Counter(name for call in calls for name in call.names.values())
     formed: dict[str, Tensor] = {}
@@ -211,7 +211,7 @@ def _ghost_clipped_sum(layered: Layered, batch: Batch, clip_norm: float) -> tupl
 
 
 def _ghost_norms(call: LayerCall) -> Tensor | None:
-    """(B,) squared norms of the weight's gradients from inner products, where these cost less than the gradients.
+    """Return squared norms (B,) of the weight's gradients by inner products, where these cost less than the gradients.
 
     Positions that cancel each other may leave a rounding error below 0.
     """
@@ -226,13 +226,13 @@ def _ghost_norms(call: LayerCall) -> Tensor | None:
 
 
 def _squares(gradient: Tensor) -> Tensor:
-    """(B,) squared norms of (B, ...), without a copy of it."""
+    """Return squared norms (B,) of (B, ...), without a copy of it."""
     norms: Tensor = torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1)
     return norms.square()
 
 
 def _factors(squares: Sequence[Tensor], clip_norm: float) -> Tensor:
-    """(B,) min(1, C / norm)."""
+    """Return min(1, C / norm), (B,)."""
     norms = torch.stack(list(squares)).sum(0).sqrt()
     return (clip_norm / norms).clamp(max=1.0)
 
@@ -245,7 +245,7 @@ _ELEMENTS = 1 << 25
 def gradient_products(
     model: nn.Module, state: ModelState, batch: Batch, directions: Sequence[Tensors], *, plan: LocalPlan
 ) -> tuple[Tensor, Tensor]:
-    """How far each example's gradient points along each of several updates, and how long it is.
+    """Measure how far each example's gradient points along each of several updates, and how long it is.
 
     Batch norm runs in evaluation mode, where an example has a gradient of its own.
 
@@ -277,7 +277,7 @@ def gradient_products(
 def sketched_examples(
     model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan, sketch: GradientSketch
 ) -> Tensor:
-    """(B, size) sketches of each example's gradient, batch norm in evaluation mode."""
+    """Sketch each example's gradient, (B, size), batch norm in evaluation mode."""
     plan = replace(plan, batch_norm="eval", loss_scale=1.0)
     elements = sum(p.numel() for p in state.parameters.values())
     at_once, found = max(1, _ELEMENTS // elements), []
@@ -289,7 +289,7 @@ def sketched_examples(
 
 
 def _stacked(name: str, like: Tensor, directions: Sequence[Tensors]) -> Tensor:
-    """(elements, K) of the parameter ``name``."""
+    """Stack the parameter ``name`` of all directions, (elements, K)."""
     return torch.stack(
         [d[name].to(like).flatten() if name in d else torch.zeros_like(like).flatten() for d in directions], 1
     )

@@ -32,7 +32,7 @@ _TOLERANCE = 1e-3
 
 
 def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) -> VictimGradients:
-    """The fastest way that gives the right gradients of this model, found by trying.
+    """Choose the fastest way that gives the right gradients of this model, by trying.
 
     Args:
         victim_model: model, plan and tensors to match.
@@ -68,7 +68,7 @@ def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) 
 
 
 def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, labels: Tensor) -> Tensors:
-    """Gradients, and under an empty name the derivative of their squared norm by the inputs, which attacks follow."""
+    """Compute gradients, and under an empty name their squared norm's derivative by the inputs."""
     with differentiable_twice():
         leaf = inputs.detach().requires_grad_()
         result = gradients(leaf, labels)
@@ -77,7 +77,7 @@ def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, l
 
 
 def same_gradients(found: Tensors, expected: Tensors) -> bool:
-    """Tensor by tensor, up to rounding errors of the largest: a bias in front of batch norm has only those."""
+    """Compare tensor by tensor, up to rounding errors of the largest: a bias in front of batch norm has only those."""
     whole = max(float(value.norm()) for value in expected.values())
     return all(
         float((found[name] - value).norm()) <= _TOLERANCE * (float(value.norm()) + _TOLERANCE * whole)
@@ -86,7 +86,7 @@ def same_gradients(found: Tensors, expected: Tensors) -> bool:
 
 
 def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
-    """How many local steps ``step_slices`` would give, counted without making them: claims may be of any size."""
+    """Count the local steps of ``step_slices`` without making them: claims may be of any size."""
     if num_examples < 1:
         return 0
     size = min(plan.batch_size or num_examples, num_examples)
@@ -96,7 +96,7 @@ def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
 
 
 def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
-    """The examples of each local step in an order of the attacker's own, since the client's is secret.
+    """Return the examples of each local step in an order of the attacker's own, since the client's is secret.
 
     None where there is no example.
     """
@@ -119,7 +119,7 @@ class Unrolled(VictimGradients):
         self._sent = self._loss.parameters()
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Accumulated gradients by name."""
+        """Return accumulated gradients by name."""
         updates: Tensors = vmap(self._train)(inputs, labels)
         return updates
 
@@ -143,7 +143,7 @@ class Unrolled(VictimGradients):
 def step_direction(
     gradients: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """What ``torch.optim.SGD`` or ``torch.optim.Adam`` multiply by the learning rate in step ``number`` (from 1)."""
+    """Return what ``torch.optim.SGD`` or ``Adam`` multiply by the learning rate in step ``number`` (from 1)."""
     first, second = moments
     if plan.optimizer != "sgd":
         first = {n: 0.1 * g + (0.9 * first[n] if first else 0) for n, g in gradients.items()}
@@ -183,7 +183,7 @@ def gradient_by_inputs(
     plan: LocalPlan,
     changes: Sequence[LossChange] = (),
 ) -> BatchGradient:
-    """The gradient at ``state`` of the loss on any inputs with the labels of ``batch``.
+    """Build a function that computes the gradient at ``state`` of any inputs with the labels of ``batch``.
 
     It is computed layer by layer (:class:`Layered`, as one victim), which leaves out every derivative by the weights,
     wherever that gives the same as differentiating the loss twice. It does not where a defense changes the loss, where
@@ -230,7 +230,7 @@ def _drops(model: nn.Module) -> bool:
 def _layered(
     model: nn.Module, state: ModelState, batch: Batch, names: Sequence[str], plan: LocalPlan, *, plain: _Plain
 ) -> Layered | None:
-    """Set up at ``state``; ``None`` where it would give other gradients than ``plain``, which is tried once a model."""
+    """Set up :class:`Layered` at ``state``; ``None`` where its gradients differ from ``plain``, tried once a model."""
     inputs, labels = batch.inputs[:_FEW].detach(), batch.labels[:_FEW]
     tried = _tried.setdefault(model, {})
     key = (frozenset(names), plan.batch_norm, inputs.shape, labels.shape)

@@ -27,13 +27,13 @@ class Call:
 
 
 def owners(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that own parameters themselves, by name."""
+    """Return the modules that own parameters themselves, by name."""
     return {name: m for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
 
 
 @contextmanager
 def entering(modules: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
-    """The calls of ``modules`` within the context, in the order in which they are entered."""
+    """Record the calls of ``modules`` within the context, in the order in which they are entered."""
     calls: list[Call] = []
 
     def watch(name: str, module: nn.Module) -> RemovableHandle:
@@ -51,7 +51,7 @@ def entering(modules: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
 def leaving(
     modules: Mapping[str, nn.Module], change: Callable[[nn.Module, tuple[Any, ...], Any], Tensor] | None = None
 ) -> Iterator[list[Call]]:
-    """The calls of ``modules`` within the context, in the order in which they return.
+    """Record the calls of ``modules`` within the context, in the order in which they return.
 
     Args:
         modules: by name.
@@ -74,7 +74,7 @@ def leaving(
 
 @contextmanager
 def replaced_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Within the context ``module`` gets ``change`` of its first argument, and nothing else."""
+    """Make ``module`` get ``change`` of its first argument, and nothing else, within the context."""
     with _hooks([module.register_forward_pre_hook(lambda _, given: (change(given[0]),))]):
         yield
 

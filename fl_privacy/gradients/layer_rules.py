@@ -39,16 +39,16 @@ class LayerCall:
 
     @property
     def positions(self) -> int:
-        """P, in how many places of a victim's images the layer is applied."""
+        """Return P, in how many places of a victim's images the layer is applied."""
         outputs = self.deltas.shape[2] if isinstance(self.module, nn.Conv2d) else self.deltas.shape[-1]
         return self.deltas[0].numel() // outputs
 
     def rows(self, chosen: slice) -> "LayerCall":
-        """Of some victims."""
+        """Return the call of some victims."""
         return replace(self, inputs=self.inputs[chosen], deltas=self.deltas[chosen])
 
     def weighted_sum(self, weights: Tensor) -> "LayerCall":
-        """Of one victim, whose gradients are the sum of all victims' gradients times ``weights`` (V,)."""
+        """Return the call of one victim, whose gradients are all victims' summed with ``weights`` (V,)."""
         factors = weights.to(self.deltas).view(-1, *(1 for _ in self.deltas.shape[1:]))
         inputs, deltas = self.inputs.flatten(0, 1), (factors * self.deltas).flatten(0, 1)
         return replace(self, inputs=inputs.unsqueeze(0), deltas=deltas.unsqueeze(0))
@@ -84,13 +84,16 @@ def register_layer_rule(*types: type[nn.Module], factors: Factors | None = None)
 
 
 def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
-    """Gradient (V, *shape) of the parameters ``names``, as the layer itself calls them."""
+    """Compute the gradient (V, *shape) of the parameters ``names``, as the layer itself calls them."""
     rule = _RULES.get(type(call.module))
     return (rule.gradients if rule else _by_vjp)(call, names)
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
-    """``deltas`` (V, O, P) and ``inputs`` (V, D, P) of the weight's gradient, or ``None`` where it has no factors."""
+    """Return the factors of the weight's gradient, or ``None`` where it has none.
+
+    ``deltas`` (V, O, P) and ``inputs`` (V, D, P).
+    """
     rule = _RULES.get(type(call.module))
     return rule.factors(call) if rule and rule.factors else None
 
@@ -132,7 +135,7 @@ def _by_itself(call: LayerCall, names: Collection[str]) -> Tensors:
 
 
 def _merge_images(values: Tensor) -> Tensor:
-    """(V, B, N, T) -> (V, N, B T)."""
+    """Merge images, (V, B, N, T) -> (V, N, B T)."""
     return values.squeeze(1) if values.shape[1] == 1 else values.transpose(1, 2).flatten(2)
 
 

@@ -35,24 +35,24 @@ _EXACT = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """``G* = left core right'`` of each victim: orthonormal left (V, O, r) and right (V, D, q), core (V, r, q)."""
+    """Factors ``G* = left core right'``: orthonormal left (V, O, r) and right (V, D, q), core (V, r, q)."""
 
     left: Tensor
     core: Tensor
     right: Tensor
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Factors":
-        """With all changed."""
+        """Return a copy with all tensors changed."""
         return Factors(change(self.left), change(self.core), change(self.right))
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Whether the products cost less than the gradient."""
+    """Say whether the products cost less than the gradient."""
     return 3 * positions * (outputs + inputs) < outputs * inputs
 
 
 def factorize(value: Tensor, rank: int) -> Factors | None:
-    """Factors of ``value`` (V, O, D) by a random range finder (Halko, Martinsson, Tropp 2011, Alg. 4.1).
+    """Factorize ``value`` (V, O, D) by a random range finder (Halko, Martinsson, Tropp 2011, Alg. 4.1).
 
     ``None`` where the rank of a victim is higher, as after noise or pruning.
     """
@@ -88,13 +88,13 @@ class Layered(VictimGradients):
         self._fold(())
 
     def folded(self, inputs: Tensor) -> Self:
-        """Itself, with norms folded into convolutions where that saves work on images (V, B, ...)."""
+        """Fold norms into convolutions where that saves work on images (V, B, ...), and return itself."""
         self._victims.count = len(inputs)
         self._fold(foldable(self._model, inputs.flatten(0, 1)))
         return self
 
     def under(self, victim_model: VictimModel) -> Self:
-        """The same way of computing, for another victim model."""
+        """Return the same way of computing, for another victim model."""
         other = super().under(victim_model)
         other._fold(self._pairs)
         return other
@@ -105,13 +105,13 @@ class Layered(VictimGradients):
         self._layers = dict(_layers(self._model, self._names))
 
     def __call__(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> Tensors:
-        """Gradients by name; ``hidden`` as in :meth:`calls`."""
+        """Compute gradients by name; ``hidden`` as in :meth:`calls`."""
         return self.gradients_and_products(inputs, labels, (), hidden)[0]
 
     def gradients_and_products(
         self, inputs: Tensor, labels: Tensor, factored: Collection[str], hidden: Tensor | None = None
     ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
-        """Gradients by name, but for the weights ``factored``: output gradients (V, O, P) and inputs (V, D, P).
+        """Compute gradients by name, but of the weights ``factored`` output gradients (V, O, P) and inputs (V, D, P).
 
         The names are among those of :meth:`ranks`; ``hidden`` as in :meth:`calls`.
         """
@@ -126,7 +126,7 @@ class Layered(VictimGradients):
         return gradients, products
 
     def ranks(self, inputs: Tensor, labels: Tensor) -> dict[str, int]:
-        """The weights whose gradient is better not formed, with the rank that it has at most."""
+        """Return the weights whose gradient is better not formed, with the rank that it has at most."""
         found = {}
         for weight, call in self._called_once(inputs, labels).items():
             factors = weight_factors(call)
@@ -138,18 +138,18 @@ class Layered(VictimGradients):
         return found
 
     def linear_weights(self, inputs: Tensor, labels: Tensor) -> list[str]:
-        """The weights of linear layers that are called once: their gradients have factors that are at hand."""
+        """Name the weights of linear layers that are called once: their gradients have factors that are at hand."""
         called = self._called_once(inputs, labels)
         return [weight for weight, call in called.items() if type(call.module) is nn.Linear and weight_factors(call)]
 
     def _called_once(self, inputs: Tensor, labels: Tensor) -> dict[str, LayerCall]:
-        """The only call that each weight has a gradient from."""
+        """Return the only call that each weight has a gradient from."""
         calls = [call for call in self.calls(inputs, labels) if "weight" in call.names]
         times = Counter(call.names["weight"] for call in calls)
         return {call.names["weight"]: call for call in calls if times[call.names["weight"]] == 1}
 
     def expect_right_factors(self, inputs: Tensor, labels: Tensor) -> None:
-        """Raise ``NotLayeredError`` if the factors of a weight's gradient are not its own, as by a rule of a user."""
+        """Raise ``NotLayeredError`` if the factors of a weight's gradient do not give it, as by a rule of a user."""
         for call in self.calls(inputs, labels):
             factors = weight_factors(call) if "weight" in call.names else None
             if factors is None:
@@ -164,11 +164,11 @@ class Layered(VictimGradients):
                 raise NotLayeredError(f"the factors of {call.names['weight']} do not give its gradient")
 
     def calls(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> list[LayerCall]:
-        """Inputs of each call of a layer and the loss's gradient by its outputs, (V, B, ...); see :meth:`passed`."""
+        """Return each layer call's inputs and the gradient by its outputs, (V, B, ...); see :meth:`passed`."""
         return self.passed(inputs, labels, hidden)[1]
 
     def passed(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, list[LayerCall]]:
-        """The sum of the victims' losses, and of each call of a layer its inputs and the gradient by its outputs.
+        """Return the sum of the victims' losses, and each layer call's inputs and gradient by its outputs.
 
         They can be differentiated unless gradients are switched off. With ``hidden`` (V, B, F), another loss sends
         them back into what enters the layer ``victim_model.hidden``.
@@ -201,7 +201,7 @@ class Layered(VictimGradients):
         ]
 
     def _summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The sum over the victims of B times the loss of each."""
+        """Sum B times the loss of each victim."""
         count, size = labels.shape[:2]
         if is_plain(self._victim_model.loss):
             return F.cross_entropy(logits, labels.flatten(0, 1), reduction="sum")
@@ -209,7 +209,7 @@ class Layered(VictimGradients):
         return size * torch.stack([self._victim_model.loss(own, own_labels) for own, own_labels in of_each]).sum()
 
     def _features(self, tape: Sequence[Call]) -> Tensor:
-        """(V B, F) what enters the layer ``victim_model.hidden``."""
+        """Return what enters the layer ``victim_model.hidden``, (V B, F)."""
         hidden = self._victim_model.hidden
         return next(call.inputs for call in tape if self._layers[call.name].names.get("weight") == hidden)
 
@@ -229,7 +229,7 @@ def _layers(model: nn.Module, names: Mapping[int, str]) -> Iterator[tuple[str, _
 
 
 def _tracked(module: nn.Module, given: Sequence[Any], output: Any) -> Tensor:
-    """The output as something that can be differentiated by."""
+    """Make the output something that can be differentiated by."""
     if len(given) != 1 or not isinstance(output, Tensor):
         raise NotLayeredError(f"{type(module).__name__} is no function of one tensor to one tensor")
     return output if output.requires_grad else output.requires_grad_()

@@ -38,17 +38,17 @@ class ConvolutionOfMany(nn.Conv2d):
     """A convolution that ``vmap`` over models computes for one model after the other."""
 
     def reset_parameters(self) -> None:
-        """Values are given."""
+        """Draw no values: they are given."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """(N, C, H, W) -> (N, O, h, w)."""
+        """Convolve (N, C, H, W) -> (N, O, h, w)."""
         geometry = (self.stride, self.padding, self.dilation, self.groups)
         output: Tensor = _Convolution.apply(input, self.weight, geometry)
         return output if self.bias is None else output + self.bias[:, None, None]
 
 
 def for_many(model: nn.Module, inputs: Tensor) -> nn.Module:
-    """A copy of ``model`` for ``vmap`` over its values, on batches as large as ``inputs`` (B, C, H, W).
+    """Copy ``model`` for ``vmap`` over its values, on batches as large as ``inputs`` (B, C, H, W).
 
     Its convolutions that fill the machine are :class:`ConvolutionOfMany`.
     """
@@ -103,7 +103,7 @@ class _Slopes(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """It is not differentiated again."""
+        """Save nothing: it is not differentiated again."""
 
     @staticmethod
     def vmap(  # noqa: PLR0917
@@ -122,12 +122,12 @@ def _backward(part: Sequence[Tensor], how: Any) -> tuple[Tensor, Tensor]:
 
 
 def _first(info: Any, values: Tensor, place: int | None) -> Tensor:
-    """With the models in front."""
+    """Put the models in front."""
     return values.expand(info.batch_size, *values.shape) if place is None else values.movedim(place, 0)
 
 
 def _fills(inputs: Tensor, weight: Tensor, outputs: int) -> bool:
-    """Whether a convolution of inputs (B, C, H, W) to ``outputs`` pixels each is large."""
+    """Say whether a convolution of inputs (B, C, H, W) to ``outputs`` pixels each is large."""
     return len(inputs) * outputs * weight.numel() >= _FILLS
 
 
@@ -152,7 +152,7 @@ class ManyModels:
 
     @classmethod
     def copies(cls, model: nn.Module, state: ModelState, number: int) -> "ManyModels":
-        """``number`` models that all start from ``state``."""
+        """Build ``number`` models that all start from ``state``."""
 
         def repeated(tensors: Tensors) -> dict[str, Tensor]:
             return {name: t.detach().expand(number, *t.shape).clone() for name, t in tensors.items()}
@@ -163,14 +163,14 @@ class ManyModels:
         return len(next(iter(self.values.parameters.values())))
 
     def __getitem__(self, index: int) -> ModelState:
-        """The values of one of them."""
+        """Return the values of one of them."""
         parameters, buffers = self.values.parameters, self.values.buffers
         return ModelState({n: p[index] for n, p in parameters.items()}, {n: b[index] for n, b in buffers.items()})
 
     def trained(
         self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
     ) -> "ManyModels":
-        """After a local step each on its own batch, for each entry of ``order``.
+        """Train each model by a local step on its own batch, for each entry of ``order``.
 
         Args:
             pool: the examples that batches are taken from.
@@ -199,7 +199,7 @@ class ManyModels:
 
     @torch.no_grad()
     def logits(self, inputs: Tensor) -> Tensor:
-        """(M, N, K) of the same examples (N, ...), batch norm by each model's running statistics."""
+        """Compute logits (M, N, K) of the same examples (N, ...), batch norm by each model's running statistics."""
         self.model.eval()
 
         def one(parameters: Tensors, buffers: Tensors, some: Tensor) -> Tensor:
@@ -215,13 +215,13 @@ class ManyModels:
 
 
 def models_at_once(model: nn.Module, batch_size: int) -> int:
-    """How many models are trained together: those that fit into a quarter of a gigabyte each of values and images."""
+    """Return how many models are trained together: those that fit into memory with their images."""
     elements = sum(p.numel() for p in model.parameters())
     return max(1, min(EXAMPLES_AT_ONCE // batch_size, _ELEMENTS // elements))
 
 
 def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
-    """The local steps of M clients with as many examples each, every one in an order of its own.
+    """Draw the local steps of M clients with as many examples each, every one in an order of its own.
 
     Args:
         subsets: (M, n) indices of each client's examples.
@@ -243,7 +243,7 @@ def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list
 
 
 def _shortened(gradients: Tensors, longest: float) -> Tensors:
-    """Of each model in front, at most so long in all."""
+    """Scale each model's gradients to at most ``longest`` in all."""
     lengths = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]).norm(dim=0)
     factor = (longest / lengths).clamp_max(1)
     return {name: g * factor.view(-1, *(1 for _ in g.shape[1:])) for name, g in gradients.items()}
@@ -252,7 +252,10 @@ def _shortened(gradients: Tensors, longest: float) -> Tensors:
 def _loss_gradient(
     model: nn.Module, plan: LocalPlan
 ) -> Callable[[Tensors, Tensors, Tensor, Tensor], tuple[Tensors, Tensors]]:
-    """(values, buffers, images (B, ...), labels (B,)) -> gradient and the buffers after the pass, of one model."""
+    """Build the function (values, buffers, images, labels) -> gradient and buffers of one model.
+
+    Images are (B, ...), labels (B,); the buffers are those after the pass.
+    """
 
     def loss(parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
         kept = {name: b.clone() for name, b in buffers.items()}

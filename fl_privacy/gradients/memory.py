@@ -43,21 +43,21 @@ class _Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def written_by(compute: Callable[[], object]) -> int:
-    """Bytes of all results on the way."""
+    """Count the bytes of all intermediate results."""
     with _Allocated() as allocated:
         compute()
     return int(allocated.bytes)
 
 
 def spare_bytes(device: torch.device) -> int:
-    """The share of the memory free on ``device`` that one computation may take."""
+    """Return the share of the memory free on ``device`` that one computation may take."""
     if device.type == "cuda":
         return int(_SHARE * torch.cuda.mem_get_info(device)[0])
     return int(_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
 
 
 class _Keeping:
-    """How many keep what is freed: the allocator is the process's, whichever thread tells it.
+    """Users of kept memory: the allocator is the process's, whichever thread configures it.
 
     Attributes:
         users: threads within the context, or contexts within each other.
@@ -88,7 +88,7 @@ _keeping = _Keeping()
 
 
 def _set_by_the_user() -> bool:
-    """Whether the environment told the allocator what this module would tell it; it can't be asked."""
+    """Say whether the environment configures the allocator already; the allocator itself can't be asked."""
     names = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     return any(name in os.environ for name in names) or "glibc.malloc." in tunables
@@ -96,7 +96,7 @@ def _set_by_the_user() -> bool:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """What is freed within the context stays with the process, and goes back to the system when the last one ends.
+    """Keep memory that is freed within the context in the process, until the last context ends.
 
     An evaluation frees what the next one needs again; given back in between, the system clears each page anew, which
     took a fifth of the time. Only glibc's allocator can be told. Settings in the environment (``GLIBC_TUNABLES``,

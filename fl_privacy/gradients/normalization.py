@@ -14,7 +14,7 @@ from fl_privacy.types import Tensors
 
 @dataclass
 class Victims:
-    """How many victims the images of the pass under way belong to."""
+    """Number of victims that the images of the pass under way belong to."""
 
     count: int = 1
 
@@ -27,7 +27,7 @@ class Affine(nn.Module):
         self.weight, self.bias, self._trailing = weight, bias, trailing
 
     def forward(self, normalized: Tensor) -> Tensor:
-        """Of the shape of the input."""
+        """Scale and shift, keeping the shape of the input."""
         if self._trailing:
             scaled = normalized * self.weight
             return scaled if self.bias is None else scaled + self.bias
@@ -36,7 +36,7 @@ class Affine(nn.Module):
         return scaled if self.bias is None else scaled + self.bias.view(shape)
 
     def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
-        """Gradients (V, *shape) of the parameters ``names`` from (V, B, ...)."""
+        """Compute gradients (V, *shape) of the parameters ``names`` from (V, B, ...)."""
         if not self._trailing:
             weight, bias = channel_sums(inputs, deltas)
         else:
@@ -53,7 +53,7 @@ class _VictimBatchNorm(nn.Module):
         self._eps, self._victims = eps, victims
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(V B, C, ...) -> the same shape."""
+        """Normalize (V B, C, ...) by each victim's own batch; the shape stays."""
         count = self._victims.count
         apart = inputs.reshape(count, -1, *inputs.shape[1:])
         side_by_side = apart.transpose(0, 1).flatten(1, 2)
@@ -75,7 +75,7 @@ class FrozenNorm(nn.Module):
         self.offset = -mean * self.slope
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(N, C, ...) -> the same shape."""
+        """Normalize (N, C, ...) by fixed statistics; the shape stays."""
         shape = (-1, *(1 for _ in inputs.shape[2:]))
         slope, offset = self.slope, self.offset
         if self.weight is not None:
@@ -85,20 +85,20 @@ class FrozenNorm(nn.Module):
         return (inputs * slope.view(shape)).add_(offset.view(shape))  # addcmul is slow where it broadcasts
 
     def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
-        """Gradients (V, C) of the parameters ``names``."""
+        """Compute gradients (V, C) of the parameters ``names``."""
         products, total = channel_sums(inputs, deltas)
         weight = self.slope * products + self.offset * total
         return {name: value for name, value in (("weight", weight), ("bias", total)) if name in names}
 
 
 def channel_sums(inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums (V, C) over images and positions of the products of (V, B, C, ...), and of ``deltas`` alone."""
+    """Sum the products of (V, B, C, ...), and ``deltas`` alone, over images and positions, (V, C) each."""
     products, total = _ChannelSums.apply(inputs, deltas)
     return products, total
 
 
 class _ChannelSums(torch.autograd.Function):
-    """On the CPU in one pass without forming the products: the gradient of a batch norm's scale and shift."""
+    """Sums in one pass on the CPU without forming the products: the gradient of a batch norm's scale and shift."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,7 +138,7 @@ class Separated:
 
 
 def separated_copy(model: nn.Module) -> Separated:
-    """A copy of ``model`` that computes the same.
+    """Copy ``model`` with its norm layers separated; the copy computes the same.
 
     Besides making each victim's statistics and gradients accessible this keeps clear of ``vmap`` of a fused norm layer,
     whose weight gradient has a wrong derivative by the inputs.

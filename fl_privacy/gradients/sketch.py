@@ -36,7 +36,7 @@ class GradientSketch:
 
     @classmethod
     def of(cls, shapes: Tensors, rng: torch.Generator, size: int = SKETCH) -> "GradientSketch":
-        """For gradients like ``shapes``; those with fewer elements than ``size`` are kept as they are."""
+        """Build a sketch for gradients like ``shapes``; with fewer elements than ``size`` they are kept unchanged."""
         elements = sum(t.numel() for t in shapes.values())
         device = next(iter(shapes.values())).device
         if elements <= size:
@@ -48,7 +48,7 @@ class GradientSketch:
         return cls(tuple(shapes), buckets.to(device), signs.to(device), size)
 
     def __call__(self, gradients: Tensors) -> Tensor:
-        """(B, size) from (B, *shape) each; a name that is missing counts as zero."""
+        """Sketch gradients (B, *shape) each as (B, size); a name that is missing counts as zero."""
         batch = len(next(iter(gradients.values())))
         found = torch.zeros(batch, self.size, device=self.signs.device)
         for name, part in self._parts(gradients):
@@ -57,7 +57,7 @@ class GradientSketch:
         return found
 
     def back(self, sketched: Tensor, like: Tensors) -> Tensors:
-        """The transpose: (size,) -> tensors shaped as ``like``, the derivative by the gradient."""
+        """Apply the transpose: (size,) -> tensors shaped as ``like``, the derivative by the gradient."""
         return {
             name: (sketched[self.buckets[part]] * self.signs[part]).reshape(like[name].shape)
             for name, part in self._parts({n: t.unsqueeze(0) for n, t in like.items()})
@@ -87,7 +87,7 @@ class GradientClassifier:
     head: nn.Module
 
     def __call__(self, sketched: Tensor) -> Tensor:
-        """Differentiable by the input."""
+        """Return the logits of ``sketched``, differentiable by the input."""
         logits: Tensor = self.head((_directions(sketched) - self.mean) @ self.basis)
         return logits
 
@@ -102,7 +102,7 @@ class GradientClassifier:
         hidden: int = 0,
         steps: int = STEPS,
     ) -> "GradientClassifier":
-        """Trained on (N, F) sketched gradients of examples with ``labels`` (N,) by cross entropy.
+        """Train a classifier on sketched gradients (N, F) of examples with ``labels`` (N,) by cross entropy.
 
         Args:
             sketched: of the examples.

@@ -42,7 +42,7 @@ class VictimModel:
 
 
 class VictimGradients(ABC):
-    """(inputs (V, B, C, H, W), labels (V, B) or (V, B, K)) -> gradient (V, *shape) of each tensor.
+    """Maps inputs (V, B, C, H, W) and labels (V, B) or (V, B, K) to gradients (V, *shape) by name.
 
     It can be differentiated by the inputs and by soft labels.
     """
@@ -52,10 +52,10 @@ class VictimGradients(ABC):
 
     @abstractmethod
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Gradients by name."""
+        """Return gradients by name."""
 
     def under(self, victim_model: VictimModel) -> Self:
-        """The same way of computing, for another victim model."""
+        """Return the same way of computing, for another victim model."""
         return type(self)(victim_model)
 
 
@@ -71,7 +71,7 @@ class VictimLoss:
         return {name: values[own] for name, own in self._separated.names.items()}
 
     def __call__(self, parameters: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Scalar; parameters that are missing are as sent."""
+        """Compute the scalar loss; parameters that are missing are as sent."""
         renamed = {self._separated.names[name]: value for name, value in parameters.items()}
         logits = functional_call(self._separated.model, renamed, (inputs,))
         return self._scale * self._of_outputs(logits, labels)
@@ -116,7 +116,10 @@ class OneByOne(VictimGradients):
 
 @contextmanager
 def differentiable_twice() -> Iterator[None]:
-    """Attention by plain operations, since the fused ones have no second derivative; convolutions in full precision."""
+    """Use twice differentiable operations: plain attention, and convolutions in full precision.
+
+    Convolutions run in full precision.
+    """
     cudnn = torch.backends.cudnn
     exact = cudnn.flags(
         enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
@@ -128,7 +131,7 @@ def differentiable_twice() -> Iterator[None]:
 def frozen_copy(
     model: nn.Module, sent: ModelState, plan: LocalPlan, *, device: torch.device, dtype: torch.dtype
 ) -> nn.Module:
-    """A copy of ``model`` with the values ``sent`` that no longer trains.
+    """Copy ``model`` with the values ``sent``, so that it no longer trains.
 
     Batch norm is as the plan says: ``train`` uses the statistics of the batch and nothing else. All else is in the
     plan's ``mode``. Dropout is off, since its masks are the client's secret, and a spectral norm no longer iterates;

@@ -29,7 +29,7 @@ TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier 
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeInference:
-    """An attribute of the example behind an update of a single one (Cui et al. 2023, "RecUP-FL", Sec. 3).
+    """Infers an attribute of the example behind an update of a single one (Cui et al. 2023, "RecUP-FL", Sec. 3).
 
     The attacker computes the gradients of public examples at the values that were sent, trains classifiers that tell
     their attribute from them, and applies these to the victims' gradients. Logarithms of probabilities are added up
@@ -52,15 +52,17 @@ class AttributeInference:
         checks.whole("inference.attribute.public", self.public, at_least=FEWEST, example=1000)
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "AttributeWatch":
-        """Of ``candidates`` victims, with ``classes`` possible attributes."""
+        """Begin with ``candidates`` victims and ``classes`` possible attributes."""
         names = [f"{name}{ADAPTIVE}" if self.adaptive else name for name in self.methods]
         return AttributeWatch(self, {name: torch.zeros(candidates, classes) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveAttributeInference(AttributeInference):
-    """The same of an attacker who knows the defense, but not the clients' secrets: it learns from the uploads that a
-    client with the same defense would make of the public examples.
+    """Attribute inference by an attacker who knows the defense, but not the clients' secrets.
+
+    It learns from the uploads that a client with the same defense would make of the public examples. Not a setting of
+    the other, as ``threat_model=adaptive`` puts it beside each.
 
     Not a setting of the other, as ``threat_model=adaptive`` puts it beside each.
     """
@@ -108,7 +110,7 @@ class AttributeWatch:
     def _known(
         self, read: ReadRound, model: nn.Module, sent: ModelState, sketch: GradientSketch
     ) -> tuple[Tensor, Tensor]:
-        """(N, F) sketches of public examples and (N,) their attributes."""
+        """Return sketches (N, F) of public examples and their attributes (N,)."""
         if self.settings.adaptive and read.rehearsal is not None:
             own, rehearsed = read.rehearsal.attributes, read.rehearsal.uploads(sent, self.settings.public)
             known = torch.cat([_sketched(sketch, observation, read) for observation in rehearsed])
@@ -120,7 +122,7 @@ class AttributeWatch:
         return known, read.public_attributes[: len(known)].to(read.device)
 
     def answers(self) -> dict[str, Tensor]:
-        """(V, A) of each method, higher for what is more likely; NaN for victims that were never read."""
+        """Return scores (V, A) of each method, higher for what is likelier; NaN for unseen victims."""
         unseen = [row for row in range(len(next(iter(self.total.values())))) if row not in self._seen]
         found = {name: total.clone() for name, total in self.total.items()}
         for total in found.values():
@@ -128,13 +130,13 @@ class AttributeWatch:
         return found
 
     def titles(self) -> dict[str, tuple[str, str]]:
-        """Title and source of each method."""
+        """Return title and source of each method."""
         knowing = ", knows the defense" if self.settings.adaptive else ""
         return {n: (TITLES[n.removesuffix(ADAPTIVE)] + knowing, "Cui et al. 2023") for n in self.total}
 
 
 def _finite(known: Tensor, attributes: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of (N, F) sketches, and their (N,) attributes, that can be learned from."""
+    """Keep those of sketches (N, F), and their attributes (N,), that can be learned from."""
     finite = known.isfinite().all(1)
     if (left := int(finite.sum())) < FEWEST:
         raise UserError(
@@ -145,5 +147,5 @@ def _finite(known: Tensor, attributes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sketched(sketch: GradientSketch, observation: Observation, read: ReadRound) -> Tensor:
-    """(1, F) of an upload."""
+    """Sketch an upload, (1, F)."""
     return sketch({name: t.to(read.device).unsqueeze(0) for name, t in mean_gradient(observation).items()})

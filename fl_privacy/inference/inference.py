@@ -14,11 +14,11 @@ class Inference(Protocol):
 
     @property
     def about(self) -> About:
-        """What it asks, by which its answers are judged."""
+        """Return what it asks, by which its answers are judged."""
         ...
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "Watch":
-        """Before the first round.
+        """Begin before the first round.
 
         Args:
             candidates: C, how many examples are asked about.
@@ -32,14 +32,16 @@ class Watch(Protocol):
     """Looks at the rounds of a training as they come; what it keeps does not grow with them."""
 
     def add(self, read: ReadRound) -> None:
-        """Take in what was read in a round, none of which may be kept."""
+        """Take in what a round showed, none of which may be kept."""
         ...
 
     def answers(self) -> Mapping[str, Tensor]:
-        """By the name of the method. About membership and source: (C, N) scores, higher where the answer is yes. About
-        a property: (N, K) shares."""
+        """Return the answers by the name of the method.
+
+        About membership and source: (C, N) scores, higher where the answer is yes. About a property: (N, K) shares.
+        """
         ...
 
     def titles(self) -> Mapping[str, tuple[str, str]]:
-        """Title and source of each method, for pages."""
+        """Return title and source of each method, for pages."""
         ...

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class About(StrEnum):
-    """What an inference attack asks.
+    """The question of an inference attack.
 
     Attributes:
         MEMBERSHIP: was this example among what that client trains on?

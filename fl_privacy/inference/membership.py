@@ -57,7 +57,7 @@ class GradientCosine(MembershipMethod):
 
 
 def cosines(read: ReadRound) -> Tensor:
-    """(C, K) of the candidates' gradients and the clients' updates."""
+    """Return cosines (C, K) of the candidates' gradients and the clients' updates."""
     norms = (read.squares * read.update_squares.to(read.squares)).sqrt()
     return read.products / norms.clamp(min=1e-30)
 
@@ -81,12 +81,12 @@ class FedMIA(MembershipMethod):
         return share_below_others(self.statistic(read))
 
     def statistic(self, read: ReadRound) -> Tensor:
-        """(C, K) that is higher for members."""
+        """Return a statistic (C, K) that is higher for members."""
         return cosines(read)
 
 
 class LossFedMIA(FedMIA):
-    """Likewise, comparing losses at the clients' models."""
+    """FedMIA that compares losses at the clients' models."""
 
     title = "FedMIA, loss"
 
@@ -95,7 +95,7 @@ class LossFedMIA(FedMIA):
 
 
 def share_below_others(values: Tensor) -> Tensor:
-    """(C, K) normal probability, by mean and deviation of the other columns, of being below each value.
+    """Return the normal probability (C, K), by mean and deviation of the other columns, of being below each value.
 
     Columns that are not finite count as nobody's; NaN where fewer than two others are left.
     """
@@ -161,14 +161,14 @@ class MembershipWatch:
     methods: dict[str, MembershipMethod]
 
     def add(self, read: ReadRound) -> None:
-        """Take in what was read in a round."""
+        """Take in what a round showed."""
         for method in self.methods.values():
             method.add(read)
 
     def answers(self) -> dict[str, Tensor]:
-        """(C, N) of each method, higher for members."""
+        """Return scores (C, N) of each method, higher for members."""
         return {name: method.scores() for name, method in self.methods.items()}
 
     def titles(self) -> dict[str, tuple[str, str]]:
-        """Title and source of each method."""
+        """Return title and source of each method."""
         return {name: (method.title, method.source) for name, method in self.methods.items()}

@@ -83,11 +83,11 @@ class PropertyWatch:
             self.rounds[rows[finite]] += 1
 
     def answers(self) -> dict[str, Tensor]:
-        """(N, K) shares; not a number for clients that were never read."""
+        """Return shares (N, K); not a number for clients that were never watched."""
         return {"shadows": torch.where(self.rounds[:, None] > 0, self.total / self.rounds[:, None], torch.nan)}
 
     def titles(self) -> dict[str, tuple[str, str]]:
-        """Title and source."""
+        """Return title and source."""
         return {"shadows": ("Regression on shadow clients", "after Wang et al. 2019")}
 
 
@@ -102,7 +102,7 @@ class _Shadows:
     names: tuple[str, ...]
 
     def trained(self, shares: Tensor, size: int, rng: torch.Generator) -> Tensor:
-        """(S, K) what is told of clients of ``size`` examples with these shares (S, K) of the classes."""
+        """Return products (S, K) of clients of ``size`` examples trained with these shares (S, K) of the classes."""
         labels = self.public.labels.cpu()
         weights = shares[:, labels] / labels.bincount(minlength=shares.shape[1])[labels]
         subsets, found = torch.multinomial(weights, size, replacement=True, generator=rng), []
@@ -115,13 +115,13 @@ class _Shadows:
         return torch.cat(found)
 
     def told(self, gradient: Tensors) -> Tensor:
-        """(K,) of one client's mean gradient."""
+        """Return the products (K,) of one client's mean gradient with the classes' gradients."""
         known = {n: gradient[n] if n in gradient else torch.zeros_like(self.sent.parameters[n]) for n in self.names}
         return self._products({n: g.unsqueeze(0) for n, g in known.items()}, 1)[0]
 
     @cached_property
     def class_gradients(self) -> list[Tensors]:
-        """The mean gradient of each class."""
+        """Return the mean gradient of each class."""
         found = []
         for label in range(int(self.public.labels.max()) + 1):
             own = self.public.labels == label
@@ -138,14 +138,14 @@ class _Shadows:
 
 
 def _dirichlet(alpha: float, shape: tuple[int, int], rng: torch.Generator) -> Tensor:
-    """Rows drawn from a symmetric Dirichlet distribution, as normalized draws of a gamma distribution."""
+    """Draw rows from a symmetric Dirichlet distribution, as normalized draws of a gamma distribution."""
     gamma = torch._standard_gamma(torch.full(shape, alpha), generator=rng).clamp(min=1e-8)
     shares: Tensor = gamma / gamma.sum(1, keepdim=True)
     return shares
 
 
 def _regressed(features: Tensor, shares: Tensor, seen: Tensor) -> Tensor:
-    """(N, K) shares by ridge regression from ``features`` (S, F) to ``shares`` (S, K), of what was ``seen`` (N, F)."""
+    """Predict shares (N, K) of ``seen`` (N, F) by ridge regression from ``features`` (S, F) to ``shares`` (S, K)."""
     features, shares, seen = features.double(), shares.double(), seen.double()
     mean, spread = features.mean(0), features.std(0).clamp(min=1e-12)
     inputs, asked = (features - mean) / spread, (seen - mean) / spread

@@ -18,7 +18,7 @@ CHUNK = 1000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rehearsal:
-    """What an attacker who knows the defense tries on public examples.
+    """Public examples on which an attacker who knows the defense rehearses.
 
     Attributes:
         attributes: (N,) what the examples are beside their class.
@@ -58,23 +58,23 @@ class ReadRound:
 
     @property
     def round(self) -> int:
-        """From 1."""
+        """Return the number of the round, from 1."""
         read = self.observations[0] if self.observations else self.victims[0][1]
         return read.id.round
 
     @property
     def clients(self) -> list[int]:
-        """Who replied, in the order of the columns below."""
+        """Return who replied, in the order of the columns below."""
         return [observation.id.client for observation in self.observations]
 
     @cached_property
     def after(self) -> list[ModelState]:
-        """The model that each upload leads to."""
+        """Return the model that each upload leads to."""
         return [model_after(observation).to(self.device) for observation in self.observations]
 
     @cached_property
     def losses_before(self) -> Tensor:
-        """(C, K) cross entropy of each candidate at what each client was sent."""
+        """Return the cross entropy (C, K) of each candidate at what each client was sent."""
         columns = torch.empty(len(self.candidates), len(self.observations))
         for model, sent, own in self.same_sent:
             columns[:, own] = example_losses(model, sent, self.candidates).cpu().unsqueeze(1)
@@ -82,7 +82,7 @@ class ReadRound:
 
     @cached_property
     def losses_after(self) -> Tensor:
-        """(C, K) likewise, at the model that each upload leads to; not a number where that is not finite."""
+        """Return the cross entropy (C, K) at the model that each upload leads to; NaN where not finite."""
         found = [
             example_losses(observation.model.to(self.device), state, self.candidates).cpu()
             for observation, state in zip(self.observations, self.after, strict=True)
@@ -91,7 +91,7 @@ class ReadRound:
 
     @cached_property
     def margins_after(self) -> Tensor:
-        """(C, K) of each candidate's class at the model that each upload leads to, see ``logit_margins``."""
+        """Return the margins (C, K) of each candidate's class at the model that each upload leads to."""
         found = [
             example_margins(observation.model.to(self.device), state, self.candidates).cpu()
             for observation, state in zip(self.observations, self.after, strict=True)
@@ -100,27 +100,27 @@ class ReadRound:
 
     @cached_property
     def products(self) -> Tensor:
-        """(C, K) inner products of each candidate's gradient at what was sent and each client's mean gradient."""
+        """Return inner products (C, K) of each candidate's gradient and each client's mean gradient."""
         return self._products[0]
 
     @cached_property
     def squares(self) -> Tensor:
-        """(C, K) squared norms of the candidates' gradients."""
+        """Return squared norms (C, K) of the candidates' gradients."""
         return self._products[1]
 
     @cached_property
     def update_squares(self) -> Tensor:
-        """(K,) squared norms of the clients' mean gradients."""
+        """Return squared norms (K,) of the clients' mean gradients."""
         return torch.tensor([sum(float(t.double().square().sum()) for t in d.values()) for d in self._directions])
 
     @cached_property
     def same_sent(self) -> list[tuple[nn.Module, ModelState, list[int]]]:
-        """Models sent, and which of ``observations`` are of each of them: an honest server sends all the same."""
+        """Return models sent, and which of ``observations`` are of each: an honest server sends one."""
         return self._grouped(self.observations)
 
     @cached_property
     def victims_sent(self) -> list[tuple[nn.Module, ModelState, list[int]]]:
-        """Likewise, of ``victims``."""
+        """Return models sent, and which of ``victims`` are of each of them."""
         return self._grouped([observation for _, observation in self.victims])
 
     def _grouped(self, observations: Sequence[Observation]) -> list[tuple[nn.Module, ModelState, list[int]]]:
@@ -153,7 +153,7 @@ class ReadRound:
 
 
 def model_after(observation: Observation) -> ModelState:
-    """The values that the upload leads to: those sent and the change, or one step down a gradient that was shared."""
+    """Return the values that the upload leads to: those sent and the change, or one step down a shared gradient."""
     sent, update = observation.assumed(), observation.update()
     step = -observation.plan.lr if observation.plan.shares == "gradient" else 1.0
     moved = {name: p + step * update[name].to(p) if name in update else p for name, p in sent.parameters.items()}
@@ -161,7 +161,7 @@ def model_after(observation: Observation) -> ModelState:
 
 
 def mean_gradient(observation: Observation) -> Tensors:
-    """The gradient that was shared; of a change of the weights, the mean over the local steps by plain SGD."""
+    """Return the gradient that was shared; of a change of the weights, the mean over the local steps by plain SGD."""
     update, plan = observation.update(), observation.plan
     if plan.shares == "gradient":
         return update
@@ -171,18 +171,18 @@ def mean_gradient(observation: Observation) -> Tensors:
 
 @torch.no_grad()
 def example_losses(model: nn.Module, state: ModelState, examples: Batch) -> Tensor:
-    """(N,) cross entropy of each example, batch norm by its running statistics."""
+    """Compute the cross entropy of each example (N,), batch norm by its running statistics."""
     return torch.cat([F.cross_entropy(z, y, reduction="none") for z, y in _logits(model, state, examples)])
 
 
 @torch.no_grad()
 def example_margins(model: nn.Module, state: ModelState, examples: Batch) -> Tensor:
-    """(N,) logarithm of p / (1 - p) of each example's class (Carlini et al. 2022, eq. 6)."""
+    """Compute the logarithm of p / (1 - p) of each example's class (N,) (Carlini et al. 2022, eq. 6)."""
     return torch.cat([logit_margins(z, y) for z, y in _logits(model, state, examples)])
 
 
 def logit_margins(logits: Tensor, labels: Tensor) -> Tensor:
-    """(..., N) from logits (..., N, K) and class indices (..., N)."""
+    """Compute margins (..., N) from logits (..., N, K) and class indices (..., N)."""
     own = logits.gather(-1, labels.unsqueeze(-1))
     others = logits.scatter(-1, labels.unsqueeze(-1), -torch.inf)
     return own.squeeze(-1) - others.logsumexp(-1)

@@ -20,7 +20,7 @@ from fl_privacy.types import Batch, LocalPlan, ModelState
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions:
-    """What methods can be told.
+    """Options of the methods.
 
     Attributes:
         shadows: models that are trained in a round by those that train some.
@@ -32,7 +32,7 @@ class MethodOptions:
 
 
 class MembershipMethod(ABC):
-    """Was an example among what a client trains on? A score for each pair, from one round after the other.
+    """Scores whether an example is among what a client trains on, from one round after the other.
 
     What is kept is as large after a hundred rounds as after one: sums over rounds for each example and client.
 
@@ -51,7 +51,7 @@ class MembershipMethod(ABC):
         self._rounds = torch.zeros(candidates, len(clients))
 
     def add(self, read: ReadRound) -> None:
-        """Take in what was read in a round; what is not finite says nothing."""
+        """Take in what a round showed; what is not finite says nothing."""
         found = self.evidence(read).double()
         columns = torch.tensor([self._columns[client] for client in read.clients])
         finite = found.isfinite()
@@ -59,12 +59,12 @@ class MembershipMethod(ABC):
         self._rounds[:, columns] += finite.to(self._rounds.dtype)
 
     def scores(self) -> Tensor:
-        """(C, N) mean over the rounds, higher for members; NaN for clients that were never read."""
+        """Return the mean over the rounds (C, N), higher for members; NaN for clients that were never watched."""
         return torch.where(self._rounds > 0, self._total / self._rounds.clamp(min=1), torch.nan)
 
     @abstractmethod
     def evidence(self, read: ReadRound) -> Tensor:
-        """(C, K) of one round, higher for members."""
+        """Return the evidence of one round (C, K), higher for members."""
 
 
 SHARE = 0.5
@@ -117,7 +117,7 @@ class ShadowModels(MembershipMethod):
         return found
 
     def _shadows(self, read: ReadRound, like: ShadowClients, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """(S, C) margins of the candidates under each shadow model, and which of them it was trained on."""
+        """Return margins (S, C) of the candidates under each shadow model, and which of them it was trained on."""
         pool, model, plan = _pool(read, math.ceil(like.size / SHARE)), like.model, like.plan
         size = min(like.size, max(1, int(SHARE * len(pool))))
         subsets = torch.rand(self.options.shadows, len(pool), generator=rng).argsort(1)[:, :size]
@@ -140,7 +140,7 @@ class ShadowModels(MembershipMethod):
 
 
 def likelihood_ratio(observed: Tensor, margins: Tensor, inside: Tensor) -> Tensor:
-    """(C, K) logarithm of the ratio of having trained on an example to not having.
+    """Return the logarithm of the likelihood ratio (C, K) of having trained on an example to not having.
 
     Args:
         observed: (C, K) margins under the clients' models.
@@ -162,7 +162,7 @@ def likelihood_ratio(observed: Tensor, margins: Tensor, inside: Tensor) -> Tenso
 
 
 def _pool(read: ReadRound, wanted: int) -> Batch:
-    """The candidates, and of the attacker's own examples as many as are wanted beyond."""
+    """Pool the candidates with as many of the attacker's own examples as are wanted beyond."""
     missing = max(0, wanted - len(read.candidates))
     if read.public is None or missing == 0:
         return read.candidates
@@ -171,12 +171,12 @@ def _pool(read: ReadRound, wanted: int) -> Batch:
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """(C,) over the shadow models that count; not a number where none does."""
+    """Average over the shadow models that count, (C,); not a number where none does."""
     return values.where(counted, 0.0).sum(0) / counted.sum(0)
 
 
 def _spread(values: Tensor, counted: Tensor) -> Tensor:
-    """Standard deviation about each example's mean, over all examples that have two values or more."""
+    """Return the standard deviation about each example's mean, over all examples that have two values or more."""
     several = counted & (counted.sum(0) > 1)
     if not several.any():
         return values[values.isfinite()].std().clamp(min=LEAST_SPREAD)

@@ -14,7 +14,7 @@ from fl_privacy.inference.shadow_models import MembershipMethod, MethodOptions
 
 
 class LowestLoss(MembershipMethod):
-    """The loss at each client's model beside the mean over those that replied, averaged over rounds."""
+    """Compares the loss at each client's model with the mean over those that replied, averaged over rounds."""
 
     title = "Lowest loss (SIA)"
     source = "Hu et al. 2021"
@@ -25,7 +25,7 @@ class LowestLoss(MembershipMethod):
 
 
 class LargestCosine(MembershipMethod):
-    """The cosine of the example's gradient and each client's update, likewise."""
+    """Compares the cosine of the example's gradient and each client's update, averaged over rounds."""
 
     title = "Largest cosine"
     source = "Li et al. 2022"
@@ -40,8 +40,8 @@ METHODS: dict[str, type[MembershipMethod]] = {"loss": LowestLoss, "cosine": Larg
 
 @dataclass(frozen=True, kw_only=True)
 class SourceInference:
-    """Which client has an example that one of them is known to have (Hu et al. 2021, "Source inference attacks in
-    federated learning")?
+    """Infers which client has an example that one of them is known to have (Hu et al. 2021, "Source inference
+    attacks").
 
     Attributes:
         methods: ``loss`` is the paper's, ``cosine`` compares gradients.

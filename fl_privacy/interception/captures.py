@@ -49,17 +49,17 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def with_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
-    """``tensors`` by the names that they have in a file."""
+    """Rename ``tensors`` to the names that they have in a file."""
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
 def without_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
-    """Those in a file whose names begin with ``prefix``, by their own names."""
+    """Return those in a file whose names begin with ``prefix``, by their own names."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def tensor_file(folder: Path, digest: str) -> Path:
-    """Where the tensors with this digest are."""
+    """Return the path of the tensors with this digest."""
     return folder / "tensors" / f"{digest}.safetensors"
 
 
@@ -90,14 +90,14 @@ class CaptureFile:
         return raw
 
     def digest(self, raw: Mapping[str, Any], key: str) -> str:
-        """That of the tensors of ``key`` in the description ``raw``."""
+        """Return the digest of the tensors of ``key`` in the description ``raw``."""
         value = raw.get(key)
         if not isinstance(value, str) or not _DIGEST.fullmatch(value):
             self.refuse(f"names no tensors for {key}")
         return value
 
     def tensors(self, digest: str, room: int) -> dict[str, Tensor]:
-        """The tensors of ``digest`` in PyTorch's own memory; there may be ``room`` bytes beside a fixed number."""
+        """Load the tensors of ``digest`` into PyTorch's own memory; at most ``room`` bytes beside a fixed number."""
         path = tensor_file(self.folder, digest)
         data = self._read(path, MOST_TENSORS + room)
         if sha256(data).hexdigest() != digest:
@@ -133,7 +133,7 @@ Change = Callable[[Observation], Observation]
 
 
 class LazyObservations(Sequence[Observation], ABC):
-    """Observations of which each is read when it is asked for; a slice reads nothing.
+    """Observations of which each is loaded when it is asked for; a slice loads nothing.
 
     Attributes:
         ids: of all of them.
@@ -143,7 +143,7 @@ class LazyObservations(Sequence[Observation], ABC):
 
     @abstractmethod
     def load(self, place: int) -> Observation:
-        """That at ``place``, from 0."""
+        """Load the observation at ``place``, from 0."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -160,7 +160,7 @@ class LazyObservations(Sequence[Observation], ABC):
 
 
 class _Some(LazyObservations):
-    """Those of ``whole`` at ``places``, each as ``changed`` makes it."""
+    """Observations of ``whole`` at ``places``, each as ``changed`` makes it."""
 
     def __init__(self, whole: Sequence[Observation], places: Sequence[int], changed: Change | None = None) -> None:
         self._whole, self._places, self._changed = whole, places, changed
@@ -174,23 +174,23 @@ class _Some(LazyObservations):
 
 
 def only(observations: Sequence[Observation], wanted: Callable[[VictimId], bool]) -> Sequence[Observation]:
-    """Those whose name is ``wanted``; reads none."""
+    """Select the observations whose name is ``wanted``, without loading any."""
     return _Some(observations, [place for place, id in enumerate(ids_of(observations)) if wanted(id)])
 
 
 def by_id(observations: Sequence[Observation]) -> Sequence[Observation]:
-    """All in the order of their names; reads none."""
+    """Sort the observations by their names, without loading any."""
     ids = ids_of(observations)
     return _Some(observations, sorted(range(len(ids)), key=ids.__getitem__))
 
 
 def changed(observations: Sequence[Observation], change: Change) -> Sequence[Observation]:
-    """All, each changed when it is read."""
+    """Change each observation when it is loaded."""
     return _Some(observations, range(len(observations)), change)
 
 
 def ids_of(observations: Sequence[Observation]) -> Sequence[VictimId]:
-    """Their names, where that can be without reading them."""
+    """Return the observations' names, without loading them where possible."""
     return observations.ids if isinstance(observations, LazyObservations) else [o.id for o in observations]
 
 
@@ -202,14 +202,14 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
-    """All of ``stored_observations`` in memory; see there."""
+    """Load all of ``stored_observations`` into memory; see there."""
     return list(stored_observations(folder, model, inside=inside))
 
 
 def stored_observations(
     folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None
 ) -> "StoredObservations":
-    """The observations below ``folder``, in the order of their ids (``client-2`` before ``client-10``).
+    """Return the observations below ``folder``, in the order of their ids (``client-2`` before ``client-10``).
 
     Each is read when it is asked for, and checked then.
 
@@ -235,7 +235,7 @@ _CAPTURES = "captures"
 
 
 def _within_a_run(folder: Path) -> Path:
-    """The captures in the folder of a run, or of the one audit in ``folder``; else ``folder`` itself."""
+    """Find the captures in the folder of a run, or of the one audit in ``folder``; else ``folder`` itself."""
     audits = [path for path in folder.glob(f"audit-*/{_CAPTURES}") if path.is_dir()]
     if (folder / _CAPTURES).is_dir():
         return folder / _CAPTURES
@@ -278,7 +278,7 @@ class Recent(Generic[K, V]):
         self._kept: dict[K, V] = {}
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """That of ``key``, made where it is not there."""
+        """Return the value of ``key``, made where it is not there."""
         if key not in self._kept:
             while len(self._kept) >= self.MOST:
                 del self._kept[next(iter(self._kept))]
@@ -287,7 +287,7 @@ class Recent(Generic[K, V]):
 
 
 class Shared:
-    """What observations that are read one after the other have in common, read once: models as sent, and knowledge."""
+    """Values that observations loaded one after the other share, loaded once: models as sent, and knowledge."""
 
     def __init__(self) -> None:
         self.states = Recent[str, ModelState]()
@@ -297,7 +297,7 @@ class Shared:
 def read_observation(
     folder: Path, id: VictimId, model: nn.Module, inside: nn.Module, shared: Shared, *, finite: bool = True
 ) -> Observation:
-    """The observation ``id`` below ``folder``; values that several share come from and go to ``shared``.
+    """Load the observation ``id`` below ``folder``; values that several share come from and go to ``shared``.
 
     Args:
         finite: refuse other values.
@@ -315,7 +315,7 @@ class _Reader:
         self.file, self.id, self.model, self.inside = file, id, model, inside
 
     def observation(self, shared: Shared) -> Observation:
-        """What the files hold; values that several observations share come from and go to ``shared``."""
+        """Build the observation from the files; values that several share come from and go to ``shared``."""
         raw = self.file.json()
         if raw.get("format") != FORMAT or isinstance(raw["format"], bool):
             self.file.refuse(f"has format {raw.get('format')!r} where {FORMAT} is expected")
@@ -420,7 +420,7 @@ class _Reader:
             self.file.refuse(f"has {what} beyond 0..1")
 
     def _expect_classes(self, classes: Tensor | None, what: str, raw: Mapping[str, Any]) -> None:
-        """(B,) indices within 0..K-1 or (B, K) probabilities."""
+        """Refuse classes other than (B,) indices within 0..K-1 or (B, K) probabilities."""
         if classes is None:
             return
         count = self._count(raw, "num_classes")
@@ -465,7 +465,7 @@ class _Reader:
         return self._fit(tensors, dict(self.model.named_buffers()), "buffer")
 
     def _fit(self, tensors: Tensors, known: Tensors, what: str) -> Tensors:
-        """``tensors`` in the order of ``known``, which their file does not keep."""
+        """Return ``tensors`` in the order of ``known``, which their file does not keep."""
         for name, tensor in tensors.items():
             if name not in known:
                 self.file.refuse(f"holds a {what} {name}, which the model given lacks")

@@ -39,12 +39,12 @@ class SideInformation(Protocol):
     def clients(self) -> Mapping[int, Client]: ...
 
     def __call__(self, observation: Observation, *, states: States) -> Observation:
-        """``observation`` with what is told; ``states`` are of before the update."""
+        """Complete ``observation`` by side information; ``states`` are of before the update."""
         ...
 
 
 def no_states(client: int) -> ClientState:
-    """Where clients run elsewhere, nobody can look into them."""
+    """Raise ``UserError``: where clients run elsewhere, nobody can look into them."""
     raise UserError(
         f"A colluding client is simulated where the clients are, but client {client} runs elsewhere;"
         " use backend=loop, flower or ray, or set threat_model.colluder=null and threat_model.knows_features=false."
@@ -53,7 +53,7 @@ def no_states(client: int) -> ClientState:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SimulatedSideInformation:
-    """What the simulated clients can tell of: completes observations where these keep a part of the model.
+    """Side information from simulated clients: completes observations where these keep a part of the model.
 
     Private layers of a colluding client stand in for those of the victims; without one, values of the attacker's own
     draw do: those that the architecture was made with, in another order, as a client draws its own.
@@ -106,7 +106,7 @@ class SimulatedSideInformation:
             )
 
     def __call__(self, observation: Observation, *, states: States) -> Observation:
-        """``observation`` with what is told, as it is at the moment."""
+        """Complete ``observation`` by what the attacker gets at the moment."""
         model, values = self._stand_in(observation.model, observation.sent, states)
         told = replace(observation, model=model).told(private=values, colluder=self.colluder)
         if not self.knows_features:
@@ -130,7 +130,7 @@ class SimulatedSideInformation:
         return self.features_at or cut_layer(model, shape, sent.parameters)
 
     def _after_training(self, client: int, observation: Observation, states: States) -> ModelState:
-        """What ``client`` holds after its local training in the round: what it uploaded and its private part."""
+        """Return what ``client`` holds after its local training in the round: what it uploaded and its private part."""
         key, sent = (client, observation.id.round), observation.sent
         if key in self._trained and self._trained[key][0] is sent:
             return self._trained[key][1]
@@ -174,7 +174,7 @@ def _joined(one: ModelState, other: ModelState) -> ModelState:
 
 
 def _changes(upload: Upload, plan: LocalPlan, sent: ModelState) -> Tensors:
-    """How far an upload moves the model; a gradient by a step of the client's own rate."""
+    """Return how far an upload moves the model; a gradient by a step of the client's own rate."""
     match plan.shares:
         case "gradient":
             return {name: -plan.lr * gradient for name, gradient in upload.tensors.items()}
@@ -212,7 +212,7 @@ class Interceptor:
     side_information: SideInformation | None = None
 
     def capture(self, victim: VictimId, *, sent: ModelState, upload: Upload, states: States = no_states) -> None:
-        """Make the observation of one upload and hand it to the sink; ``states`` are what the clients held before.
+        """Make the observation of one upload and pass it to the sink; ``states`` are what the clients held before.
 
         An upload whose arrays have other shapes than the model's is none of this model, and left out.
         """

@@ -19,13 +19,13 @@ _NORM = nn.modules.batchnorm._BatchNorm
 
 
 def norm_names(model: nn.Module) -> set[str]:
-    """Names of the parameters of batch norm."""
+    """Return names of the parameters of batch norm."""
     layers: Mapping[str, _BatchNorm] = {n: m for n, m in model.named_modules() if isinstance(m, _NORM)}
     return {f"{layer}.{own}" if layer else own for layer, m in layers.items() for own, _ in m.named_parameters()}
 
 
 def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
-    """How far batch norm moved where no step explains that; ``None`` where one may.
+    """Return how far batch norm moved where no step explains that; ``None`` where one may.
 
     Args:
         change: of the parameters by name, from what was sent to what was uploaded.
@@ -40,7 +40,7 @@ def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
 
 
 def without_kept_norms(observation: Observation) -> tuple[Observation, list[str]]:
-    """``observation`` as its client computed it, where that kept its own batch norm; and a sentence on it.
+    """Return ``observation`` as its client computed it, where that kept its own batch norm; and a sentence on it.
 
     Values that the client uploads in place of those sent are the ones it trained with, but for its steps: they are
     taken as sent. Values that never travel are those of the model as it is made. What batch norm itself moved by is not
@@ -76,7 +76,7 @@ def without_kept_norms(observation: Observation) -> tuple[Observation, list[str]
 
 
 def _taken(observation: Observation, norms: Collection[str], values: Mapping[str, Tensor]) -> Observation:
-    """With ``values`` of batch norm as sent, whose change is not looked at."""
+    """Replace the values of batch norm as sent by ``values``; its change is not looked at."""
     sent, upload = observation.sent, observation.upload
     parameters = {**sent.parameters, **values}
     order = [name for name, _ in observation.model.named_parameters(remove_duplicate=False) if name in parameters]

@@ -27,7 +27,7 @@ _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 
 
 def recognize_training(observation: Observation, told: Collection[str] = ()) -> tuple[Observation, list[str]]:
-    """``observation`` with the plan that its update shows, and a sentence on each thing that was found.
+    """Infer the plan from the update of ``observation``, with a sentence on each thing that was found.
 
     Weights are told from a change by how much of the values sent is in them, a batch norm that clients keep by how far
     it moved, the mode of batch norm by whether its running statistics moved, the number of local steps by its counters,
@@ -49,7 +49,7 @@ def recognize_training(observation: Observation, told: Collection[str] = ()) -> 
 
 
 def describe_model(model: nn.Module) -> list[str]:
-    """What of ``model`` an auditor should know, a sentence each."""
+    """Say what of ``model`` an auditor should know, a sentence each."""
     said = []
     masks = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
     if masks:
@@ -61,7 +61,7 @@ def describe_model(model: nn.Module) -> list[str]:
 
 
 def share_of_sent(observation: Observation) -> float:
-    """How much of the values sent is in the upload: about 1 for weights, about 0 for a gradient or a delta.
+    """Return how much of the values sent is in the upload: about 1 for weights, about 0 for a gradient or a delta.
 
     Batch norm is left out where there is more: clients may keep their own.
     """
@@ -121,7 +121,7 @@ def _batch_norm(observation: Observation, said: list[str]) -> LocalPlan:
 
 
 def _steps(observation: Observation, told: Collection[str], said: list[str]) -> LocalPlan:
-    """Number of local steps, by the counters of batch norm."""
+    """Infer the number of local steps, by the counters of batch norm."""
     plan, number = observation.plan, observation.upload.num_examples
     counted = [int(change.max()) for change in _moved(observation, _COUNTER).values() if change.numel()]
     taken = min(counted, default=0)
@@ -163,7 +163,7 @@ def _learning_rate(observation: Observation, told: Collection[str], said: list[s
 
 
 def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observation]:
-    """Updates whose learning rates are estimates, each by itself: with the median of their round instead.
+    """Replace estimated learning rates of single updates by the median of their round.
 
     Estimates of one rate differ by how sure the model is of each image, which would part victims that can be attacked
     together. One off the median by more than a factor of three is another client's own rate, and stays; a
@@ -192,7 +192,7 @@ def _is_one_step_on_one_example(observation: Observation) -> bool:
 
 
 def estimated_lr(observation: Observation) -> float | None:
-    """Learning rate of the one step on one example behind an update; ``None`` where it can't be told.
+    """Estimate the learning rate of the one step on one example behind an update; ``None`` where it can't be.
 
     The gradient of the output layer's bias is p - y, which sums up to 1 - p_y over the other classes; p_y is taken from
     outputs for random images.
@@ -216,7 +216,7 @@ def _output_bias(model: nn.Module, num_classes: int) -> str | None:
 
 @torch.no_grad()
 def _outputs(observation: Observation) -> torch.Tensor:
-    """(K,) mean output for random images, batch norm by the running statistics."""
+    """Return the mean output (K,) for random images, batch norm by the running statistics."""
     sent: ModelState = observation.sent
     images = torch.rand((16, *observation.input_shape), generator=torch.Generator().manual_seed(0))
     model = copy.deepcopy(observation.model).eval()

@@ -56,11 +56,11 @@ class Fishing(ServerAttack):
         whole("server.questions", self.questions, at_least=3, example=40)
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """Class fishing, the same for every client."""
+        """Craft class fishing, the same for every client."""
         return self._with_threshold(model, state, math.inf)
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
-        """Bisect until a single example is above the threshold; what is read is its gradient alone."""
+        """Bisect until a single example is above the threshold, and return its gradient alone."""
         weight, bias = self._layer(model, state)
         closed = ask(self._with_threshold(model, state, math.inf))
         seen = self._features(model, state)
@@ -83,7 +83,7 @@ class Fishing(ServerAttack):
         return sent, Upload(tensors=alone, buffers=reply.buffers, num_examples=1 if abs(count - 1) < _WHOLE else 2)
 
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """The gradient of one example, or of those of the class, as if they were all."""
+        """Return the gradient of one example, or of those of the class, as if they were all."""
         upload, (weight, bias) = observation.upload, self._layer(observation.model, observation.sent)
         if weight not in upload.tensors:  # a difference, see ``question``
             if upload.num_examples != 1:
@@ -107,7 +107,7 @@ class Fishing(ServerAttack):
 
     @property
     def _other(self) -> int:
-        """A class that is not fished for: its examples have the gradient that is read, where above the threshold."""
+        """Return a class that is not fished for; its examples above the threshold have the gradient in use."""
         return 0 if self.target else 1
 
     def _layer(self, model: nn.Module, state: ModelState) -> tuple[str, str]:
@@ -121,7 +121,7 @@ class Fishing(ServerAttack):
         return found[0], found[1]
 
     def _with_threshold(self, model: nn.Module, state: ModelState, threshold: float) -> ModelState:
-        """Class c answers to the feature above ``threshold``; infinite, to nothing."""
+        """Set class c to answer to the feature above ``threshold``; infinite, to nothing."""
         expect_whole(model, state, "Fishing")
         weight, bias = self._layer(model, state)
         direction, slope = self._direction(state, weight), self._slope(model, state)
@@ -136,7 +136,7 @@ class Fishing(ServerAttack):
         return ModelState({**state.parameters, weight: rows, bias: offsets}, state.buffers)
 
     def _direction(self, state: ModelState, weight: str) -> Tensor:
-        """Of the features: the row that the model has for the class."""
+        """Return the direction of the features: the row that the model has for the class."""
         row = state.parameters[weight][self.target]
         return F.normalize(row if row.any() else torch.ones_like(row), dim=0)
 
@@ -145,7 +145,7 @@ class Fishing(ServerAttack):
 
     @torch.no_grad()
     def _features(self, model: nn.Module, state: ModelState) -> Tensor:
-        """(N,) the direction of the features at public images."""
+        """Return the features' direction at public images, (N,)."""
         weight, _ = self._layer(model, state)
         owner = weight.rpartition(".")[0]
         images = self.public[:500].to(state.parameters[weight])

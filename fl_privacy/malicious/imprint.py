@@ -40,7 +40,7 @@ _THINNED = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Imprint(ServerAttack):
-    """Rows of a fully connected layer all measure brightness, each with another threshold (Fowl et al. 2022, Eq. 4).
+    """Makes rows of a fully connected layer measure brightness, each with another threshold (Fowl et al. 2022, Eq. 4).
 
     Images brighter than threshold i add up in row i: where one image lies between two thresholds, it is the difference
     of the two rows' weight gradients by that of their bias gradients. Images that share a bin come out mixed. Of local
@@ -77,7 +77,7 @@ class Imprint(ServerAttack):
             number("server.std", self.std, above=0, example=0.125)
 
     def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
-        """``model`` behind the layer."""
+        """Put the layer in front of ``model``."""
         return imprinted(
             model,
             ImprintBlock(
@@ -91,13 +91,13 @@ class Imprint(ServerAttack):
         )
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """The same for every client."""
+        """Craft the layer, the same for every client."""
         like = state.parameters[MEASURE]
         rows = bin_rows(self.edges(), self.activation, like.shape[1], self.scale, like)
         return ModelState({**state.parameters, **rows}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        """An image for each bin that caught something."""
+        """Return an image for each bin that caught something."""
         gradient = as_gradient(observation)
         if missing := {MEASURE, OFFSET} - gradient.keys():
             return Reconstruction(
@@ -117,7 +117,7 @@ class Imprint(ServerAttack):
     def _confirmed(
         self, observation: Observation, images: Tensor, alone: Tensor, occupied: Tensor, bias: Tensor
     ) -> Tensor:
-        """Which of those that look ``alone`` would have left such a bias; (N,) as the arguments."""
+        """Say which of those that look ``alone`` would have left such a bias; (N,) as the arguments."""
         rounded = 2 * observation.upload.rounding + _SMALLEST * float(bias.abs().max())
         measured = self._each_bin(bias)[occupied[alone]]
         told = leaves_such_a_bias(
@@ -131,7 +131,7 @@ class Imprint(ServerAttack):
         return alone.masked_scatter(alone, told)
 
     def caught(self, weight: Tensor, bias: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean image of each bin that caught something, the strongest first.
+        """Return the mean image of each bin that caught something, the strongest first.
 
         Returns pixels (N, D), (N,) whether they look like a single image's, and (N,) the bin of each.
 
@@ -149,18 +149,18 @@ class Imprint(ServerAttack):
         return pixels, alone & (not on_grid(weight[occupied])), occupied
 
     def caught_in_change(self, weight: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Likewise of the change of weights, beside which the biases are too large for theirs to be seen."""
+        """Return the images caught in the change of weights, where the biases' change is too small."""
         edges = self.edges()
         high = edges[1:] if self.activation == "hardtanh" else torch.cat([edges[1:], edges.new_ones(1)])
         rows, rounding = self._each_bin(weight), 2 * rounding
         return images_of_brightness(rows, edges[: len(high)], high, smallest=_SMALLEST_CHANGE, rounding=rounding)
 
     def _each_bin(self, rows: Tensor) -> Tensor:
-        """What belongs to each bin alone; behind ReLU rows hold all that is brighter."""
+        """Return what belongs to each bin alone; behind ReLU rows hold all that is brighter."""
         return rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])]) if self.activation == "relu" else rows
 
     def edges(self) -> Tensor:
-        """The thresholds, ascending: with ``hardtanh`` one more, where the last bin ends."""
+        """Return the thresholds, ascending: with ``hardtanh`` one more, where the last bin ends."""
         number = self.bins + (self.activation == "hardtanh")
         return brightness_edges(number, self.mean, self.std, self.public)
 
@@ -208,7 +208,7 @@ class Loki(ServerAttack):
             number("server.std", self.std, above=0, example=0.125)
 
     def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
-        """``model`` behind a layer with a slice for each of ``clients``."""
+        """Put a layer with a slice for each of ``clients`` in front of ``model``."""
         block = ImprintBlock(
             input_shape=input_shape,
             bins=self.bins,
@@ -220,7 +220,7 @@ class Loki(ServerAttack):
         return imprinted(model, block)
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """With the kernels that lead to the slice of ``client``."""
+        """Craft the kernels that lead to the slice of ``client``."""
         like, kernels = state.parameters[MEASURE], torch.zeros_like(state.parameters[SEPARATE])
         outer, channels, _, _ = kernels.shape
         if not 0 <= client < outer // channels:
@@ -232,7 +232,7 @@ class Loki(ServerAttack):
         return ModelState({**state.parameters, **rows, SEPARATE: kernels}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        """The images of the observation's client, in its own update or in the mean of all."""
+        """Return the images of the observation's client, in its own update or in the mean of all."""
         update = observation.update()
         if MEASURE not in update:
             return Reconstruction(
@@ -245,7 +245,7 @@ class Loki(ServerAttack):
         return reconstruction_of(observation, images, alone, labels=False)
 
     def caught(self, rows: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
-        """What each row of a client's slice (bins, D) caught, the strongest first.
+        """Return what each row of a client's slice (bins, D) caught, the strongest first.
 
         Returns pixels (N, D), and (N,) whether they are a single image's; ``rounding`` is that of the upload.
         """
@@ -253,5 +253,5 @@ class Loki(ServerAttack):
         return images_of_brightness(rows, edges[:-1], edges[1:], smallest=_SMALLEST_CHANGE_OF_LOKI, rounding=rounding)
 
     def edges(self) -> Tensor:
-        """(bins + 1,) where bins begin and end, ascending."""
+        """Return where bins begin and end, (bins + 1,), ascending."""
         return brightness_edges(self.bins + 1, self.mean, self.std, self.public)

@@ -63,13 +63,13 @@ class ImprintBlock(nn.Module):
         return self
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> the same shape."""
+        """Add the pattern to images (B, C, H, W)."""
         passed = self.activation(self.measure(self.separate(self.scale * images).flatten(1)))
         return images + passed.sum(1).view(-1, 1, 1, 1) * self.pattern
 
 
 def imprinted(model: nn.Module, block: ImprintBlock) -> nn.Module:
-    """A copy of ``model`` behind ``block``, whose own parameters keep their names."""
+    """Copy ``model`` behind ``block``; its own parameters keep their names."""
     whole = copy.deepcopy(model)
     whole.add_module(BLOCK, block)
     whole.register_forward_pre_hook(_through_the_block)
@@ -81,7 +81,7 @@ def _through_the_block(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, .
 
 
 def brightness_edges(number: int, mean: float | None, std: float | None, public: Tensor) -> Tensor:
-    """(number,) ascending float64: between two of them falls an image as often as between any other two.
+    """Return edges (number,), ascending float64, with as many images between any two as between the others.
 
     Quantiles at i / (number + 1) of the mean pixel (Robbing the Fed, Fowl et al. 2022, section 4).
 
@@ -107,7 +107,7 @@ def brightness_edges(number: int, mean: float | None, std: float | None, public:
 
 
 def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Tensor) -> dict[str, Tensor]:
-    """Weights and biases of the rows that measure brightness against ``edges``.
+    """Return weights and biases of the rows that measure brightness against ``edges``.
 
     Args:
         edges: ascending, one for each row and with ``hardtanh`` one more.

@@ -19,7 +19,7 @@ _DEEP = 1e4
 
 @dataclass(frozen=True, kw_only=True)
 class Inconsistent(ServerAttack):
-    """One client is sent the model, the others one whose last ReLU never fires.
+    """Sends one client the model, and the others one whose last ReLU never fires.
 
     Nothing of these reaches a layer below that ReLU or the weights above it: in the sum of all updates, whoever adds it
     up, such parameters moved by the one client's data alone (Pasquini et al. 2022, section 4). The biases above it are
@@ -44,15 +44,15 @@ class Inconsistent(ServerAttack):
 
     @property
     def only(self) -> int | None:
-        """The one whose model is alive."""
+        """Return the one client whose model is alive."""
         return self.client
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """``state`` for the one client, a dead one for others."""
+        """Return ``state`` for the one client, a dead one for others."""
         return state if client == self.client else self.dead(model, state)
 
     def dead(self, model: nn.Module, state: ModelState) -> ModelState:
-        """``state`` where the layer in front of the last ReLU puts out nothing above zero.
+        """Return ``state`` where the layer in front of the last ReLU puts out nothing above zero.
 
         Raises:
             UserError: the model has no ReLU behind a layer with a bias.
@@ -74,7 +74,7 @@ class Inconsistent(ServerAttack):
         return ModelState({**state.parameters, **killed}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """The update of the one client, without what others have a part in."""
+        """Return the update of the one client, without what others have a part in."""
         if observation.id.client != self.client:
             return Reconstruction(id=observation.id, batch=None, failure="This client was sent a dead model.")
         kept = set(observation.upload.tensors) - self.mixed(observation.model, observation.sent)
@@ -82,7 +82,7 @@ class Inconsistent(ServerAttack):
         return replace(observation, upload=replace(observation.upload, tensors=tensors))
 
     def mixed(self, model: nn.Module, state: ModelState) -> set[str]:
-        """Names of the parameters that a dead model sends a gradient for."""
+        """Return names of the parameters that a dead model sends a gradient for."""
         images = self.public[:2].to(next(iter(state.parameters.values())))
         batch = Batch(images, torch.arange(len(images)))
         found = loss_gradients(model, self.dead(model, state), batch, batch_norm="eval").gradients

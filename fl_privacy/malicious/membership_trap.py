@@ -18,7 +18,7 @@ from fl_privacy.types import ModelState, Observation, Reconstruction, Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipTrap(ServerAttack):
-    """A neuron of the second layer fires for an image asked about and for no other (Pichler et al. 2022).
+    """Makes a neuron of the second layer fire for an image asked about and for no other (Pichler et al. 2022).
 
     Pairs of ReLUs of the first layer measure how far an image is from the one asked about, along a few random
     directions: relu(a x - a x0) + relu(a x0 - a x). The neuron behind fires below a distance; its bias gradient is zero
@@ -52,7 +52,7 @@ class MembershipTrap(ServerAttack):
         whole("server.seed", self.seed, at_least=0, example=0)
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """The same for every client: traps for the images asked about."""
+        """Craft traps for the images asked about, the same for every client."""
         expect_whole(model, state, "Membership traps")
         traps = _Layers.of(model, state, tuple(self.public.shape[1:]))
         asked = self.asked(traps)
@@ -82,7 +82,7 @@ class MembershipTrap(ServerAttack):
         return ModelState({**state.parameters, **crafted}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        """The images asked about that the client trains on."""
+        """Return the images asked about that the client trains on."""
         traps = _Layers.of(observation.model, observation.sent, observation.input_shape)
         gradient = as_gradient(observation)
         if traps.second.bias not in gradient:
@@ -94,17 +94,17 @@ class MembershipTrap(ServerAttack):
         return reconstruction_of(observation, found, torch.ones(len(found), dtype=torch.bool))
 
     def members(self, observation: Observation) -> Tensor:
-        """(N,) whether each image asked about was in the batch."""
+        """Say whether each image asked about was in the batch, (N,)."""
         traps = _Layers.of(observation.model, observation.sent, observation.input_shape)
         return self.fired(as_gradient(observation), traps)
 
     def asked(self, traps: "_Layers") -> Tensor:
-        """(N, C, H, W) the images that there is room to ask about."""
+        """Return the images (N, C, H, W) that there is room to ask about."""
         room = min(traps.widths[0] // (2 * self.directions), traps.widths[1])
         return self.public[self.first : self.first + room]
 
     def fired(self, gradient: Tensors, traps: "_Layers") -> Tensor:
-        """(N,) which neurons have a gradient that is not zero."""
+        """Say which neurons have a gradient that is not zero, (N,)."""
         return gradient[traps.second.bias][: len(self.asked(traps))] != 0
 
 
@@ -124,7 +124,7 @@ class _Layers:
 
     @classmethod
     def of(cls, model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> "_Layers":
-        """Found in ``model``; ``UserError`` unless it starts with two fully connected layers and a ReLU each."""
+        """Find the layers in ``model``; ``UserError`` unless it starts with two fully connected ones and ReLUs."""
         try:
             first = find_first_layer(model, state, input_shape)
         except NotFullyConnectedError as error:

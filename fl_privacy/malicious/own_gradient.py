@@ -26,7 +26,7 @@ _AT_ONCE = 1024
 def leaves_such_a_bias(
     observation: Observation, images: Tensor, rows: Tensor, measured: Tensor, *, bias: str, error: Tensor
 ) -> Tensor:
-    """Tell of which images (N, D) some label's own gradient of ``bias`` at ``rows`` (N,) is ``measured`` (N,): (N,).
+    """Say for which images (N, D) some label's gradient of ``bias`` at ``rows`` (N,) is ``measured`` (N,), as (N,).
 
     An image is taken at the whole 255ths next to it. All are told where an image has no gradient of its own that could
     be computed: behind batch norm by the batch, dropout, several local steps, or of a model with too many classes.
@@ -67,7 +67,7 @@ def leaves_such_a_bias(
 
 
 def _each_on_its_own(observation: Observation) -> bool:
-    """Whether the update is the mean of what single examples give."""
+    """Say whether the update is the mean of what single examples give."""
     plan, modules = observation.plan, [*observation.model.modules()]
     if needs_unrolling(plan, observation.upload.num_examples, "unroll"):
         return False

@@ -23,7 +23,7 @@ UNKNOWN = -1
 def reconstruction_of(
     observation: Observation, images: Tensor, proven: Tensor, *, labels: bool = True
 ) -> Reconstruction:
-    """What was read of ``observation``.
+    """Build the reconstruction of images found in ``observation``.
 
     Args:
         observation: of the update.
@@ -49,7 +49,7 @@ def reconstruction_of(
 
 
 def _is_defended(observation: Observation) -> bool:
-    """Whether the first or the last layer of the honest model shows zeros or few levels that somebody has put there.
+    """Say whether the first or last layer of the honest model shows zeros or few levels that somebody has put there.
 
     Their gradients have no scattered zeros; those of layers in between have, where few neurons fire.
     """
@@ -63,7 +63,7 @@ def _is_defended(observation: Observation) -> bool:
 
 
 def _labels(observation: Observation, number: int) -> tuple[Tensor, str]:
-    """(number,) the batch's labels as far as they are told or follow from the output layer, in no order."""
+    """Return the batch's labels (number,) as far as they are known or follow from the output layer, in no order."""
     found, source = None, "inferred"
     state, unknown = observation.assumed(), torch.full((number,), UNKNOWN)
     if any(name not in state.parameters for name, _ in observation.model.named_parameters()):
@@ -106,7 +106,7 @@ _SAMPLED = 512
 
 
 def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | None = None) -> Tensor:
-    """Tell which rows of ``pixels`` (N, D) are a single image of 8 bits a channel, but for rounding: (N,).
+    """Say which rows of ``pixels`` (N, D) are a single image of 8 bits a channel, but for rounding: (N,).
 
     ``error`` (N,) is the standard deviation of what rounding did to the pixels of each: with more of it than a
     hundredth of a level nothing is told, since what is rounded coarsely is on levels of its own.
@@ -131,14 +131,14 @@ def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | 
 
 
 def _seen_levels(levels: Tensor, telling: Tensor) -> Tensor:
-    """(N, 256) whether the ``telling`` pixels of each row (N, D) are nearest to a level."""
+    """Say which levels (N, 256) the ``telling`` pixels of each row (N, D) are nearest to."""
     nearest = levels.round().clamp(0, LEVELS).long()
     seen = torch.zeros(len(levels), int(LEVELS) + 1, dtype=torch.int64, device=levels.device)
     return seen.scatter_add_(1, nearest, telling.long()) > 0
 
 
 def _on_coarser_steps(seen: Tensor) -> Tensor:
-    """(N,) whether all levels of a row of ``seen`` (N, 256) leave the same rest by one of ``COARSER``."""
+    """Say whether all levels of a row of ``seen`` (N, 256) leave the same rest by one of ``COARSER``, (N,)."""
     found = torch.zeros(len(seen), dtype=torch.bool, device=seen.device)
     for step in COARSER:
         rests = torch.stack([seen[:, rest::step].any(1) for rest in range(step)])
@@ -149,7 +149,7 @@ def _on_coarser_steps(seen: Tensor) -> Tensor:
 def images_of_brightness(
     rows: Tensor, low: Tensor, high: Tensor, *, smallest: float, rounding: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """What rows (bins, D) hold up to a factor, by the brightness in [low, high] (bins,) of each.
+    """Scale rows (bins, D), known up to a factor, to the brightness in [low, high] (bins,) of each.
 
     Returns pixels (N, D), and (N,) whether each is a single image; ``rounding`` is the standard deviation of what
     rounding did to the rows. The strongest come first; rows below the share ``smallest`` of the strongest hold nothing
@@ -166,7 +166,7 @@ def images_of_brightness(
 
 
 def on_grid(rows: Tensor) -> bool:
-    """Whether all rows (N, D) together lie on one even grid of few levels, as only a quantized update's do.
+    """Say whether all rows (N, D) together lie on one even grid of few levels, as only a quantized update's do.
 
     A single row is always on one, that of its image's 255ths.
     """
@@ -174,7 +174,7 @@ def on_grid(rows: Tensor) -> bool:
 
 
 def rescaled(directions: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """``directions`` (N, D) times the factor in [``low``, ``high``] (N,) that brings most pixels to a level.
+    """Scale ``directions`` (N, D) by the factor in [``low``, ``high``] (N,) that brings most pixels to a level.
 
     Rows for which none does get the factor in the middle.
     """
@@ -187,7 +187,7 @@ def rescaled(directions: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _factor(direction: Tensor, low: float, high: float) -> Tensor:
-    """The best of a grid over [low, high], then by least squares on the levels that it rounds to."""
+    """Return the best factor of a grid over [low, high], then refined by least squares on the levels it rounds to."""
     steps = int(min(_MOST_STEPS, max(3.0, (high - low) * LEVELS * float(direction.abs().max()) / _STEP)))
     tried = torch.linspace(low, high, steps, dtype=torch.float64, device=direction.device)
     sampled = direction[:: max(1, len(direction) // _SAMPLED)]

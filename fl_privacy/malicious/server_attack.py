@@ -56,36 +56,36 @@ class ServerAttack(ABC):
     public: Tensor = field(init=False, repr=False, compare=False, default_factory=lambda: torch.empty(0, 1, 1, 1))
 
     def informed(self, public: Tensor) -> Self:
-        """The same attack by a server that holds ``public`` images (N, C, H, W) in [0, 1], none of them attacked."""
+        """Return the same attack by a server that holds ``public`` images (N, C, H, W), none attacked."""
         knowing = copy.copy(self)
         object.__setattr__(knowing, "public", public)
         return knowing
 
     @property
     def only(self) -> int | None:
-        """The one client that can be attacked; ``None`` where all can."""
+        """Return the one client that can be attacked; ``None`` where all can."""
         return None
 
     def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
-        """The architecture that ``clients`` clients are made to agree on; its values are not used."""
+        """Return the architecture that ``clients`` clients are made to agree on; its values are not used."""
         return model
 
     @abstractmethod
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """What ``client`` is sent in place of ``state``, the values of ``model``; no tensor is changed in place.
+        """Return what ``client`` is sent in place of ``state``, the values of ``model``; no tensor is changed in place.
 
         Raises:
             UserError: the model has no layer that this attack can use.
         """
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
-        """What ``client`` was sent and what is read of its reply, where it can be asked of the same batch at will."""
+        """Return what ``client`` was sent and what it replied, where it can be asked about the same batch at will."""
         sent = self.craft(model, state, client)
         return sent, ask(sent)
 
     @abstractmethod
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """What is in the reply of one client to what it was sent, or in the mean of all replies.
+        """Return what is in the reply of one client to what it was sent, or in the mean of all replies.
 
         Returns:
             Images, each with its certainty, or where ``reads_images`` is false what an attack may go on with.

@@ -28,7 +28,7 @@ _TRIED_IMAGES, _TRIED_ROWS = 500, 128
 
 @dataclass(frozen=True, kw_only=True)
 class TrapWeights(ServerAttack):
-    """Half of each row is negative, the other half the same values positive and a little smaller, all in random places.
+    """Makes half of each row negative, the other half the same values positive and a little smaller, in random places.
 
     What enters the ReLU behind is below zero for nearly all images (Boenisch et al. 2023, section 5.2). A row that
     fired for one image of the batch is that image: its weight gradient by its bias gradient.
@@ -50,7 +50,7 @@ class TrapWeights(ServerAttack):
         whole("server.seed", self.seed, at_least=0, example=0)
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """The same for every client."""
+        """Craft the weights, the same for every client."""
         expect_whole(model, state, "Trap weights")
         layer = _layer(model, state, tuple(self.public.shape[1:]))
         weight, bias = state.parameters[layer.weight], state.parameters[layer.bias]
@@ -70,7 +70,7 @@ class TrapWeights(ServerAttack):
         )
 
     def _factor(self, traps: Tensor) -> float:
-        """On the positive half, such that a row fires for a share ``fires`` of public images."""
+        """Return the factor on the positive half with which a row fires for a share ``fires`` of public images."""
         images = self.public[:_TRIED_IMAGES].flatten(1)
         if len(images) < 1 / self.fires:
             raise UserError(
@@ -82,7 +82,7 @@ class TrapWeights(ServerAttack):
         return float(ratios.flatten().double().quantile(self.fires))
 
     def read(self, observation: Observation) -> Reconstruction:
-        """An image for each row that fired for one, then the strongest mixtures."""
+        """Return an image for each row that fired for one, then the strongest mixtures."""
         layer = _layer(observation.model, observation.sent, observation.input_shape)
         gradient = as_gradient(observation)
         if missing := {layer.weight, layer.bias} - gradient.keys():
@@ -117,7 +117,7 @@ class TrapWeights(ServerAttack):
 
 
 def _blur(observation: Observation, layer: FirstLayer, rows: Tensor) -> Tensor:
-    """(N,) standard deviation of what rounding the weights after the training did to the gradient of each row.
+    """Return the standard deviation (N,) of what rounding the trained weights did to each row's gradient.
 
     It is that of a weight, and that of the bias, by which white pixels are divided.
     """
@@ -129,12 +129,12 @@ def _blur(observation: Observation, layer: FirstLayer, rows: Tensor) -> Tensor:
 
 
 def _distinct(images: Tensor) -> Tensor:
-    """``images`` (N, D), of those that differ by rounding alone the first."""
+    """Keep the first of ``images`` (N, D) that differ by rounding alone."""
     return images[~(_apart(images, images) < _SAME).tril(-1).any(1)]
 
 
 def _apart(images: Tensor, others: Tensor) -> Tensor:
-    """(N, M) root mean square distances in levels of ``images`` (N, D) and ``others`` (M, D)."""
+    """Return root mean square distances (N, M), in levels, of ``images`` (N, D) and ``others`` (M, D)."""
     distances = torch.cdist(LEVELS * images, LEVELS * others, compute_mode="use_mm_for_euclid_dist")
     return distances / images.shape[1] ** 0.5
 

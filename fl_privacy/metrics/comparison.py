@@ -37,7 +37,7 @@ _LEAST_REST = 1e-3
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Identified:
-    """How each original of a batch of B compares with the guesses at the batch.
+    """Likeness of each original of a batch of B to the guesses at the batch.
 
     Attributes:
         guess: (B,) index of the guess that is most like it.
@@ -62,7 +62,7 @@ class Identified:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Turns:
-    """By which turn each image is most like a guess.
+    """The turn by which each image is most like a guess.
 
     Attributes:
         own: (G, B) of the originals.
@@ -98,7 +98,7 @@ class Look:
     turns: Turns | None = None
 
     def ranked(self, candidates: int) -> Identified:
-        """Of which ``candidates`` are no means."""
+        """Rank the originals; ``candidates`` is the number of rivals that are no means."""
         raw, own, rest = (each.flatten(0, 1) for each in self._strengths)
         luck = LUCK * math.log(len(self.guesses) * max(1.0, ENOUGH / max(1, candidates)))
         leads = own - rest.amax(1, keepdim=True) - luck
@@ -122,18 +122,18 @@ class Look:
         )
 
     def nearest(self, number: int) -> Tensor:
-        """Indices of the ``number`` rivals that are nearest to the guesses in any way."""
+        """Return indices of the ``number`` rivals that are nearest to the guesses in any way."""
         best = self._strengths[2].flatten(0, 1).amax(0)
         return self.rivals[best.topk(min(number, len(best))).indices]
 
     def behind(self) -> Tensor:
-        """(B,) how many rivals are nearer to the guesses, the nearest way of each counting."""
+        """Count the rivals nearer to the guesses than each original (B,), each by its nearest way."""
         own, best = self._strengths[1].flatten(0, 1).amax(0), self._strengths[2].flatten(0, 1).amax(0)
         return (best[None] >= own[:, None] - _TIE).sum(1)
 
     @cached_property
     def best_turns(self) -> Turns | None:
-        """By every turn, those in which originals and all of ``others.rivals`` are most like each guess."""
+        """Return, by every turn, those in which originals and all of ``others.rivals`` are most like each guess."""
         if not self.scaled:
             return None
         found = [by_pair[0] for by_pair in self._by_turn]
@@ -143,7 +143,7 @@ class Look:
 
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of W ways: (G, W, B) correlations, their (G, W, B) strengths, and the (G, W, R) strengths of the rivals."""
+        """Return correlations (G, W, B) of W ways, their strengths (G, W, B), and the rivals' strengths (G, W, R)."""
         at = torch.searchsorted(self.rivals, self.usual)
         raws, owns, rests = [], [], []
         for number in range(len(self.guesses)):
@@ -155,7 +155,7 @@ class Look:
         return torch.stack(raws), torch.stack(owns), torch.stack(rests)
 
     def _correlations(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each way to compare, the largest absolute correlation of a guess with (B,) originals and (R,) rivals."""
+        """Yield for each way a guess's largest absolute correlations with originals (B,) and rivals (R,)."""
         seen = Moved(self.guesses[number : number + 1], self.sight)
         for of, to, window in self.sight.ways:
             places = seen.rows(of, window)
@@ -173,7 +173,7 @@ class Look:
 
     @cached_property
     def _by_turn(self) -> list[list[tuple[Tensor, Tensor]]]:
-        """By guess and pair of blurs, the (T, B) and (T, R) largest correlations by every turn."""
+        """Return by guess and pair of blurs the largest correlations (T, B) and (T, R) by every turn."""
         sight, every = replace(self.sight, between=False), self.others.turned(self.sight)
         found = []
         for guess in torch.split(self.guesses, 1):
@@ -211,7 +211,7 @@ class Look:
         return [Standing(turned(images, turn[self.rivals]), self.sight) for turn in self.turns.rest]
 
     def _foreign(self, original: int, at: int) -> float:
-        """How much a guess shows of others beyond an original, by the guess and way ``at``."""
+        """Return how much a guess shows of others beyond an original, by the guess and way ``at``."""
         number, way = divmod(at, self._strengths[1].shape[1])
         seen = Moved(self.guesses[number : number + 1], self.sight)
         near = self._strengths[2][number, way].topk(min(RIVALS, len(self.rivals))).indices
@@ -235,13 +235,13 @@ class Look:
 
 
 def largest(places: Tensor, rows: Tensor) -> Tensor:
-    """(N,) largest absolute correlation of ``places`` (V, D) with each of ``rows`` (N, D)."""
+    """Return the largest absolute correlation (N,) of ``places`` (V, D) with each of ``rows`` (N, D)."""
     best: Tensor = (places @ rows.T).abs_().amax(0)
     return best
 
 
 def _relative(own: Tensor, rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
-    """Correlations (W, B) and (W, R) -> Fisher's z relative to what is usual of that guess in that way."""
+    """Turn correlations (W, B) and (W, R) into Fisher's z relative to what is usual of that guess in that way."""
     z_own, z_rest = (torch.atanh(found.clamp(max=_CEILING)) for found in (own, rest))
     every = z_rest[:, usual]
     mean, spread = every.mean(1, keepdim=True), every.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
@@ -249,7 +249,10 @@ def _relative(own: Tensor, rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
-    """Largest partial correlation of ``shown`` (D,) with ``rivals`` (K, D), given ``truth`` (D,); rows of length 1."""
+    """Return the largest partial correlation of ``shown`` (D,) with ``rivals`` (K, D), given ``truth`` (D,).
+
+    All rows have length 1.
+    """
     of_truth, of_rivals, between = shown @ truth, rivals @ shown, rivals @ truth
     rest = ((1 - of_truth**2).clamp_min(_LEAST_REST) * (1 - between**2).clamp_min(_LEAST_REST)).sqrt()
     return float(((of_rivals - of_truth * between) / rest).abs().amax().clamp(0, 1))

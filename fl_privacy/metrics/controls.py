@@ -35,7 +35,7 @@ OTHER_UPDATES, MOST_CONTROLS = 3, 8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Others:
-    """What guesses are compared with beside the originals.
+    """Candidates, texts and controls that guesses are compared with beside the originals.
 
     Attributes:
         candidates: images that an original is told apart from; ``None`` where there are none, or texts are attacked.
@@ -55,12 +55,12 @@ class Others:
     beside: Callable[[int], PublicImages | None] | None = None
 
     def of(self, victim: VictimId) -> "Others":
-        """What guesses at ``victim`` are compared with."""
+        """Return what guesses at ``victim`` are compared with."""
         return self if self.beside is None else replace(self, candidates=self.beside(victim.client))
 
 
 def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None], truths: Sequence[Tensor]) -> Controls:
-    """Guesses at other clients' updates, as controls of each victim: a prior makes images without any update.
+    """Choose guesses at other clients' updates as controls of each victim: a prior makes images without any update.
 
     Taken are the guesses at the ``OTHER_UPDATES`` victims of other clients that follow, but those at an update in which
     an image of the victim was, too.
@@ -81,12 +81,12 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 
 
 def _share(ones: Tensor, others: Tensor) -> bool:
-    """Whether an image is in both, to the rounding of pixels."""
+    """Say whether an image is in both, to the rounding of pixels."""
     return bool((torch.cdist(ones.flatten(1).float(), others.flatten(1).float(), p=torch.inf) <= ROUNDING).any())
 
 
 def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor | None = None) -> list[Figures]:
-    """Figures of each image of a victim that has a guess.
+    """Compute the figures of each image of a victim that has a guess.
 
     Args:
         match: guesses and originals.
@@ -123,7 +123,7 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
 
 
 def compare_texts(match: Match, others: Others, language: Language | None = None) -> list[Figures]:
-    """Figures of each text of a victim that has a guess: token F1 of the most frequent tokens of public texts."""
+    """Compute the control of each text of a victim that has a guess: token F1 of the most frequent public tokens."""
     truths = match.originals[match.found]
     if others.texts is None:
         return [{} for _ in truths]
@@ -134,7 +134,7 @@ def compare_texts(match: Match, others: Others, language: Language | None = None
 
 
 def compare_rows(match: Match, others: Others, schema: Schema) -> list[Figures]:
-    """Figures of each row of a victim that has a guess: whether it is exact, and what controls read of it."""
+    """Compute the figures of each row of a victim that has a guess: whether it is exact, and its controls."""
     found = match.found
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     exact = exact_rows(schema, guesses, truths)[found].tolist()
@@ -145,7 +145,7 @@ def compare_rows(match: Match, others: Others, schema: Schema) -> list[Figures]:
 
 
 def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
-    """(F,) whether every pixel is right up to the rounding of 8 bits."""
+    """Say whether every pixel is right up to the rounding of 8 bits, (F,)."""
     return (guesses - originals).abs().flatten(1).amax(1) <= ROUNDING + 1e-6
 
 
@@ -161,7 +161,7 @@ def _of_each(seen: Identified) -> list[Figures]:
 
 
 def _of_controls(own: Figures, original: Tensor, extra: Sequence[Tensor], others: Others) -> Figures:
-    """Largest lead at an original (C, H, W) of guesses at other updates, where the guess at its own is the nearest."""
+    """Return the largest lead at an original (C, H, W) of guesses at other updates, if its own is nearest."""
     if own.get("rank") != 1 or not extra or others.candidates is None:
         return {}
     leads = [identify(each[None], original[None], others.candidates, scaled=others.moved).lead for each in extra]
@@ -169,7 +169,7 @@ def _of_controls(own: Figures, original: Tensor, extra: Sequence[Tensor], others
 
 
 def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:
-    """Nothing can be nearer than the original itself."""
+    """Return the figures of an exact guess: nothing can be nearer than the original itself."""
     if candidates is None:
         return {"likeness": 1.0, "candidates": 0}
     return {"likeness": 1.0, "candidates": int((~candidates.equal(originals)).sum()), "rank": 1}
@@ -185,7 +185,7 @@ _DIGITS_OF_F1 = 6
 def bag_figures(
     reconstruction: Reconstruction, truth: Batch, others: Others | None, language: Language | None
 ) -> tuple[dict[str, float], Figures]:
-    """Metrics by name, and figures beside them, of the words read of all texts of one victim together.
+    """Compute metrics by name, and figures beside them, of the words found in all texts of one victim together.
 
     Special tokens, which every text has, count as none. Beside the metrics: ``words_there`` different words of the
     texts, of which ``words_read`` were read, ``words_false`` read and in none of them, ``words_of`` how many texts they
@@ -218,12 +218,12 @@ def bag_figures(
 
 
 def _different(tokens: Tensor) -> Tensor:
-    """(1, k) the different ones of (1, n), which may have -1 for none."""
+    """Return the different tokens (1, k) of (1, n), which may have -1 for none."""
     different: Tensor = torch.unique(tokens[tokens >= 0])
     return different[None]
 
 
 def _frequent_kinds(public: Tensor, number: int) -> Tensor:
-    """(1, number) the most frequent different tokens of ``public``."""
+    """Return the most frequent different tokens of ``public``, (1, number)."""
     counts = public[public >= 0].bincount()
     return counts.argsort(descending=True, stable=True)[None, : min(number, int((counts > 0).sum()))]

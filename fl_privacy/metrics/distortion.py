@@ -12,7 +12,7 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateDistortion:
-    """A defended update beside the clean one.
+    """Distance of a defended update from the clean one.
 
     Attributes:
         signal_to_distortion: ||B|| / ||E||, clean norm over the norm of the difference; infinite if nothing changed.
@@ -50,13 +50,13 @@ def distortion_of(clean: Tensors, defended: Tensors) -> UpdateDistortion:
 
 
 def _flat(tensors: Tensors) -> Tensor:
-    """(n,) float64."""
+    """Flatten the tensors to one vector (n,) of float64."""
     return torch.cat([t.detach().flatten().double() for t in tensors.values()])
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSystem:
-    """B x = W of a layer, with what a defense added: B + E_B and W + E_W (SPN, Theorem 2.2).
+    """Equations B x = W of a layer, with a defense's noise: B + E_B and W + E_W (SPN, Theorem 2.2).
 
     B is diagonal: each entry b_i of the bias gradient, once for each input. Norms are spectral, of W Euclidean.
 
@@ -72,14 +72,14 @@ class LinearSystem:
 
     @property
     def solvable(self) -> bool:
-        """Whether ||B^-1 E_B|| < 1, the condition under which the theorem says that x can be determined."""
+        """Say whether ||B^-1 E_B|| < 1, the theorem's condition for determining x."""
         return self.contraction < 1
 
 
 def linear_system(
     clean: tuple[Tensor, Tensor], seen: tuple[Tensor, Tensor], *, rows: int | None = None
 ) -> LinearSystem:
-    """The system of a layer before and after the defense.
+    """Build the system of a layer before and after the defense.
 
     Args:
         clean: gradient of weight (M, N) and bias (M,) without defense.
@@ -107,7 +107,7 @@ def _double(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_squared_distance(weights: Tensor) -> float:
-    """Mean over all pairs of clients, a client with itself included, of ``||W_i - W_j||^2`` (Figure 4).
+    """Return the mean over all pairs of clients, a client with itself included, of ``||W_i - W_j||^2`` (Figure 4).
 
     Args:
         weights: (N, ...) of N clients.
@@ -117,7 +117,7 @@ def mean_squared_distance(weights: Tensor) -> float:
 
 
 def effective_rank(weight: Tensor, *, share: float = 0.99) -> int:
-    """How many of the largest singular values add up to ``share`` of the sum of all (Figure 5, left).
+    """Count how many of the largest singular values add up to ``share`` of the sum of all (Figure 5, left).
 
     The paper takes "99 % of the sum of the singular values as threshold" and counts the values above; a single value is
     never above that, so it is read as the sum that the values counted have to reach.

@@ -81,7 +81,7 @@ _FIGURES = ("guess", "likeness", "rank", "lead", "foreign")
 
 
 def _likeness(guesses: Tensor, originals: Tensor) -> Identified:
-    """Without candidates."""
+    """Compare guesses with originals, without candidates."""
     still = Standing(originals, FINE)
     found = []
     for guess in torch.split(guesses, 1):
@@ -106,7 +106,7 @@ _SIGHT = replace(FINE, between=False)
 
 
 def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
-    """Largest PSNR in decibel and largest SSIM of a guess over harmless changes.
+    """Return the largest PSNR in decibel and SSIM of a guess over harmless changes.
 
     These are none, and a linear change of each channel's intensity (least squares) of the guess as it is, mirrored, and
     mirrored or not at the shift where it correlates best with the original.
@@ -127,7 +127,7 @@ def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
 def control(
     original: Tensor, label: int | None, candidates: PublicImages | None, extra: Sequence[Tensor] = ()
 ) -> tuple[float, float]:
-    """Largest PSNR in decibel and SSIM that something reaches that never saw the update, under the same changes.
+    """Return the largest PSNR in decibel and SSIM of guesses that never saw the update, under the same changes.
 
     Args:
         original: (C, H, W) in [0, 1].
@@ -157,7 +157,7 @@ def _public(label: int | None, candidates: PublicImages | None) -> Iterator[Tens
 
 
 def _best_place(guess: Tensor, original: Tensor) -> Tensor:
-    """``guess`` (C, H, W) mirrored or not, and shifted such that it correlates best with ``original``."""
+    """Mirror ``guess`` (C, H, W) or not, and shift it to where it correlates best with ``original``."""
     places, still = Moved(guess[None], _SIGHT).rows(0, 0), Standing(original[None], _SIGHT).rows(0, 0)[0]
     height, width = small(original[None], _SIGHT.side).shape[-2:]
     edge_y, edge_x = shift_reach(height), shift_reach(width)
@@ -171,7 +171,7 @@ def _best_place(guess: Tensor, original: Tensor) -> Tensor:
 
 
 def _shifted(image: Tensor, down: int, right: int) -> Tensor:
-    """(C, H, W) moved by so many pixels, its edge repeated."""
+    """Move an image (C, H, W) by ``down`` and ``right`` pixels, its edge repeated."""
     height, width = image.shape[-2:]
     edges = max(right, 0), max(-right, 0), max(down, 0), max(-down, 0)
     padded = functional.pad(image[None], edges, "replicate")[0]
@@ -179,7 +179,7 @@ def _shifted(image: Tensor, down: int, right: int) -> Tensor:
 
 
 def _fitted(guess: Tensor, original: Tensor) -> Tensor:
-    """``a * guess + b`` nearest to ``original`` in each channel, clamped to [0, 1]."""
+    """Fit ``a * guess + b`` to ``original`` in each channel, clamped to [0, 1]."""
     x, y = guess.flatten(1).double(), original.flatten(1).double()
     dx, dy = x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
     slope = (dx * dy).sum(1, keepdim=True) / dx.square().sum(1, keepdim=True).clamp_min(1e-9)

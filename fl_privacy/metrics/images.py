@@ -13,7 +13,7 @@ MetricFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def mse(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Mean squared error, the BPMSE of FDL-PP.
+    """Compute the mean squared error, the BPMSE of FDL-PP.
 
     Args:
         guesses: (N, C, H, W) in [0, 1].
@@ -26,7 +26,7 @@ def mse(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def rmse(guesses: Tensor, truths: Tensor) -> Tensor:
-    """||guess - truth|| / ||truth|| per image, (N,) float64; infinite for a wrong guess of a black image."""
+    """Compute ||guess - truth|| / ||truth|| per image, (N,) float64; infinite for a wrong guess of a black image."""
     difference = (guesses.double() - truths.double()).flatten(1)
     ratio: Tensor = torch.linalg.vector_norm(difference, dim=1) / torch.linalg.vector_norm(
         truths.double().flatten(1), dim=1
@@ -35,7 +35,7 @@ def rmse(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def psnr(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio for a peak of 1, (N,) float64 in decibel; infinite for an exact guess.
+    """Compute the peak signal-to-noise ratio for a peak of 1, (N,) float64 in decibel; infinite for an exact guess.
 
     >>> psnr(torch.full((1, 1, 8, 8), 0.1), torch.zeros(1, 1, 8, 8)).round(decimals=3)
     tensor([20.], dtype=torch.float64)
@@ -48,7 +48,7 @@ WINDOW = 11
 
 
 def ssim(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Mean structural similarity over the windows that lie inside the image (Wang et al. 2004, Eq. 13).
+    """Compute mean structural similarity over the windows that lie inside the image (Wang et al. 2004, Eq. 13).
 
     Args:
         guesses: (N, C, H, W) in [0, 1].
@@ -71,7 +71,7 @@ _C1, _C2 = 0.01**2, 0.03**2
 
 
 def _windowed(images: Tensor) -> Tensor:
-    """Means of (..., H, W) over the Gaussian windows that lie inside."""
+    """Average (..., H, W) over the Gaussian windows that lie inside."""
     offset = torch.arange(WINDOW, dtype=images.dtype, device=images.device) - WINDOW // 2
     weights = torch.softmax(-(offset**2) / (2 * 1.5**2), dim=0)
     rows = functional.conv2d(images.reshape(-1, 1, *images.shape[-2:]), weights.view(1, 1, -1, 1))
@@ -83,7 +83,7 @@ BINS, SMOOTHING = 10, 1.0
 
 
 def bpki(guesses: Tensor, truths: Tensor, *, bins: int = BINS, smoothing: float = SMOOTHING) -> Tensor:
-    """``KL(F0 || FA)`` per image (Gu et al. 2021, A.4): how far its pixel values are from telling nothing.
+    """Compute ``KL(F0 || FA)`` per image (Gu et al. 2021, A.4): how far its pixels' histogram is from a uniform one.
 
     F0 is uniform over ``bins`` equal intervals of [0, 1], FA the histogram of the guessed pixels over them. The paper
     gives neither the number of intervals nor what becomes of empty ones.
@@ -105,7 +105,7 @@ def bpki(guesses: Tensor, truths: Tensor, *, bins: int = BINS, smoothing: float 
 
 
 def bayesian_privacy_loss(*, bins: int = BINS, smoothing: float = SMOOTHING) -> Callable[[Tensor, Tensor], Tensor]:
-    """The metric :func:`bpki` with other bins: (guesses, truths) -> (N,), the truths unused.
+    """Build the metric :func:`bpki` with other bins: (guesses, truths) -> (N,), the truths unused.
 
     Raises:
         UserError: ``bins`` is below 2, or ``smoothing`` not above 0.

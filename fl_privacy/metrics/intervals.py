@@ -49,7 +49,7 @@ def aggregate(
     groups: Sequence[Hashable] | None = None,
     within: tuple[float, float] = ANY_VALUE,
 ) -> Statistic | None:
-    """The statistic of ``values``, NaN left out; ``None`` where nothing is left.
+    """Compute the statistic of ``values``, NaN left out; ``None`` where nothing is left.
 
     The interval is Student's t. Values of one group, as the images of one upload or one image in several rounds, are
     not independent: with groups it is the cluster-robust t interval of G groups (Liang and Zeger 1986; Cameron and
@@ -88,7 +88,7 @@ def aggregate(
 
 
 def pmm(accuracy: float, undefended_accuracy: float) -> float:
-    """Performance maintenance metric of Refiner: accuracy in percent of what the same training reaches undefended.
+    """Compute Refiner's performance maintenance metric: accuracy in percent of the undefended training's.
 
     >>> pmm(0.45, 0.5)
     90.0
@@ -97,7 +97,7 @@ def pmm(accuracy: float, undefended_accuracy: float) -> float:
 
 
 def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
-    """Upper end, with 95 % confidence, of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934).
+    """Return the 95 % upper end of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934).
 
     Args:
         count: of those seen.
@@ -118,7 +118,7 @@ def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
 
 
 def wilson_interval(count: int, n: int, *, groups: int | None = None) -> tuple[float, float]:
-    """95 % confidence interval of a share of which ``count`` of ``n`` were seen (Wilson 1927, score interval).
+    """Return the 95 % interval of a share of which ``count`` of ``n`` were seen (Wilson 1927, score interval).
 
     Args:
         count: of those seen.
@@ -136,7 +136,7 @@ def wilson_interval(count: int, n: int, *, groups: int | None = None) -> tuple[f
 
 
 def binomial_tail(count: int, n: int, share: float) -> float:
-    """Probability that at least ``count`` of ``n`` happen by chance, each with probability ``share``.
+    """Return the probability that at least ``count`` of ``n`` happen by chance, each with probability ``share``.
 
     >>> round(binomial_tail(1, 10, 1 / 1001), 4)
     0.0099
@@ -148,19 +148,19 @@ def binomial_tail(count: int, n: int, share: float) -> float:
 
 
 def share_interval(count: int, n: int) -> tuple[float, float]:
-    """95 % confidence interval of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934)."""
+    """Return the 95 % interval of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934)."""
     counts = np.asarray([count])
     return float(binomial_lower(counts, n, 0.025)[0]), float(binomial_upper(counts, n, 0.025)[0])
 
 
 def binomial_lower(counts: np.ndarray, n: int, error: float) -> np.ndarray:
-    """Lower ends of shares of which ``counts`` of ``n`` were seen, each wrong with probability ``error`` at most."""
+    """Return lower ends of shares of which ``counts`` of ``n`` were seen, each wrong with probability ``error``."""
     found = _special().betaincinv(np.maximum(counts, 1), n - counts + 1, error)
     return np.where(counts > 0, found, 0.0)
 
 
 def binomial_upper(counts: np.ndarray, n: int, error: float) -> np.ndarray:
-    """Upper ends, likewise."""
+    """Return upper ends of shares of which ``counts`` of ``n`` were seen, each wrong with probability ``error``."""
     found = _special().betaincinv(counts + 1, np.maximum(n - counts, 1), 1 - error)
     return np.where(counts < n, found, 1.0)
 
@@ -173,7 +173,7 @@ def _numbered(groups: Sequence[Hashable]) -> np.ndarray:
 def _interval(
     sample: np.ndarray, labels: np.ndarray, mean: float, within: tuple[float, float]
 ) -> tuple[float, float] | None:
-    """Of groups numbered from 0 in ``labels``."""
+    """Compute the interval over groups numbered from 0 in ``labels``; ``None`` for fewer than two."""
     number = int(labels.max()) + 1
     if number < 2 or not math.isfinite(mean):
         return None

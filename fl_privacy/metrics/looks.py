@@ -40,7 +40,7 @@ _LEAST_CONTRAST = 0.1 / 255
 
 @dataclass(frozen=True)
 class Sight:
-    """How closely images are looked at.
+    """Resolution and blurs at which images are compared.
 
     Attributes:
         side: pixels to which the longer side of an image is averaged down.
@@ -92,7 +92,7 @@ class Standing:
         return len(self.images)
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """(N, D) of unit length, made when they are first asked for: the product of two rows is a correlation."""
+        """Return rows (N, D) of unit length, made when first asked for: the product of two rows is a correlation."""
         if (blur, window) not in self._made:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
             edges = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
@@ -112,7 +112,7 @@ class Moved:
     _places: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """(V, D) of unit length, made when they are first asked for."""
+        """Return rows (V, D) of unit length, made when first asked for."""
         if (blur, window) not in self._made:
             if blur not in self._places:
                 self._places[blur] = _shifted(_with_detail(blurred(self._shown, BLURS[blur])))
@@ -133,7 +133,7 @@ class Moved:
 
 
 def small(images: Tensor, side: int) -> Tensor:
-    """Images (N, C, H, W) averaged down to at most ``side`` pixels a side."""
+    """Average images (N, C, H, W) down to at most ``side`` pixels a side."""
     height, width = images.shape[-2:]
     factor = min(1.0, side / max(height, width))
     size = max(1, round(height * factor)), max(1, round(width * factor))
@@ -141,12 +141,12 @@ def small(images: Tensor, side: int) -> Tensor:
 
 
 def shift_reach(width: int) -> int:
-    """Pixels by which an image of ``width`` pixels may be shifted, and that its window is short of its edge."""
+    """Return by how many pixels an image of ``width`` pixels may be shifted; its window ends that far from the edge."""
     return max(1, round(width / 10)) if width > 2 else 0
 
 
 def blurred(images: Tensor, sigma: float) -> Tensor:
-    """Images (N, C, H, W) under a Gaussian of ``sigma`` pixels, edges repeated; the same for 0."""
+    """Blur images (N, C, H, W) by a Gaussian of ``sigma`` pixels, edges repeated; unchanged for 0."""
     if not sigma:
         return images
     reach = int(3 * sigma + 0.5)
@@ -163,14 +163,14 @@ def _unsharp(gray: Tensor, blur: int) -> Tensor:
 
 
 def _mosaic(gray: Tensor) -> Tensor:
-    """(N, 1, H, W) as squares of 2 x 2 pixels."""
+    """Turn (N, 1, H, W) into squares of 2 x 2 pixels."""
     height, width = gray.shape[-2:]
     halved = functional.avg_pool2d(gray, 2, ceil_mode=True, count_include_pad=False)
     return functional.interpolate(halved, scale_factor=2)[..., :height, :width]
 
 
 def _between(image: Tensor, side: int) -> Iterator[Tensor]:
-    """An image (1, C, H, W) that is averaged down, shifted by half a pixel of what that makes; else nothing."""
+    """Yield an image (1, C, H, W) shifted by half an averaged pixel; nothing where it is not averaged."""
     height, width = image.shape[-2:]
     half = round(max(height, width) / side / 2)
     if not half:
@@ -181,7 +181,7 @@ def _between(image: Tensor, side: int) -> Iterator[Tensor]:
 
 
 def _with_detail(gray: Tensor) -> Tensor:
-    """(N, 1, H, W) -> (N, 2, H, W): as it is, and without its coarse brightness."""
+    """Stack images (N, 1, H, W) unchanged and without their coarse brightness, (N, 2, H, W)."""
     return torch.cat([gray, gray - blurred(gray, _DETAIL)], dim=1)
 
 
@@ -192,7 +192,7 @@ def _inner(images: Tensor, edge_y: int, edge_x: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _windows(height: int, width: int, gap: int) -> tuple[tuple[slice, slice], ...]:
-    """The whole and its four halves."""
+    """Return slices of the whole and its four halves."""
     rows, columns = max(1, height // 2 - gap), max(1, width // 2 - gap)
     every = slice(None)
     return (
@@ -205,7 +205,7 @@ def _windows(height: int, width: int, gap: int) -> tuple[tuple[slice, slice], ..
 
 
 def _shifted(images: Tensor) -> Tensor:
-    """(N, 2, H, W) -> (N, V, 2, H', W'): mirrored or not, the inner window at each shift."""
+    """Return the inner window at each shift, mirrored or not, (N, 2, H, W) -> (N, V, 2, H', W')."""
     height, width = images.shape[-2:]
     size = height - 2 * shift_reach(height), width - 2 * shift_reach(width)
     both = torch.stack([images, images.flip(-1)], dim=1)
@@ -214,7 +214,7 @@ def _shifted(images: Tensor) -> Tensor:
 
 
 def _unit(looks: Tensor) -> Tensor:
-    """(..., 2, H, W) -> (..., D) of unit length, half of it for each look; zeros where there is nothing to see."""
+    """Normalize (..., 2, H, W) to (..., D) of unit length, half of it for each look; zeros if empty."""
     looks = looks - looks.mean((-2, -1), keepdim=True)
     size = looks.shape[-1] * looks.shape[-2]
     length = torch.linalg.vector_norm(looks, dim=(-2, -1), keepdim=True)
@@ -227,7 +227,7 @@ _AGREE = 0.95
 
 
 def _grays(image: Tensor) -> Tensor:
-    """(1, C, H, W) -> (G, 1, H, W): the mean of the channels, and their first principal component where it differs.
+    """Return the mean of the channels of (1, C, H, W), and their first principal component if different, (G, 1, H, W).
 
     The latter is the same if channels are negative or of other contrast, and leaves out a channel that is noise.
     """
@@ -248,14 +248,14 @@ def _grays(image: Tensor) -> Tensor:
 
 
 def turned(images: Tensor, which: Tensor) -> Tensor:
-    """Images (N, C, H, W), each scaled and rotated by one of ``turns``, (N,) their indices."""
+    """Scale and rotate each of images (N, C, H, W) by one of ``turns``, indices (N,)."""
     height, width = images.shape[-2:]
     grid = functional.affine_grid(turns(height, width)[which], list(images.shape), align_corners=False)
     return functional.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
 
 
 def turns(height: int, width: int) -> Tensor:
-    """(T, 2, 3) affine maps of images of ``height`` x ``width``: every zoom at every angle."""
+    """Return affine maps (T, 2, 3) of images of ``height`` x ``width``: every zoom at every angle."""
     zooms = torch.tensor(ZOOMS).repeat_interleave(len(ANGLES), dim=0)
     angles = torch.tensor(ANGLES).deg2rad().repeat(len(ZOOMS))
     scale, down, right = zooms.unbind(1)

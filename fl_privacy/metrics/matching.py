@@ -34,7 +34,7 @@ class Match:
 
     @property
     def found(self) -> Tensor:
-        """(F,) indices of the truths that have a guess."""
+        """Return the indices (F,) of the truths that have a guess."""
         return (self.order >= 0).nonzero().flatten()
 
 
@@ -75,7 +75,7 @@ def _failure(reconstruction: Reconstruction, originals: Tensor) -> str | None:
 
 
 def assign(guesses: Tensor, truths: Tensor) -> Tensor:
-    """The assignment of guesses to truths with the least total squared error, after those that are a truth itself.
+    """Assign guesses to truths with the least total squared error, after those that are a truth itself.
 
     Args:
         guesses: (G, C, H, W); those with a pixel that is not finite are left out.
@@ -110,12 +110,12 @@ def assign(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def hard_labels(labels: Tensor) -> Tensor:
-    """(N,) class indices of labels that are indices (N,) or class probabilities (N, K)."""
+    """Return class indices (N,) of labels that are indices (N,) or class probabilities (N, K)."""
     return labels.argmax(1) if labels.ndim == 2 else labels
 
 
 def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
-    """``guesses`` (B,) in an order in which as many as can be equal ``truths`` (B,); those that do stay where they are.
+    """Order ``guesses`` (B,) so that as many as can be equal ``truths`` (B,); those that do stay where they are.
 
     Labels are recovered for a batch, not for an image: its guess tells how often each class occurs, and whether it
     does must not depend on how its pixels were matched.
@@ -129,10 +129,10 @@ def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def _numbered(labels: Tensor) -> Tensor:
-    """Labels (B,) made distinct by how often they occurred before."""
+    """Make labels (B,) distinct by how often they occurred before."""
     return labels * len(labels) + (labels[:, None] == labels).tril(-1).sum(1)
 
 
 def label_correct(guesses: Tensor, truths: Tensor) -> Tensor:
-    """1 where the class is right, else 0: (N,) float64 from labels (N,) or (N, K)."""
+    """Score 1 where the class is right, else 0: (N,) float64 from labels (N,) or (N, K)."""
     return (hard_labels(guesses) == hard_labels(truths)).double()

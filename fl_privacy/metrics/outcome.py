@@ -53,7 +53,7 @@ PROVEN_PSNR = 40.0
 
 
 class Outcome(StrEnum):
-    """What was read of one image or text, most first."""
+    """Outcome for one image or text, the most leaked first."""
 
     EXACT = "exact"
     """Certified, or equal up to the rounding of 8-bit pixels; a text token by token, a row digit by digit."""
@@ -116,7 +116,7 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
 
 
 def _is_denied(record: Mapping[str, Any]) -> bool:
-    """Whether a guess that is called proven is far from the original."""
+    """Say whether a guess that is called proven is far from the original."""
     psnr = _number(record, "psnr")
     if record.get(TABLE_METRIC) is not None:
         return record.get("row_right") == 0
@@ -137,7 +137,7 @@ def _of_text(record: Mapping[str, Any]) -> Outcome | None:
 
 
 def _of_row(record: Mapping[str, Any]) -> Outcome | None:
-    """Of a row of a table, which is recognizable where more of its cells are right than without the update."""
+    """Return the outcome of a row: recognizable where more cells are right than without the update."""
     found, control = _number(record, TABLE_METRIC), _number(record, "control_cells")
     if found is None or control is None:
         return None
@@ -145,7 +145,7 @@ def _of_row(record: Mapping[str, Any]) -> Outcome | None:
 
 
 def words_are_read(record: Mapping[str, Any]) -> bool:
-    """Whether the words read in no order, of all texts of an upload, are more than their frequency alone tells."""
+    """Say whether the words found in an upload's texts, in no order, are more than their frequency gives away."""
     found, control = _number(record, WORDS_METRIC), _number(record, "word_control_f1")
     passes = found is not None and METRICS[WORDS_METRIC].is_leak(found)
     return passes and found is not None and control is not None and found >= control + MARGIN_F1
@@ -157,20 +157,20 @@ def _is_identified(record: Mapping[str, Any]) -> bool:
 
 
 def _is_nearest(record: Mapping[str, Any]) -> bool:
-    """Whether the original is nearer to a guess than all candidates, and for what it shows of the original alone."""
+    """Say whether the original is nearer to a guess than all candidates, and not for what they share."""
     sure = (_number(record, "lead") or 0.0) >= SURE
     alike = (_number(record, "likeness") or 0.0) >= LIKENESS and not _is_of_others(record)
     return record.get("rank") == 1 and (sure or alike)
 
 
 def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:
-    """Whether a guess leads by more than guesses at other clients' updates do, where these were compared."""
+    """Say whether a guess leads by more than guesses at other clients' updates do, where these were compared."""
     control = _number(record, "control_lead")
     return control is None or lead >= control + LEAD
 
 
 def _is_of_others(record: Mapping[str, Any]) -> bool:
-    """Whether a guess is nearest to the original for what it has in common with others."""
+    """Say whether a guess is nearest to the original only for what it has in common with others."""
     foreign, same = _number(record, "foreign"), (_number(record, "likeness") or 0.0) >= SAME
     return foreign is not None and foreign > FOREIGN and not same and not _beats(record, "psnr", FAR_PSNR)
 

@@ -11,7 +11,7 @@ from fl_privacy.metrics.looks import Sight, Standing, turned, turns
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublicImages:
-    """Images that an original has to be told apart from, none of them attacked.
+    """Images that an original has to be distinguished from, none of them attacked.
 
     Attributes:
         images: (N, C, H, W) in [0, 1].
@@ -29,11 +29,11 @@ class PublicImages:
 
     @cached_property
     def mean(self) -> Tensor:
-        """(C, H, W) of all."""
+        """Return the mean (C, H, W) of all images."""
         return self.images.mean(0)
 
     def class_mean(self, label: int) -> Tensor | None:
-        """(C, H, W) of a class; ``None`` where none is of it or nobody knows."""
+        """Return the mean (C, H, W) of a class; ``None`` where there is none or classes are unknown."""
         return self._class_means.get(label)
 
     @cached_property
@@ -44,15 +44,15 @@ class PublicImages:
 
     @cached_property
     def rivals(self) -> Tensor:
-        """(N + M, C, H, W) the images, and what they have in common: the mean of all, and of each class."""
+        """Return the images and what they have in common, (N + M, C, H, W): the mean of all, and of each class."""
         return torch.cat([self.images, torch.stack([self.mean, *self._class_means.values()])])
 
     def standing(self, sight: Sight) -> Standing:
-        """Rows of ``rivals`` to compare with, kept once they are made."""
+        """Return rows of ``rivals`` to compare with, kept once they are made."""
         return self._looks.setdefault(sight, Standing(self.rivals, sight))
 
     def turned(self, sight: Sight) -> list[Standing]:
-        """Rows of ``rivals``, scaled and rotated by each of the turns in turn; kept once they are made."""
+        """Return rows of ``rivals``, scaled and rotated by each of the turns in order; kept once they are made."""
         if sight not in self._turned:
             number = len(turns(1, 1))
             every = [torch.full((len(self.rivals),), turn) for turn in range(number)]
@@ -67,7 +67,7 @@ class PublicImages:
         return found
 
     def equal(self, originals: Tensor) -> Tensor:
-        """(N,) whether a candidate is one of ``originals`` (B, C, H, W) to the rounding of pixels."""
+        """Say whether each candidate is one of ``originals`` (B, C, H, W), to the rounding of pixels, (N,)."""
         found = torch.zeros(len(self.images), dtype=torch.bool)
         for original in _as_bytes(originals):
             found[self._places.get(original.numpy().tobytes(), [])] = True

@@ -21,22 +21,22 @@ LARGEST_PSNR = 100.0
 
 
 def decimals(value: float) -> str:
-    """Three decimals."""
+    """Format three decimals."""
     return "∞" if math.isinf(value) else f"{value:z.3f}"
 
 
 def significant(value: float) -> str:
-    """Two significant digits."""
+    """Format two significant digits."""
     return f"{value:#.2g}"
 
 
 def whole_percent(value: float) -> str:
-    """A share in percent."""
+    """Format a share in percent."""
     return f"{100 * value:.0f} %"
 
 
 def decibel(value: float) -> str:
-    """One decimal, capped at 100 dB."""
+    """Format one decimal, capped at 100 dB."""
     return f"> {LARGEST_PSNR:.0f}" if value > LARGEST_PSNR else f"{value:z.1f}"
 
 
@@ -85,37 +85,37 @@ class Metric:
 
     @property
     def available(self) -> bool:
-        """Whether the package that it needs is installed."""
+        """Say whether the package that it needs is installed."""
         return self.package is None or find_spec(self.package) is not None
 
     @property
     def bound(self) -> float | None:
-        """Value of the threshold."""
+        """Return the value of the threshold."""
         return self.threshold.value if self.threshold else None
 
     @property
     def side(self) -> Literal["above", "below"]:
-        """On which side of the threshold an image is recognizable."""
+        """Return on which side of the threshold an image is recognizable."""
         return "above" if self.leaks == "high" else "below"
 
     @property
     def axis(self) -> str:
-        """For the axis of a chart."""
+        """Return the title for the axis of a chart."""
         return f"{self.title}{f', {self.unit}' if self.unit else ''} ({self.leaks} leaks)"
 
     def is_leak(self, value: float) -> bool:
-        """Whether an image with this value counts as recognizable."""
+        """Say whether an image with this value counts as recognizable."""
         if self.threshold is None:
             return False
         return value >= self.threshold.value if self.leaks == "high" else value < self.threshold.value
 
     def in_words(self, value: float) -> str:
-        """``value`` with its unit."""
+        """Format ``value`` with its unit."""
         return f"{self.digits(value)} {self.unit}".rstrip()
 
 
 def _in(module: str, name: str) -> MetricFunction:
-    """What ``module`` of this package calls ``name``, imported by its first call."""
+    """Return the function ``name`` in ``module`` of this package, imported by its first call."""
 
     def function(guesses: Tensor, truths: Tensor) -> Tensor:
         found: Tensor = getattr(import_module(f"fl_privacy.metrics.{module}"), name)(guesses, truths)
@@ -325,7 +325,7 @@ NOT_METRICS = frozenset(
 
 
 def register_metric(name: str, metric: Metric) -> None:
-    """Measure ``metric`` of every image from now on, and show it in tables, reports and the catalog as ``name``.
+    """Register ``metric`` to be measured of every image from now on, and shown as ``name``.
 
     Raises:
         UserError: ``name`` is no identifier, or means something else already.

@@ -51,7 +51,7 @@ class Separation:
     seed: int = 0
 
     def halves(self) -> tuple["Separation", "Separation"]:
-        """A cut at random."""
+        """Cut both kinds of scores into halves at random."""
         rng = np.random.default_rng(self.seed)
         cut = []
         for scores in (self.positives, self.negatives):
@@ -63,12 +63,12 @@ class Separation:
         )
 
     def rates(self, threshold: float) -> tuple[float, float]:
-        """TPR and FPR of calling positive what is above ``threshold``."""
+        """Return TPR and FPR of calling positive what is above ``threshold``."""
         return float((self.positives > threshold).mean()), float((self.negatives > threshold).mean())
 
 
 def curve(found: Separation) -> tuple[Scores, Scores]:
-    """FPR and TPR at every threshold, ascending from (0, 0) to (1, 1); ties are one step."""
+    """Compute FPR and TPR at every threshold, ascending from (0, 0) to (1, 1); ties are one step."""
     thresholds = np.unique(np.concatenate([found.positives, found.negatives]))[::-1]
     fpr = 1 - np.searchsorted(np.sort(found.negatives), thresholds, side="left") / len(found.negatives)
     tpr = 1 - np.searchsorted(np.sort(found.positives), thresholds, side="left") / len(found.positives)
@@ -76,7 +76,7 @@ def curve(found: Separation) -> tuple[Scores, Scores]:
 
 
 def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], list[float]]:
-    """Some points of ``curve`` from end to end, evenly spread over the logarithm of the FPR."""
+    """Pick points of ``curve`` from end to end, evenly spread over the logarithm of the FPR."""
     fpr, tpr = curve(found)
     wanted = np.concatenate([[0.0], np.geomspace(1 / len(found.negatives), 1.0, points)])
     kept = np.unique(np.searchsorted(fpr, wanted + 1e-12, side="right") - 1)
@@ -84,7 +84,7 @@ def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], li
 
 
 def auc(found: Separation) -> Estimate:
-    """Area under the curve, with the interval of DeLong, DeLong and Clarke-Pearson (1988)."""
+    """Compute the area under the curve, with the interval of DeLong, DeLong and Clarke-Pearson (1988)."""
     positives, negatives = np.sort(found.positives), np.sort(found.negatives)
     of_positives = _share_below(negatives, positives)
     of_negatives = 1 - _share_below(positives, negatives)
@@ -98,7 +98,7 @@ def auc(found: Separation) -> Estimate:
 
 
 def tpr_at(found: Separation, fpr: float) -> Estimate | None:
-    """The largest TPR at an FPR of at most ``fpr``; ``None`` with so few negatives that one of them is more.
+    """Compute the largest TPR at an FPR of at most ``fpr``; ``None`` with so few negatives that one of them is more.
 
     The interval is the wider one of the bootstrap over both kinds and of Clopper and Pearson at this threshold.
     """
@@ -124,7 +124,7 @@ def tpr_at(found: Separation, fpr: float) -> Estimate | None:
 
 
 def balanced_accuracy(found: Separation) -> Estimate:
-    """Mean of TPR and TNR at thresholds that are best on the other half."""
+    """Compute the mean of TPR and TNR at thresholds that are best on the other half."""
     tpr, fpr = _cross_fitted(found, lambda t, f: t - f)
     positives, negatives = len(found.positives), len(found.negatives)
     value = (tpr + 1 - fpr) / 2
@@ -134,7 +134,7 @@ def balanced_accuracy(found: Separation) -> Estimate:
 
 
 def threshold_success(found: Separation) -> Estimate:
-    """Share of right answers (ASR) at thresholds that are best on the other half, beside the majority guess."""
+    """Compute the share of right answers (ASR) at thresholds best on the other half, beside the majority guess."""
     positives, negatives = len(found.positives), len(found.negatives)
     number, share = positives + negatives, positives / (positives + negatives)
     tpr, fpr = _cross_fitted(found, lambda t, f: share * t + (1 - share) * (1 - f))
@@ -144,13 +144,13 @@ def threshold_success(found: Separation) -> Estimate:
 
 
 def answer_success(right: int, number: int, *, majority: float) -> Estimate:
-    """Share of right answers (ASR), beside ``majority``: that of always saying what is most frequent."""
+    """Compute the share of right answers (ASR), beside ``majority``: that of always giving the most frequent one."""
     low, high = share_interval(right, number)
     return Estimate(value=right / number, low=low, high=high, chance=majority)
 
 
 def correlation(guessed: Scores, true: Scores, *, seed: int) -> Estimate:
-    """Of two tables (N, K), with the bootstrap interval over the rows, which are independent."""
+    """Compute the correlation of two tables (N, K), with the bootstrap interval over independent rows."""
 
     def of(rows: NDArray[np.int64]) -> Scores:
         one, other = guessed[rows].reshape(len(rows), -1), true[rows].reshape(len(rows), -1)
@@ -190,7 +190,7 @@ def _share_below(sample: Scores, values: Scores) -> Scores:
 
 
 def _variance(share: float, number: int) -> float:
-    """Of a share, by Agresti and Coull: never zero."""
+    """Return the variance of a share by Agresti and Coull: never zero."""
     moved = (share * number + 2) / (number + 4)
     return moved * (1 - moved) / (number + 4)
 
@@ -202,31 +202,31 @@ LARGE_EPSILON, LARGE_DELTA = 10.0, 0.01
 
 
 def promises_little(*, epsilon: float, delta: float) -> bool:
-    """Whether an (epsilon, delta) of that size must not be taken for protection (Ponomareva et al. 2023, sec. 5.2)."""
+    """Say whether (epsilon, delta) must not be taken for protection (Ponomareva et al. 2023, sec. 5.2)."""
     return not (epsilon <= LARGE_EPSILON and delta <= LARGE_DELTA)
 
 
 def tpr_bound(fpr: Scores, *, epsilon: float, delta: float) -> Scores:
-    """The largest TPR that (epsilon, delta)-differential privacy allows at each FPR (Kairouz et al. 2015, Thm. 2.1)."""
+    """Return the largest TPR that (epsilon, delta) allows at each FPR (Kairouz et al. 2015, Thm. 2.1)."""
     grows = math.exp(min(epsilon, 700.0))
     return np.clip(np.minimum(grows * fpr + delta, 1 - (1 - delta - fpr) / grows), 0.0, 1.0)
 
 
 def auc_bound(*, epsilon: float, delta: float) -> float:
-    """Area under ``tpr_bound``."""
+    """Return the area under ``tpr_bound``."""
     fpr = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 20_000)])
     tpr = tpr_bound(fpr, epsilon=epsilon, delta=delta)
     return float(((tpr[1:] + tpr[:-1]) / 2 * np.diff(fpr)).sum())
 
 
 def balanced_accuracy_bound(*, epsilon: float, delta: float) -> float:
-    """The largest mean of TPR and TNR that (epsilon, delta) allows."""
+    """Return the largest mean of TPR and TNR that (epsilon, delta) allows."""
     share = (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
     return 1 - share
 
 
 def identification_bound(*, epsilon: float, delta: float, candidates: int) -> float:
-    """The largest probability with which (epsilon, delta) lets an attacker name the one example that is in the data.
+    """Return the largest probability with which (epsilon, delta) lets an attacker name the one example in the data.
 
     Whoever sees nothing names it with the prior 1 / (candidates + 1); who sees all that was released does with at most
     e^epsilon times that plus delta, whatever else it knows: the trade-off of tests between any two data sets (Kairouz
@@ -247,7 +247,7 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
 
 
 def proven_epsilon(found: Separation, *, delta: float) -> float:
-    """The largest epsilon that the attack disproves at ``delta`` with 95 % confidence; 0 where it disproves none.
+    """Compute the largest epsilon that the attack disproves at ``delta`` with 95 % confidence; 0 if it disproves none.
 
     On one half of the examples the threshold that promises most is chosen, by calling positive what is above or calling
     negative what is not; on the other half the rates are bounded by Clopper and Pearson, either error with half of
@@ -273,7 +273,7 @@ def proven_epsilon(found: Separation, *, delta: float) -> float:
 
 
 def _promised(hits: Scores, misses: Scores, sizes: tuple[int, int], delta: float) -> Scores:
-    """log((least share of hits - delta) / largest share of misses), at least 0."""
+    """Compute log((least share of hits - delta) / largest share of misses), at least 0."""
     error = (1 - CONFIDENCE) / 2
     least = binomial_lower(np.rint(hits * sizes[0]), sizes[0], error)
     largest = binomial_upper(np.rint(misses * sizes[1]), sizes[1], error)

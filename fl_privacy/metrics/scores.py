@@ -22,7 +22,7 @@ CHUNK = 256
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageScore:
-    """How well one image was reconstructed.
+    """Score of one image.
 
     Attributes:
         image: its index in the true batch.
@@ -43,7 +43,7 @@ class ImageScore:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VictimScore:
-    """How well one victim's batch was reconstructed.
+    """Scores of one victim's batch.
 
     Attributes:
         id: of the observation.
@@ -81,7 +81,7 @@ _NOTHING: Mapping[str, MetricFunction] = {}
 def evaluate(
     reconstruction: Reconstruction, truth: Batch, *, functions: Mapping[str, MetricFunction] = _NOTHING
 ) -> VictimScore:
-    """``evaluate_all`` of a single victim."""
+    """Run ``evaluate_all`` on a single victim."""
     return evaluate_all([reconstruction], [truth], functions=functions)[0]
 
 
@@ -151,7 +151,7 @@ def evaluate_all(
 def _of_rows(
     reconstructions: Sequence[Reconstruction], truths: Sequence[Batch], schema: Schema, others: Others | None
 ) -> list[VictimScore]:
-    """Of rows of a table."""
+    """Score rows of a table."""
     matches = [match_rows(r, t, schema) for r, t in zip(reconstructions, truths, strict=True)]
     compared = None if others is None else [compare_rows(m, others, schema) for m in matches]
     measured: list[dict[str, float]] = []
@@ -194,7 +194,7 @@ def _scored(
 
 
 def _with_words(score: VictimScore, values: Mapping[str, float], figures: Figures) -> VictimScore:
-    """``score`` with what was read of the words of all its texts together, for each of them that has a guess."""
+    """Add to ``score`` the figures of all its texts' words together, for each text that has a guess."""
     images = tuple(
         replace(image, values={**image.values, **values}, compared={**image.compared, **figures})
         if image.failure is None
@@ -205,7 +205,7 @@ def _with_words(score: VictimScore, values: Mapping[str, float], figures: Figure
 
 
 def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimScore:
-    """What there is to say of a guess (B, C, H, W) whose truth nobody knows.
+    """Report a guess (B, C, H, W) whose truth nobody knows.
 
     Args:
         reconstruction: of one victim.
@@ -257,7 +257,7 @@ def _without_truth(
 def _measure(
     matches: Sequence[Match], to_transformed: Sequence[Match] | None, functions: Mapping[str, MetricFunction]
 ) -> list[dict[str, float]]:
-    """Every metric of every image that has a guess, in order."""
+    """Compute every metric of every image that has a guess, in order."""
     if not any(len(m.found) for m in matches):
         return []
     compared = {"images": _images(matches, matches)}
@@ -271,7 +271,7 @@ def _measure(
 
 
 def _measure_texts(matches: Sequence[Match], language: Language | None) -> list[dict[str, float]]:
-    """Every metric of every text that has a guess, in order; special tokens count as none."""
+    """Compute every metric of every text that has a guess, in order; special tokens count as none."""
     found = [(m.guesses[m.found], m.originals[m.found], m) for m in matches if len(m.found)]
     if not found:
         return []
@@ -304,7 +304,7 @@ def _by_metric(
 
 
 def _images(found: Sequence[Match], matches: Sequence[Match]) -> tuple[Tensor, Tensor]:
-    """Guesses and originals of ``matches`` where ``found`` has a guess."""
+    """Return guesses and originals of ``matches`` where ``found`` has a guess."""
     pairs = list(zip(found, matches, strict=True))
     return torch.cat([m.guesses[f.found] for f, m in pairs]), torch.cat([m.originals[f.found] for f, m in pairs])
 

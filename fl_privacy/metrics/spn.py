@@ -1,4 +1,4 @@
-"""Whose images these are: the tracing attack of SPN."""
+"""Distances as SPN publishes them: whose images these are, and errors of guesses as they come."""
 
 from dataclasses import dataclass
 
@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
+from fl_privacy.metrics.matching import hard_labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tracing:
-    """What a tracing attack came to.
+    """Result of a tracing attack.
 
     Attributes:
         distance: share of the queries that were traced to a wrong participant, in [0, 1]; 1 - 1 / ``participants`` is
@@ -31,7 +32,7 @@ CHUNK = 1024
 
 
 def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
-    """(Q,) for each query the owner of the guess with the least mean squared error (SPN, Fan et al. 2020, Algorithm 6).
+    """Trace each query to the owner of the nearest guess, (Q,) (SPN, Fan et al. 2020, Algorithm 6).
 
     Args:
         guesses: (R, C, H, W) reconstructed images, at least one.
@@ -50,7 +51,7 @@ def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
 
 
 def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """(Q,) for each query the Euclidean distance of the nearest of ``images`` (R, C, H, W), and (Q,) which it is.
+    """Return for each query the Euclidean distance of the nearest of ``images`` (R, C, H, W), and its index, (Q,) each.
 
     Distances are exact: those of equal images are equal, and 0 to the image itself, whatever is compared at a time.
     """
@@ -72,3 +73,38 @@ def tracing_distance(guesses: Tensor, owners: Tensor, queries: Tensor, query_own
         query_owners: (Q,) the truth, at least one.
     """
     return float((trace(guesses, owners, queries) != query_owners).double().mean())
+
+
+def published_rmse(guesses: Tensor, truths: Tensor) -> Tensor:
+    """(N,) ||guess - x|| / ||x|| of guesses as they come: not brought to [0, 1], not matched (SPN, section 4.1).
+
+    The metric ``rmse`` clamps guesses first, and no clamped guess of a digit can have the errors that Figure 12 prints.
+
+    Args:
+        guesses: (N, C, H, W), of any range.
+        truths: (N, C, H, W) in [0, 1], in the order in which they were attacked.
+    """
+    x, apart = truths.flatten(1).double(), (guesses - truths).flatten(1).double()
+    return apart.norm(dim=1) / x.norm(dim=1)
+
+
+def published_label_distance(guesses: Tensor, truths: Tensor) -> Tensor:
+    """(N,) 1 where the label at this place of the batch is wrong, else 0 (SPN, section 4.1, as its figures have it).
+
+    An attack on a batch finds labels in no order, so that perfectly read ones are at a wrong place as often as chance
+    has it; the metric ``label_correct`` takes the order that finds most.
+
+    Args:
+        guesses, truths: (N,) classes or (N, K) probabilities, in their own order.
+    """
+    return (hard_labels(guesses) != hard_labels(truths)).double()
+
+
+def chance_label_distance(batch_size: int, classes: int) -> float:
+    """Return the distance of labels that were perfectly read and laid in a random order beside those of the batch.
+
+    Labels are uniform over the ``classes``: a place has its own label with probability 1/B, and else one that is right
+    by chance with probability 1/K.
+    """
+    own = 1 / batch_size
+    return 1 - (own + (1 - own) / classes)

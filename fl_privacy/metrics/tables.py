@@ -41,19 +41,21 @@ class WrittenRows:
 
 
 def right_cells(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Which cells (..., C) of ``guesses`` are those of ``truths``: categories equal, numbers within
-    :data:`fl_privacy.schema.TOLERANCE` standard deviations."""
+    """Say which cells (..., C) of ``guesses`` are right: equal categories, numbers within the tolerance.
+
+    The tolerance is :data:`fl_privacy.schema.TOLERANCE` standard deviations.
+    """
     return (guesses - truths).abs() <= schema.tolerances + 1e-9
 
 
 def exact_rows(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """(...) whether all cells are equal to the last digit that the table writes."""
+    """Say whether all cells are equal to the last digit that the table writes, (...)."""
     least = torch.tensor([0.5 * 10.0**-c.decimals if c.is_number else 0.0 for c in schema.columns])
     return ((guesses - truths).abs() <= least + 1e-6 * truths.abs()).all(-1)
 
 
 def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """(B,) for each row of cells of ``truths`` (B, C) the index of its guess, -1 where there are too few."""
+    """Assign each row of ``truths`` (B, C) the index of its guess, (B,), -1 where there are too few."""
     if len(guesses) == 1 == len(truths):
         return torch.zeros(1, dtype=torch.long)
     order = torch.full((len(truths),), -1)
@@ -116,12 +118,12 @@ def numbers_right(right: Tensor, numbers: Tensor) -> Tensor:
 
 
 def row_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """1 where all cells of a row are right, else 0; (N,) float64."""
+    """Score 1 where all cells of a row are right, else 0; (N,) float64."""
     return right.all(1).double()
 
 
 def usual_row(public: Tensor, schema: Schema) -> Tensor:
-    """(C,) the most frequent category and the median of each column of public cells (M, C)."""
+    """Return the most frequent category and the median of each column of public cells (M, C), (C,)."""
     found = public.median(0).values
     for place in (~schema.numbers).nonzero().flatten().tolist():
         found[place] = public[:, place].long().bincount().argmax().double()
@@ -145,7 +147,7 @@ def control_cells(public: Tensor, truths: Tensor, schema: Schema, *, seed: int =
 
 
 def written_rows(match: Match, reconstruction: Reconstruction, schema: Schema) -> WrittenRows:
-    """Rows of ``match`` as a page shows them."""
+    """Return rows of ``match`` as a page shows them."""
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     certain = torch.zeros_like(truths)
     if reconstruction.cells_certain is not None:

@@ -15,26 +15,28 @@ _RIGHT_PLACE = 2.0
 
 
 class Language(Protocol):
-    """What tells words from tokens."""
+    """What distinguishes words from tokens."""
 
     @property
     def special(self) -> frozenset[int]:
-        """Tokens that stand for nothing in a text, such as its beginning."""
+        """Return tokens that stand for nothing in a text, such as its beginning."""
         ...
 
     def word_numbers(self, tokens: Tensor) -> Tensor:
-        """Tokens (N, L) -> words (N, W) as numbers, alike for equal words; -1 fills up both."""
+        """Turn tokens (N, L) into words (N, W) as numbers, alike for equal words; -1 fills up both."""
         ...
 
 
 def is_text(inputs: Tensor) -> bool:
-    """Whether inputs are numbers of tokens, not pixels."""
+    """Say whether inputs are numbers of tokens, not pixels."""
     return not inputs.is_floating_point()
 
 
 def match_texts(reconstruction: Reconstruction, truth: Batch) -> Match:
-    """Assign the guesses of ``reconstruction`` to the texts of ``truth``: those with most tokens at their places first,
-    then those with most tokens in common."""
+    """Assign the guesses of ``reconstruction`` to the texts of ``truth``.
+
+    Those with most tokens at their places first, then those with most tokens in common.
+    """
     originals = truth.inputs.detach().cpu()
     labels = hard_labels(truth.labels.detach().cpu()) if truth.labels.dim() == 1 else truth.labels[:, 0].detach().cpu()
     order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, -1)
@@ -57,20 +59,20 @@ def match_texts(reconstruction: Reconstruction, truth: Batch) -> Match:
 
 
 def widened(texts: Sequence[Tensor]) -> list[Tensor]:
-    """Texts (N, L) of different L as wide as the widest, filled up by -1."""
+    """Pad texts (N, L) of different L to the widest, by -1."""
     width = max(tokens.shape[1] for tokens in texts)
     return [torch.nn.functional.pad(tokens, (0, width - tokens.shape[1]), value=-1) for tokens in texts]
 
 
 def without(tokens: Tensor, special: frozenset[int]) -> Tensor:
-    """(N, L) without ``special`` tokens, the others moved to the left."""
+    """Remove ``special`` tokens from (N, L), and move the others to the left."""
     kept = (tokens >= 0) & ~torch.isin(tokens, torch.tensor(sorted(special) or [-1]))
     order = (~kept).long().argsort(dim=1, stable=True)
     return tokens.masked_fill(~kept, -1).gather(1, order)
 
 
 def token_precision(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Share of the guessed tokens that are in the text, each as often as it is there; (N,) float64."""
+    """Compute the share of the guessed tokens that are in the text, each as often as it is there; (N,) float64."""
     return _share(_common(guesses, truths), _count(guesses))
 
 
@@ -80,24 +82,24 @@ def token_recall(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def token_f1(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Harmonic mean of precision and recall of tokens; (N,) float64."""
+    """Compute the harmonic mean of precision and recall of tokens; (N,) float64."""
     return _share(2 * _common(guesses, truths), _count(guesses) + _count(truths))
 
 
 def rouge_1(guesses: Tensor, truths: Tensor) -> Tensor:
-    """F1 of words (Lin 2004); (N,) float64."""
+    """Compute the F1 of words (Lin 2004); (N,) float64."""
     return token_f1(guesses, truths)
 
 
 def rouge_2(guesses: Tensor, truths: Tensor) -> Tensor:
-    """F1 of pairs of neighboring words; (N,) float64, NaN for texts of a single word."""
+    """Compute the F1 of pairs of neighboring words; (N,) float64, NaN for texts of a single word."""
     pairs = [_pairs(words) for words in (guesses, truths)]
     found = token_f1(*pairs)
     return found.masked_fill(_count(pairs[1]) == 0, torch.nan)
 
 
 def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
-    """F1 of the longest common subsequence of words; (N,) float64."""
+    """Compute the F1 of the longest common subsequence of words; (N,) float64."""
     width = truths.shape[1]
     best = torch.zeros(len(truths), width + 1, dtype=torch.long)
     for at in range(guesses.shape[1]):
@@ -109,7 +111,7 @@ def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
-    """Guess texts from how often tokens occur, which takes no update: (N, L) the tokens that most public texts share.
+    """Guess texts (N, L) by the tokens that most public texts share, which takes no update.
 
     Args:
         public: (M, W) tokens of public texts, -1 where there is none.
@@ -125,7 +127,7 @@ def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
 
 
 def exact_match(guesses: Tensor, truths: Tensor) -> Tensor:
-    """1 where every token is right and at its place, else 0; (N,) float64."""
+    """Score 1 where every token is right and at its place, else 0; (N,) float64."""
     guesses, truths = widened([guesses, truths])
     return (guesses == truths).all(1).double()
 
@@ -142,7 +144,7 @@ def _failure(reconstruction: Reconstruction) -> str | None:
 
 
 def _assign(guesses: Tensor, truths: Tensor) -> Tensor:
-    """(B,) for each text the index of its guess, -1 where there are too few."""
+    """Assign each text the index of its guess (B,), -1 where there are too few."""
     order = torch.full((len(truths),), -1)
     if len(guesses) == 1 == len(truths):
         return torch.zeros(1, dtype=torch.long)
@@ -163,14 +165,14 @@ def _assign(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def _common(guesses: Tensor, truths: Tensor) -> Tensor:
-    """(N,) tokens that both have, each as often as the one that has it less often."""
+    """Count tokens that both have (N,), each as often as the one that has it less often."""
     guesses, truths = widened([guesses, truths])
     same = _numbered(guesses)[:, :, None] == _numbered(truths)[:, None]
     return (same & (guesses >= 0)[:, :, None]).sum((1, 2)).double()
 
 
 def _numbered(tokens: Tensor) -> Tensor:
-    """Tokens (N, L) made distinct by how often they occurred before."""
+    """Make tokens (N, L) distinct by how often they occurred before."""
     return tokens * tokens.shape[1] + (tokens[:, :, None] == tokens[:, None]).tril(-1).sum(2)
 
 
@@ -179,7 +181,7 @@ def _count(tokens: Tensor) -> Tensor:
 
 
 def _pairs(words: Tensor) -> Tensor:
-    """(N, W - 1) a number for each two neighboring words."""
+    """Return a number for each two neighboring words, (N, W - 1)."""
     if words.shape[1] < 2:
         return words.new_full((len(words), 1), -1)
     first, second = words[:, :-1], words[:, 1:]

@@ -27,17 +27,17 @@ class PpcPoint:
 
     @property
     def calibrated(self) -> float:
-        """Acc * dist (SPN, Definition 1)."""
+        """Return Acc * dist (SPN, Definition 1)."""
         return self.accuracy * self.distance
 
     @property
     def abscissa(self) -> float:
-        """log10(||B|| / ||E|| + 1), the horizontal axis of a PPC curve; infinite for an infinite ratio."""
+        """Return log10(||B|| / ||E|| + 1), the horizontal axis of a PPC curve; infinite for an infinite ratio."""
         return math.log10(self.signal_to_distortion + 1)
 
 
 def cap(points: Sequence[PpcPoint]) -> float:
-    """Calibrated averaged performance, the mean of Acc * dist (SPN, Eq. 1); higher is better.
+    """Compute the calibrated averaged performance, the mean of Acc * dist (SPN, Eq. 1); higher is better.
 
     Raises:
         UserError: there are no points.

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
         with_adapters,
     )
     from fl_privacy.models.layers import ACTIVATIONS, INITIALIZERS, InputNormalization, has_batch_norm, initialize
-    from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20
+    from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20, ResNet34
     from fl_privacy.models.small_networks import MLP, ConvNet, DLNet, LeNet, LeNet5
     from fl_privacy.models.table_models import FlTabular, TableLogistic, TableMLP, TableModel, TableResNet
     from fl_privacy.models.text_model import TextModel
-    from fl_privacy.models.torchvision_models import MobileNetV2, ViT
+    from fl_privacy.models.torchvision_models import MobileNetV2, ResNet50, ViT
     from fl_privacy.models.transformers import Bert, Gpt, TransformerLM, bert_mini, bert_tiny, gpt_tiny, minilm
 
 _HOMES = {
@@ -73,6 +73,7 @@ _HOMES = {
         "ResNet10",
         "ResNet18",
         "ResNet20",
+        "ResNet34",
     ),
     "fl_privacy.models.small_networks": (
         "ConvNet",
@@ -91,6 +92,7 @@ _HOMES = {
     "fl_privacy.models.text_model": ("TextModel",),
     "fl_privacy.models.torchvision_models": (
         "MobileNetV2",
+        "ResNet50",
         "ViT",
     ),
     "fl_privacy.models.transformers": (
@@ -126,6 +128,8 @@ __all__ = [
     "ResNet10",
     "ResNet18",
     "ResNet20",
+    "ResNet34",
+    "ResNet50",
     "Rest",
     "TableLogistic",
     "TableMLP",

@@ -77,7 +77,7 @@ class BlockNetwork(nn.Module):
             _scale_last_norm(self.features, last_scale)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
         return logits
 

@@ -31,7 +31,7 @@ def build_model(
     num_classes: int,
     **options: Any,
 ) -> nn.Module:
-    """``build_fitting`` for images of ``in_channels``, ``image_size`` high and wide, and ``num_classes`` classes."""
+    """Run ``build_fitting`` for square images of ``in_channels``, ``image_size`` and ``num_classes`` classes."""
     facts = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
     return build_fitting(factory, facts, seed=seed, **options)
 
@@ -86,7 +86,7 @@ def build_fitting(
 
 
 def _normalization(parameters: Collection[str], options: dict[str, Any]) -> Normalization | None:
-    """What ``options`` say of ``mean`` and ``std``, taken out of them, where the model does not take these itself."""
+    """Take ``mean`` and ``std`` out of ``options``, where the model does not take these itself."""
     if {"mean", "std"} & set(parameters) or not {"mean", "std"} & options.keys():
         return None
     mean, std = options.pop("mean", None), options.pop("std", None)
@@ -94,7 +94,7 @@ def _normalization(parameters: Collection[str], options: dict[str, Any]) -> Norm
 
 
 def _expect_of_these(name: str, signature: inspect.Signature, architecture: Mapping[str, Any]) -> None:
-    """Refuse a model of images for texts, and the other way round, as far as its arguments tell."""
+    """Refuse a model of images for texts, and the other way round, as far as its arguments show."""
     texts, reads = _TEXT in architecture, _TEXT in signature.parameters
     table, takes = _TABLE in architecture, _TABLE in signature.parameters
     if takes and not table:
@@ -190,13 +190,13 @@ class _Hook:
 
 
 def normalized(model: nn.Module, normalization: Normalization) -> nn.Module:
-    """A copy of ``model`` that takes images in [0, 1] and normalizes them first; no parameter changes its name."""
+    """Copy ``model`` to take images in [0, 1] and normalize them first; no parameter changes its name."""
     wrapped = copy.deepcopy(model)
     wrapped.register_forward_pre_hook(_Hook(normalization))
     return wrapped
 
 
 def normalization_of(model: nn.Module) -> Normalization | None:
-    """What ``normalized`` put in front of ``model``; ``None`` for a model that takes images as they are."""
+    """Return what ``normalized`` put in front of ``model``; ``None`` for a model that takes images unchanged."""
     hooks = model._forward_pre_hooks.values()
     return next((hook.normalization for hook in hooks if isinstance(hook, _Hook)), None)

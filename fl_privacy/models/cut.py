@@ -13,7 +13,7 @@ NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def called_layers(model: nn.Module, image_shape: tuple[int, ...]) -> list[str]:
-    """Names of the modules that own parameters, in the order in which an image meets them."""
+    """Return names of the modules that own parameters, in the order in which an image meets them."""
     with torch.no_grad(), entering(owners(model)) as calls:
         _evaluated(model, next(model.parameters()).new_zeros(1, *image_shape))
     return list(dict.fromkeys(call.name for call in calls))
@@ -30,7 +30,7 @@ def _evaluated(model: nn.Module, inputs: Tensor) -> None:
 
 
 def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
-    """The first layer behind the last private one, as an image meets them; where nothing is private, the second.
+    """Return the first layer behind the last private one, as an image meets them; where nothing is private, the second.
 
     Args:
         model: architecture.
@@ -84,7 +84,7 @@ def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Co
 
 
 class Front(nn.Module):
-    """What ``model`` does up to ``layer``: images (B, C, H, W) -> the input of the layer (B, ...).
+    """Front of ``model`` up to ``layer``: images (B, C, H, W) -> the input of the layer (B, ...).
 
     The parameters are called ``model.NAME`` here.
     """
@@ -122,7 +122,7 @@ class _ReachedError(Exception):
 
 
 class Rest(nn.Module):
-    """What ``model`` does from ``layer`` on: the input of the layer (B, ...) -> logits (B, K).
+    """Rest of ``model`` from ``layer`` on: the input of the layer (B, ...) -> logits (B, K).
 
     The parameters are called ``model.NAME`` here. What lies in front of the layer sees black images (C, H, W).
     """

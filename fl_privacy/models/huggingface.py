@@ -85,7 +85,7 @@ def hugging_face(
     name: str = "prajjwal1/bert-tiny",
     pretrained: bool = True,
 ) -> HuggingFaceText:
-    """A model of the Hugging Face hub, or of a folder on this machine.
+    """Load a model of the Hugging Face hub, or of a folder on this machine.
 
     Args:
         vocabulary_size: of the data, which are to have the tokenizer of the model (``data.tokenizer``).
@@ -125,7 +125,7 @@ def _is_position(name: str) -> bool:
 
 
 def _first_position(network: nn.Module, positions: nn.Parameter) -> int:
-    """Row of ``positions`` that a text's first token gets: the first with a gradient, or 0 where none has one."""
+    """Find the row of ``positions`` that a text's first token gets: the first with a gradient, else 0."""
     inner, training, trained = getattr(network, "base_model", network), network.training, positions.requires_grad
     network.eval()
     positions.requires_grad_()
@@ -142,7 +142,7 @@ def _first_position(network: nn.Module, positions: nn.Parameter) -> int:
 
 @torch.no_grad()
 def _is_causal(network: nn.Module) -> bool:
-    """Whether the first state stays as it is where the last token is another."""
+    """Say whether the first state stays the same where the last token is another."""
     training = network.training
     network.eval()
     inner = getattr(network, "base_model", network)
@@ -179,13 +179,13 @@ class Adapted(nn.Module):
         self.scale = alpha / rank
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(..., inputs) -> (..., outputs)."""
+        """Map (..., inputs) -> (..., outputs), with the adapter."""
         adapted: Tensor = self.base(inputs) + self.scale * self.lora_b(self.lora_a(inputs))
         return adapted
 
 
 def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) -> TextModel:
-    """A copy of ``model`` with adapters beside the queries and values of its attention, as ``peft`` places them.
+    """Copy ``model`` with adapters beside the queries and values of its attention, as ``peft`` places them.
 
     Where one layer makes queries, keys and values, it gets one adapter.
 
@@ -218,7 +218,7 @@ def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) ->
 
 
 def adapter_of(model: nn.Module, weight: str) -> tuple[str, str] | None:
-    """Names of A and B beside the layer that ``weight`` is of; ``None`` where it has no adapter."""
+    """Return names of A and B beside the layer that ``weight`` is of; ``None`` where it has no adapter."""
     owner = weight.removesuffix(".weight")
     try:
         module = model.get_submodule(owner)
@@ -228,5 +228,5 @@ def adapter_of(model: nn.Module, weight: str) -> tuple[str, str] | None:
 
 
 def down_projection(model: nn.Module, name: str) -> Tensor:
-    """(r, d) the values of an adapter's A by the name of its B."""
+    """Return the values (r, d) of an adapter's A by the name of its B."""
     return model.get_parameter(name.removesuffix("lora_b.weight") + "lora_a.weight").detach()

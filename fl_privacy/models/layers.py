@@ -27,13 +27,13 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def activation(name: str) -> nn.Module:
-    """A new activation layer, one of ``ACTIVATIONS``."""
+    """Make an activation layer, one of ``ACTIVATIONS``."""
     checks.one_of("model.activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]()
 
 
 def pooling(name: str) -> nn.Module:
-    """A new 2x2 pooling: ``max`` or ``avg``."""
+    """Make a 2x2 pooling: ``max`` or ``avg``."""
     checks.one_of("model.pooling", name, ("max", "avg"))
     return nn.MaxPool2d(2) if name == "max" else nn.AvgPool2d(2)
 
@@ -57,7 +57,7 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 def norm_2d(name: str, channels: int) -> nn.Module:
-    """A new normalization of (B, channels, H, W) feature maps; ``group`` makes up to 32 groups (Wu and He, 2018)."""
+    """Make a normalization of (B, channels, H, W) maps; ``group`` makes up to 32 groups (Wu and He, 2018)."""
     checks.one_of("model.norm", name, ("batch", "group", "none"))
     if name == "batch":
         return BatchNorm2d(channels)
@@ -67,7 +67,7 @@ def norm_2d(name: str, channels: int) -> nn.Module:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether a layer of ``model`` normalizes by the batch in training mode."""
+    """Say whether a layer of ``model`` normalizes by the batch in training mode."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
@@ -93,12 +93,12 @@ class InputNormalization(nn.Module):
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> (B, C, H, W)."""
+        """Normalize images (B, C, H, W) in [0, 1]."""
         return (inputs - self.mean) / self.std
 
 
 def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | None, in_channels: int) -> nn.Module:
-    """``InputNormalization``, or the identity where neither ``mean`` nor ``std`` is given."""
+    """Make an ``InputNormalization``, or the identity where neither ``mean`` nor ``std`` is given."""
     if mean is None and std is None:
         return nn.Identity()
     mean, std = [0.0] if mean is None else mean, [1.0] if std is None else std
@@ -112,7 +112,7 @@ def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | Non
 
 
 def resolve_strides(strides: Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
-    """``strides``, or ``default`` where they are ``None``; ``UserError`` unless they are whole numbers above 0."""
+    """Return ``strides``, or ``default`` for ``None``; ``UserError`` unless they are whole numbers above 0."""
     if strides is None:
         return default
     if not isinstance(strides, Sequence) or not strides:
@@ -141,7 +141,7 @@ Initializer = Callable[[nn.Module, torch.Generator | None], None]
 
 
 def _default(model: nn.Module, generator: torch.Generator | None) -> None:
-    """What the layers drew when they were made."""
+    """Leave the values that the layers drew when they were made."""
 
 
 def _uniform(bound: float) -> Initializer:
@@ -171,7 +171,7 @@ def _xavier_normal(model: nn.Module, generator: torch.Generator | None) -> None:
 
 
 def _weighted_layers(model: nn.Module) -> list[nn.Conv2d | nn.Linear]:
-    """The convolutions and linear layers, their biases set to zero."""
+    """Return the convolutions and linear layers, and set their biases to zero."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
     for layer in layers:
         if layer.bias is not None:

@@ -29,7 +29,7 @@ class BasicBlock(nn.Module):
         self.activation = new_activation(activation)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, inner, H, W) -> (B, outer, ceil(H / stride), ceil(W / stride))."""
+        """Map (B, inner, H, W) -> (B, outer, ceil(H / stride), ceil(W / stride))."""
         outputs: Tensor = self.activation(self.residual(inputs) + self.shortcut(inputs))
         return outputs
 
@@ -90,7 +90,7 @@ class ResNet18(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         features: Tensor = self.stages(self.stem(self.normalize(inputs)))
         logits: Tensor = self.classifier(features.mean((2, 3)))
         return logits
@@ -100,6 +100,12 @@ class ResNet10(ResNet18):
     """ResNet-10 for small images: one basic block in each of four stages."""
 
     blocks = (1, 1, 1, 1)
+
+
+class ResNet34(ResNet18):
+    """ResNet-34 for small images: 3, 4, 6 and 3 basic blocks in four stages."""
+
+    blocks = (3, 4, 6, 3)
 
 
 class ResNet20(ResNet18):

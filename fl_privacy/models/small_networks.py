@@ -70,7 +70,7 @@ class LeNet(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
         return logits
 
@@ -133,7 +133,7 @@ class LeNet5(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
         return logits
 
@@ -187,7 +187,7 @@ class ConvNet(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
         return logits
 
@@ -230,6 +230,6 @@ class MLP(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.classifier(self.features(self.normalize(inputs).flatten(1)))
         return logits

@@ -57,7 +57,7 @@ class TableMLP(TableModel):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, F) -> logits (B, K)."""
+        """Map rows (B, F) to logits (B, K)."""
         logits: Tensor = self.classifier(self.features(inputs))
         return logits
 
@@ -77,7 +77,7 @@ class TableLogistic(TableModel):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, F) -> logits (B, K)."""
+        """Map rows (B, F) to logits (B, K)."""
         logits: Tensor = self.classifier(inputs)
         return logits
 
@@ -106,7 +106,7 @@ class FlTabular(TableModel):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, F) -> logits (B, 2), of which the first is 0."""
+        """Map rows (B, F) to logits (B, 2), of which the first is 0."""
         logit = self.output(self.relu(self.layer2(self.relu(self.layer1(inputs)))))
         return torch.cat([torch.zeros_like(logit), logit], -1)
 
@@ -120,7 +120,7 @@ class ResidualBlock(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, D) -> (B, D)."""
+        """Map (B, D) -> (B, D)."""
         after: Tensor = inputs + self.second(self.relu(self.first(inputs)))
         return after
 
@@ -156,6 +156,6 @@ class TableResNet(TableModel):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, F) -> logits (B, K)."""
+        """Map rows (B, F) to logits (B, K)."""
         logits: Tensor = self.classifier(self.relu(self.blocks(self.entry(inputs))))
         return logits

@@ -42,12 +42,14 @@ class TextModel(nn.Module, ABC):
     @property
     @abstractmethod
     def attention_weights(self) -> Sequence[tuple[str, ...]]:
-        """For each block the names of the weights (O, d), or (d, O) where :attr:`transposed`, of the linear layers that
-        what enters its attention enters."""
+        """Return for each block the names of the linear layers' weights that its attention's input enters.
+
+        They are (O, d), or (d, O) where :attr:`transposed`.
+        """
 
     @property
     def entry_norm(self) -> nn.LayerNorm | None:
-        """The layer norm of the sum of the embeddings, where what leaves it enters the first block's attention."""
+        """Return the layer norm of the sum of the embeddings, where its output enters the first block's attention."""
         return None
 
     @property
@@ -57,14 +59,14 @@ class TextModel(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
-        """Of words (B, L, d), where ``there`` (B, L) says which there are."""
+        """Return logits of words (B, L, d), where ``there`` (B, L) says which are present."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Tokens (B, L), or embeddings (B, L, d + 1) -> logits."""
+        """Map tokens (B, L), or embeddings (B, L, d + 1), to logits."""
         return self.logits(*self.embedded(inputs))
 
     def embedded(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings (B, L, d) of words, and (B, L) whether they are there."""
+        """Return embeddings (B, L, d) of words, and whether they are present (B, L)."""
         if inputs.is_floating_point():
             return inputs[..., :-1], inputs[..., -1] > 0.5
         there = inputs >= 0
@@ -84,7 +86,7 @@ class BlockModel(TextModel):
         ]
 
     def through_blocks(self, states: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """(B, L, d) and (B, L) -> (B, L, d), or what becomes of the ``first`` token alone (B, 1, d)."""
+        """Map states (B, L, d) and their mask (B, L) through the blocks, to all or the ``first`` token's."""
         last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
             states = block(states, there, first=first and number == last)
@@ -92,13 +94,13 @@ class BlockModel(TextModel):
 
 
 def mean_state(states: Tensor, there: Tensor) -> Tensor:
-    """(B, d) the mean of the states (B, L, d) of the tokens that are ``there``."""
+    """Average the states (B, L, d) of the tokens that are ``there``, (B, d)."""
     weights = there.to(states.dtype).unsqueeze(-1)
     return (states * weights).sum(1) / weights.sum(1).clamp_min(1)
 
 
 def last_state(states: Tensor, there: Tensor) -> Tensor:
-    """(B, d) the state of each text's last token."""
+    """Return the state of each text's last token, (B, d)."""
     last = (there & ~nn.functional.pad(there, (0, 1))[..., 1:]).to(states.dtype)
     return (states * last.unsqueeze(-1)).sum(1)
 
@@ -119,7 +121,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, inputs: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """(B, L, d) and (B, L) -> (B, L, d), or of the ``first`` token alone (B, 1, d)."""
+        """Attend from (B, L, d) and its mask (B, L) -> (B, L, d), or of the ``first`` token alone (B, 1, d)."""
         (batch, length, width), asking = inputs.shape, inputs[:, :1] if first else inputs
         query, key, value = (
             layer(states).reshape(batch, -1, self.heads, width // self.heads).transpose(1, 2)
@@ -148,7 +150,7 @@ class Positions(nn.Module):
         self.weight = nn.Parameter(std * torch.randn(length, width))
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """(B, L, d) -> (B, L, d)."""
+        """Add the positions, (B, L, d) -> (B, L, d)."""
         return embeddings + self.weight[: embeddings.shape[-2]]
 
 
@@ -180,7 +182,7 @@ class Block(nn.Module):
         self.norm_first = norm_first
 
     def forward(self, inputs: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """(B, L, d) and (B, L) -> (B, L, d), or of the ``first`` token alone (B, 1, d)."""
+        """Map (B, L, d) and its mask (B, L) -> (B, L, d), or of the ``first`` token alone (B, 1, d)."""
         kept = inputs[:, :1] if first else inputs
         if self.norm_first:
             between = kept + self.attention(self.attention_norm(inputs), there, first=first)
@@ -198,7 +200,7 @@ def expect_divides(heads: int, width: int) -> None:
 
 
 def initialize_as_bert(model: nn.Module, std: float) -> None:
-    """Weights from N(0, std^2), biases zero, layer norms one."""
+    """Set weights to draws from N(0, std^2), biases to zero, layer norms to one."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=std)

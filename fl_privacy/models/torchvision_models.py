@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torchvision.models import MobileNetV2 as TorchvisionMobileNetV2
+from torchvision.models import ResNet as TorchvisionResNet
 from torchvision.models import VisionTransformer
+from torchvision.models.resnet import Bottleneck
 
 from fl_privacy.checks import number
 from fl_privacy.errors import UserError
@@ -76,7 +78,7 @@ class ViT(nn.Module):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.network(self.normalize(inputs))
         return logits
 
@@ -129,6 +131,40 @@ class MobileNetV2(nn.Module):
         )
         stem = self.network.features[0]
         stem[0] = nn.Conv2d(in_channels, stem[0].out_channels, 3, first, padding=1, bias=False)
+        initialize(self, init)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
+        logits: Tensor = self.network(self.normalize(inputs))
+        return logits
+
+
+class ResNet50(nn.Module):
+    """ResNet-50 of torchvision (He et al. 2016): a 7x7 stem with pooling, for images of 64 pixels and more.
+
+    Args:
+        in_channels: C of the images.
+        image_size: their height and width.
+        num_classes: K.
+        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
+        init: weight initialization, one of ``initialization.INITIALIZERS``.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        image_size: int,
+        num_classes: int,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        init: str = "default",
+    ) -> None:
+        super().__init__()
+        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
+        self.normalize = input_normalization(mean, std, in_channels)
+        self.network = TorchvisionResNet(Bottleneck, [3, 4, 6, 3], num_classes, norm_layer=BatchNorm2d)
+        self.network.conv1 = nn.Conv2d(in_channels, 64, 7, 2, padding=3, bias=False)
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:

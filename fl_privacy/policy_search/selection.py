@@ -75,18 +75,18 @@ class Selection:
         checks.whole("keep", self.keep, at_least=1, example=2)
 
     def has_effect(self, scored: Scored) -> bool:
-        """Whether it alters as many of the images as it has to; a policy that leaves them alone protects nothing."""
+        """Say whether it alters enough of the images; a policy that leaves them alone protects nothing."""
         return scored.altered >= self.altered_at_least
 
     def threshold(self, scored: Sequence[Scored]) -> float:
-        """T_acc among those of ``scored`` that have an effect."""
+        """Return T_acc among those of ``scored`` that have an effect."""
         if self.accuracy_at_least is not None:
             return self.accuracy_at_least
         best_first = sorted((s.accuracy for s in scored if self.has_effect(s)), reverse=True)
         return best_first[max(1, round(self.accuracy_share * len(best_first))) - 1] if best_first else -math.inf
 
     def accepted(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
-        """Those with an effect that are accurate, little distorted and more private than nothing, the best first.
+        """List policies with an effect that are accurate, little distorted and more private, the best first.
 
         Args:
             scored: policies.
@@ -97,7 +97,7 @@ class Selection:
         return sorted((s for s in fine if s.privacy < untransformed), key=lambda s: s.privacy)
 
     def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
-        """The ``keep`` most private of the accepted that have no operation in common.
+        """Choose the ``keep`` most private of the accepted that have no operation in common.
 
         Raises:
             UserError: there are not so many.
@@ -114,7 +114,7 @@ class Selection:
         return [by_policy[policy] for policy in found]
 
     def _refused(self, scored: Sequence[Scored], untransformed: float) -> str:
-        """How many fail each demand."""
+        """Say how many fail each demand."""
         least = self.threshold(scored)
         return (
             f"{sum(not self.has_effect(s) for s in scored)} leave the images as they are,"
@@ -146,7 +146,7 @@ def altered_shares(images: Tensor, policies: Sequence[Policy], *, seed: int) -> 
 
 
 def require_fsim() -> ModuleType:
-    """The package piq.
+    """Import the package piq.
 
     Raises:
         UserError: it is not installed.
@@ -158,7 +158,7 @@ def require_fsim() -> ModuleType:
 
 
 def fsim_scores(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
-    """Mean feature similarity (Zhang et al. 2011) of ``images`` (N, C, H, W) and what each policy makes of them.
+    """Compute mean feature similarity (Zhang et al. 2011) of ``images`` (N, C, H, W) and their transforms.
 
     1 is no distortion.
 

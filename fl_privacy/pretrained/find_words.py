@@ -25,7 +25,7 @@ _REMEDY = "make one by `fl-privacy train-evaluator data=NAME model=NAME seed=SEE
 
 
 def name_of_words(table: Tensor) -> str:
-    """Of the embeddings (n, d) of tokens: a network judges those alone that it was trained with."""
+    """Name the embeddings (n, d) of tokens: a network judges only those that it was trained with."""
     content = hashlib.sha256(table.detach().float().cpu().contiguous().numpy().tobytes())
     return f"{len(table)}x{table.shape[1]}-{content.hexdigest()[:16]}"
 
@@ -33,7 +33,7 @@ def name_of_words(table: Tensor) -> str:
 def find_word_evaluator(
     path: str | Path | None, table: Tensor, public: Tensor | None, device: torch.device | str = "cpu"
 ) -> WordEvaluator:
-    """The network in the file ``path``; without one a small one, which is trained on ``public`` texts in seconds.
+    """Return the network in the file ``path``; without one a small one, trained on ``public`` texts in seconds.
 
     It is kept in the user's cache folder.
 

@@ -55,7 +55,7 @@ class GeneratorShape:
 
     @property
     def smallest(self) -> int:
-        """Pixels of a side of the first feature map: 7 for 28, 4 for 32 and 64."""
+        """Return the pixels of a side of the first feature map: 7 for 28, 4 for 32 and 64."""
         side = self.size
         while side % 2 == 0 and side // 2 >= SMALLEST_MAP:
             side //= 2
@@ -63,17 +63,17 @@ class GeneratorShape:
 
     @property
     def filters(self) -> list[int]:
-        """Of the feature maps, from the smallest to the largest."""
+        """Return the filters of the feature maps, from the smallest to the largest."""
         doublings = (self.size // self.smallest).bit_length() - 1
         return [self.width << step for step in reversed(range(doublings))]
 
     @property
     def image(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
+        """Return the shape (C, H, W)."""
         return self.channels, self.size, self.size
 
     def plain(self) -> dict[str, int]:
-        """The fields by name."""
+        """Return the fields by name."""
         return asdict(self)
 
 
@@ -103,16 +103,16 @@ class ImageGenerator(nn.Module):
 
     @property
     def depth(self) -> int:
-        """Number of layers; the features that leave layer k, 0 <= k < depth - 1, can be optimized."""
+        """Return the number of layers; the features that leave layer k, 0 <= k < depth - 1, can be optimized."""
         return len(self.layers)
 
     def features_shape(self, layer: int) -> tuple[int, int, int]:
-        """(C, H, W) of what leaves layer ``layer``."""
+        """Return the shape (C, H, W) of what leaves layer ``layer``."""
         side = self.shape.smallest << layer
         return self.shape.filters[layer], side, side
 
     def features(self, latents: Tensor, labels: Tensor | None) -> Tensor:
-        """What leaves layer 0: (N, C, H, W) for latents (N, Z) and labels (N,) or probabilities (N, K)."""
+        """Return what leaves layer 0, (N, C, H, W), for latents (N, Z) and labels (N,) or probabilities (N, K)."""
         if self.classes is not None:
             if labels is None:
                 raise UserError(
@@ -124,14 +124,17 @@ class ImageGenerator(nn.Module):
         return found
 
     def through(self, features: Tensor, *, after: int, until: int | None = None) -> Tensor:
-        """What leaves layer ``until`` (the last: images in [0, 1]) where ``features`` left layer ``after``."""
+        """Return what leaves layer ``until`` where ``features`` left layer ``after``.
+
+        The last layer gives images in [0, 1].
+        """
         last = self.depth - 1 if until is None else until
         for layer in list(self.layers)[after + 1 : last + 1]:
             features = layer(features)
         return (features + 1) / 2 if last == self.depth - 1 else features
 
     def forward(self, latents: Tensor, labels: Tensor | None = None) -> Tensor:
-        """(N, Z), labels (N,) or (N, K) -> images (N, C, H, W) in [0, 1]."""
+        """Map latents (N, Z) and labels (N,) or (N, K) to images (N, C, H, W) in [0, 1]."""
         return self.through(self.features(latents, labels), after=0)
 
 
@@ -153,7 +156,7 @@ class ImageDiscriminator(nn.Module):
         self.classes = normed(nn.Embedding(shape.num_classes, size)) if shape.num_classes else None
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """(N, C, H, W) in [0, 1], labels (N,) -> (N,), above 0 for real."""
+        """Score images (N, C, H, W) in [0, 1] with labels (N,): (N,), above 0 for real."""
         found = 2 * images - 1
         for layer in self.layers:
             found = F.leaky_relu(layer(found), 0.1)
@@ -182,7 +185,7 @@ below, and different images are above (``experiments/generative_prior.py seen``)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Provenance:
-    """What a generator was trained on.
+    """The data that a generator was trained on.
 
     Attributes:
         data: name of the data set.
@@ -201,17 +204,17 @@ class Provenance:
     fingerprints: Tensor = field(default_factory=lambda: torch.zeros(0, SIDE * SIDE, dtype=torch.uint8))
 
     def words(self) -> str:
-        """For reports: ``cifar10, split train, 50,000 images``."""
+        """Return words for reports: ``cifar10, split train, 50,000 images``."""
         return f"{self.data}, split {self.split}, {self.images:,} images"
 
     def header(self) -> str:
-        """The fields but the fingerprints, as JSON."""
+        """Return the fields but the fingerprints, as JSON."""
         fields = asdict(self)
         del fields["fingerprints"]
         return json.dumps(fields)
 
     def seen(self, images: Tensor) -> Tensor:
-        """(N,) bool: which of ``images`` (N, C, H, W), uint8 or in [0, 1], it was trained on, up to re-encoding."""
+        """Say which of ``images`` (N, C, H, W), uint8 or in [0, 1], it was trained on, up to re-encoding: (N,) bool."""
         if not len(self.fingerprints):
             return torch.zeros(len(images), dtype=torch.bool)
         known, asked = self.fingerprints.float(), image_fingerprints(images).float()
@@ -220,7 +223,7 @@ class Provenance:
 
 
 def image_fingerprints(images: Tensor) -> Tensor:
-    """(N, 64) uint8: the mean grey of 8 by 8 parts of each of ``images`` (N, C, H, W), uint8 or in [0, 1]."""
+    """Return the mean grey of 8 by 8 parts of each of ``images`` (N, C, H, W), uint8 or in [0, 1]: (N, 64) uint8."""
     parts = []
     for part in torch.split(images, 4096):
         values = part.float() if part.dtype == torch.uint8 else 255 * part.float()

@@ -53,7 +53,7 @@ def save_generator(network: ImageGenerator, provenance: Provenance, file: Path, 
 
 
 def read_generator_header(file: Path) -> dict[str, str]:
-    """The header of a generator's file.
+    """Return the header of a generator's file.
 
     Raises:
         UserError: there is no such file, or it holds something else.
@@ -64,7 +64,7 @@ def read_generator_header(file: Path) -> dict[str, str]:
 def load_generator(
     file: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TrainedGenerator:
-    """The generator in ``file``, frozen; read once for each device until the file changes.
+    """Load the generator in ``file``, frozen; once for each device until the file changes.
 
     Raises:
         UserError: there is no such file, or it holds something else.
@@ -90,7 +90,7 @@ def _load(file: Path, device: torch.device, dtype: torch.dtype) -> TrainedGenera
 
 
 def _shape(header: Mapping[str, str]) -> GeneratorShape | None:
-    """What ``architecture`` says, within limits; laid out before anything is allocated."""
+    """Return what ``architecture`` says, within limits; laid out before anything is allocated."""
     given = _plain(header, "architecture")
     names = {field.name for field in fields(GeneratorShape)}
     if given is None or given.keys() != names or not all(type(value) is int for value in given.values()):
@@ -126,7 +126,7 @@ def save_training(state: Mapping[str, Tensor], file: Path, key: str) -> None:
 
 
 def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
-    """The state of the training ``key`` in ``file``; ``None`` where there is none, or one of another training."""
+    """Load the state of the training ``key`` in ``file``; ``None`` where there is none, or one of another training."""
     if not file.is_file():
         return None
     try:
@@ -138,7 +138,7 @@ def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
 
 
 def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Header and, if wanted, values."""
+    """Return header and, if wanted, values."""
     try:
         return read_network(file, tensors=tensors)
     except OSError as error:
@@ -158,7 +158,7 @@ _TRAINED_ON = Provenance(data="DigiFace-1M (rendered faces of nobody)", split="a
 
 
 def expect_faces() -> Path:
-    """The file with the weights.
+    """Return the file with the weights.
 
     Raises:
         UserError: the package is missing.
@@ -176,7 +176,7 @@ def expect_faces() -> Path:
 
 @lru_cache(maxsize=2)
 def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
-    """A DCGAN of color faces, 64x64, from 100 latents, without classes.
+    """Load a DCGAN of color faces, 64x64, from 100 latents, without classes.
 
     Raises:
         UserError: the package is missing, or holds other weights.
@@ -207,7 +207,7 @@ def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
 
 
 def _renamed(name: str) -> str:
-    """``main.3.weight``, the second convolution, is ours as ``layers.1.0.weight``."""
+    """Rename ``main.3.weight``, the second convolution, to our ``layers.1.0.weight``."""
     _, number, value = name.split(".")
     layer, place = divmod(int(number), 3)
     return f"layers.{layer}.{place}.{value}"
@@ -216,7 +216,7 @@ def _renamed(name: str) -> str:
 def find_generator(
     path: str | None, image: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TrainedGenerator:
-    """The generator in the file ``path``, or the one of a package that ``path`` names.
+    """Find the generator in the file ``path``, or the one of a package that ``path`` names.
 
     Args:
         path: of a file that ``fl-privacy train-generator`` wrote; ``faces`` is that of the package gan-face-generate.
@@ -254,6 +254,6 @@ def expect_generator(path: str | None) -> None:
 
 
 def _kept(pattern: str) -> str:
-    """What was trained before, for the remedy."""
+    """Name what was trained before, for the remedy."""
     files = sorted(user_cache_folder().glob(pattern))
     return f", such as {files[-1]}" if files else ""

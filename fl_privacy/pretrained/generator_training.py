@@ -19,7 +19,7 @@ Told = Callable[[int, int, float, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorPlan:
-    """How a generator is trained.
+    """Plan of a generator's training.
 
     Attributes:
         latent: numbers that an image is made of.
@@ -54,7 +54,7 @@ class GeneratorPlan:
             checks.number(name, getattr(self, name), at_least=0, below=1, example=0.5)
 
     def shape(self, images: Tensor, num_classes: int) -> GeneratorShape:
-        """The generator's, for images (N, C, H, W).
+        """Return the generator's shape, for images (N, C, H, W).
 
         Raises:
             UserError: they are no squares, or of a size that it can't make.
@@ -109,7 +109,7 @@ class GeneratorTraining:
         self._of_discriminator = torch.optim.Adam(self._discriminator.parameters(), lr=plan.lr, betas=betas)
 
     def run(self, told: Told = lambda done, total, discriminator, generator: None) -> Self:
-        """All steps that are left; ``told`` after each."""
+        """Do all steps that are left, and call ``told`` after each."""
         while self.done < self.plan.steps:
             losses = self._step(self.done)
             self.done += 1
@@ -117,7 +117,7 @@ class GeneratorTraining:
         return self
 
     def result(self) -> ImageGenerator:
-        """The running mean, frozen."""
+        """Return the running mean, frozen."""
         return self.average
 
     def _step(self, number: int) -> tuple[float, float]:
@@ -140,7 +140,7 @@ class GeneratorTraining:
         return against.item(), towards.item()
 
     def _batch(self, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The ``number``-th: each image once in an epoch, in an order of its own."""
+        """Return the ``number``-th batch: each image once in an epoch, in an order of its own."""
         size, count = min(self.plan.batch_size, len(self._images)), len(self._images)
         epoch, place = divmod(number, count // size)
         order = torch.randperm(count, generator=derive_generator(self.seed, "generator", "epoch", epoch))
@@ -152,7 +152,7 @@ class GeneratorTraining:
         return images, self._labels[chosen]
 
     def _moved(self, images: Tensor, shifts: Tensor) -> Tensor:
-        """Each image by its (down, right) pixels, black where it came from."""
+        """Move each image by its (down, right) pixels, black where it came from."""
         most = self.plan.shift
         if not most:
             return images
@@ -166,7 +166,7 @@ class GeneratorTraining:
 
     @torch.no_grad()
     def _take_average(self, number: int) -> None:
-        """The first steps count less, so that what the generator began with is soon forgotten."""
+        """Update the running mean; the first steps count less, so that the generator's start is soon forgotten."""
         weight = 1 - min(self.plan.average, (1 + number) / (10 + number))
         for mean, value in zip(self.average.state_dict().values(), self.generator.state_dict().values(), strict=True):
             if mean.is_floating_point():
@@ -183,7 +183,7 @@ class GeneratorTraining:
         yield from (("of_generator", self._of_generator), ("of_discriminator", self._of_discriminator))
 
     def state(self) -> dict[str, Tensor]:
-        """All that a later process needs to go on to the same bits, by name."""
+        """Return all that a later process needs to go on to the same bits, by name."""
         found = {"done": torch.tensor(self.done)}
         for part, module in self._parts():
             found |= {f"{part}/{name}": value for name, value in module.state_dict().items()}

@@ -19,7 +19,7 @@ TEXTS = EvaluatorPlan(widths=(64, 64), epochs=10, batch_size=64, lr=1e-3)
 
 @dataclass(frozen=True, eq=False)
 class WordBox:
-    """The box around the embeddings of all tokens, of which each side is [0, 1]: to words what pixels are to images.
+    """The box around the embeddings of all tokens, each side [0, 1]: to words what pixels are to images.
 
     Attributes:
         table: (n, d) embeddings.
@@ -28,19 +28,19 @@ class WordBox:
     table: Tensor
 
     def coordinates(self, embeddings: Tensor) -> Tensor:
-        """(..., d) -> (..., d) in [0, 1]."""
+        """Turn embeddings (..., d) into coordinates (..., d) in [0, 1]."""
         return (embeddings - self._low) / self._side
 
     def embeddings(self, coordinates: Tensor) -> Tensor:
-        """(..., d) in [0, 1] -> (..., d)."""
+        """Turn coordinates (..., d) in [0, 1] into embeddings (..., d)."""
         return self._low + self._side * coordinates
 
     def words(self, tokens: Tensor) -> Tensor:
-        """Tokens (...) -> coordinates (..., d); of none, -1, those of the first."""
+        """Turn tokens (...) into coordinates (..., d); of none, -1, those of the first."""
         return self.coordinates(self.table[tokens.clamp_min(0)])
 
     def random_words(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
-        """(*shape, d) coordinates of tokens drawn alike, on the device of ``rng``."""
+        """Draw coordinates (*shape, d) of tokens, each as likely, on the device of ``rng``."""
         drawn = torch.randint(len(self.table), tuple(shape), generator=rng, device=rng.device)
         return self.words(drawn.to(self.table.device))
 
@@ -72,7 +72,7 @@ class WordEvaluator(nn.Module):
         self.head = nn.Linear(widths[-1], 1)
 
     def word_logits(self, words: Tensor, there: Tensor) -> Tensor:
-        """Coordinates (N, L, d) of words and whether there is one (N, L) -> (N, L) log odds that it is random."""
+        """Return the log odds (N, L) that words with coordinates (N, L, d) are random, where present (N, L)."""
         kept = there.to(words.dtype).unsqueeze(1)
         states = (2 * words - 1).mT * kept
         for layer in self.layers:
@@ -81,7 +81,7 @@ class WordEvaluator(nn.Module):
         return logits
 
     def forward(self, words: Tensor, there: Tensor) -> Tensor:
-        """Likewise -> (N,) predicted share of random words in [0, 1]."""
+        """Predict the share (N,) of random words in [0, 1]."""
         kept = there.to(words.dtype)
         return (self.word_logits(words, there).sigmoid() * kept).sum(1) / kept.sum(1).clamp_min(1)
 
@@ -89,7 +89,7 @@ class WordEvaluator(nn.Module):
 def mix_with_random_words(
     box: WordBox, tokens: Tensor, ratios: Tensor, rng: torch.Generator, *, blended: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Texts of which a share of each is random.
+    """Replace a share of each text's words by random ones.
 
     Args:
         box: of the embeddings.
@@ -158,7 +158,7 @@ def train_word_evaluator(
 def random_word_curve(
     network: WordEvaluator, tokens: Tensor, table: Tensor, ratios: Tensor, *, seed: int = 0
 ) -> Tensor:
-    """(R, N) predicted share of random words in each text (N, L) at each true one, words being exchanged."""
+    """Predict the share of random words in each text (N, L) at each true one, words being exchanged, (R, N)."""
     box, rng, tokens = WordBox(table.detach()), torch.Generator().manual_seed(seed), tokens.long()
     whole, rows = torch.zeros(len(tokens), dtype=torch.bool), []
     for ratio in ratios.tolist():

@@ -45,7 +45,7 @@ class Comparison:
 
 
 def compare(before: Measurement, now: Measurement, *, level: float = LEVEL) -> Comparison:
-    """Test whether the same images are read better ``now`` than ``before``.
+    """Test whether the same images are reconstructed better ``now`` than ``before``.
 
     The test is a one-sided sign-flip (permutation) test of the mean difference, paired by image. Images that shared an
     upload in either measurement are not independent: their differences are flipped together (a cluster-level test).
@@ -92,7 +92,7 @@ def expect_enough(measurement: Measurement) -> None:
 
 
 def sign_flip_p(sums: np.ndarray) -> float:
-    """One-sided p of the sum of ``sums`` (G,), one of each independent group, under random signs.
+    """Return the one-sided p of the sum of ``sums`` (G,), one of each independent group, under random signs.
 
     Fisher 1935, "The Design of Experiments", section 21. With more than ``EXACT`` groups it is estimated from 2^14
     draws, the observed signs among them (Phipson and Smyth 2010).
@@ -108,7 +108,7 @@ def sign_flip_p(sums: np.ndarray) -> float:
 
 
 def _joined(first: tuple[int, ...], second: tuple[int, ...]) -> np.ndarray:
-    """(N,) numbers of the finest groups that no group of either is cut by."""
+    """Return numbers of the finest groups (N,) that no group of either is cut by."""
     above = list(range(len(first)))
 
     def root(index: int) -> int:
@@ -160,7 +160,7 @@ _KINDS: Mapping[str, Any] = {
 
 
 def read_baseline(path: Path) -> dict[str, Measurement]:
-    """The measurements in the file ``path`` by name; none where there is no file.
+    """Return the measurements in the file ``path`` by name; none where there is no file.
 
     Raises:
         UserError: it is damaged, or of another format.
@@ -183,7 +183,7 @@ def read_baseline(path: Path) -> dict[str, Measurement]:
 
 
 def write_baseline(path: Path, measurements: Mapping[str, Measurement]) -> None:
-    """Inverse of ``read_baseline``; mean and interval stand beside the values for who reads the file."""
+    """Write what ``read_baseline`` reads; mean and interval stand beside the values for human readers."""
     tests = {}
     for name, measurement in sorted(measurements.items()):
         found = measurement.statistic

@@ -43,7 +43,7 @@ from fl_privacy.victim_ids import VictimId
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """How well each of N images was read.
+    """How well each of N images was reconstructed.
 
     Attributes:
         metric: a name in ``METRICS``.
@@ -65,19 +65,19 @@ class Measurement:
 
     @property
     def judged_by(self) -> Metric:
-        """The metric itself."""
+        """Return the metric itself."""
         return METRICS[self.metric]
 
     @property
     def statistic(self) -> Statistic:
-        """Mean and 95 % interval, over uploads."""
+        """Return mean and 95 % interval, over uploads."""
         found = aggregate(self.values, groups=self.uploads, within=self.judged_by.range)
         assert found is not None
         return found
 
     @property
     def read_in_words(self) -> str:
-        """How many were read of how many; where none was, with the largest share that this allows (95 %)."""
+        """Say how many were reconstructed of how many; if none, the largest share that this allows (95 %)."""
         if self.read is None:
             return f"an unknown number of {len(self.values)} images"
         if self.read:
@@ -104,7 +104,7 @@ def measured(
     victims: Iterable[str],
     outcomes: Iterable[Outcome | None] = (),
 ) -> Measurement:
-    """A measurement, of images of which every value is known.
+    """Build a measurement of images of which every value is known.
 
     Args:
         metric: a name in ``METRICS``.
@@ -142,7 +142,7 @@ def measured(
 
 
 def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
-    """Of the run, attack or audit in ``folder``: in the attacked round and by the attacker with the worst mean.
+    """Measure the run, attack or audit in ``folder``: the attacked round and attacker with the worst mean.
 
     Images are told by their victim's name, whatever the round, so that two runs are of the same ones if both have the
     same seed and data.
@@ -203,7 +203,9 @@ def measure_training(
     metric: str = "psnr",
     seed: int = 0,
 ) -> Measurement:
-    """How well an honest-but-curious server reads the first ``images`` of ``data`` from uploads of one batch each.
+    """Measure how well an honest-but-curious server reconstructs the first ``images`` of ``data``.
+
+    From uploads of one batch each.
 
     Each batch is trained on by ``train``, once, on a copy of the model as it is: the worst case of the literature for
     its size. The change of the parameters is what the server sees, behind ``defense`` if there is one: then an attacker
@@ -254,7 +256,7 @@ def measure_training(
 
 
 def _others(data: object, attacked: Sequence[Batch], scale: Normalization | None, seed: int) -> Others:
-    """Images of the same data that are not attacked, with shipped ones where there are few."""
+    """Choose images of the same data that are not attacked, with shipped ones where there are few."""
     shape = tuple(attacked[0].inputs.shape[1:])
     taken = set(range(sum(len(batch.inputs) for batch in attacked)))
     drawn = islice(at_random(data, taken, derive_generator(seed, "candidates")), MOST)
@@ -263,7 +265,7 @@ def _others(data: object, attacked: Sequence[Batch], scale: Normalization | None
 
 
 def _called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack, str]:
-    """The attack and its name."""
+    """Return the attack and its name."""
     made, name = attack_called(attack)
     if made is None:
         raise UserError("attack is expected to be one, but got none; nothing would be measured.")
@@ -271,29 +273,29 @@ def _called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack, s
 
 
 def _at_one_rate(observations: Sequence[Observation]) -> list[Observation]:
-    """With the learning rate that ``train`` most likely has, so that all are attacked together."""
+    """Set the learning rate that ``train`` most likely has, so that all are attacked together."""
     rate = statistics.median(o.plan.lr for o in observations)
     return [replace(o, plan=replace(o.plan, lr=rate)) for o in observations]
 
 
 def _read(scores: Sequence[VictimScore], metric: str) -> list[float]:
-    """Of each image, NaN after a failure."""
+    """Return the metric of each image, NaN after a failure."""
     return [image.values.get(metric, math.nan) for score in scores for image in score.images]
 
 
 def _worst_values(scores: Sequence[Sequence[VictimScore]], metric: str) -> list[float]:
-    """Of each image, by the attacker that read most of it."""
+    """Return the metric of each image, by the attacker that leaks most of it."""
     return [_worst(metric, values) for values in zip(*(_read(found, metric) for found in scores), strict=True)]
 
 
 def _most(scores: Sequence[Sequence[VictimScore]]) -> list[Outcome | None]:
-    """The most that any attacker read of each image; ``None`` where that cannot be said of one of them."""
+    """Return the worst outcome of each image by any attacker; ``None`` where one of them is not known."""
     found = zip(*map(_outcomes, scores), strict=True)
     return [None if None in each else min(filter(None, each), key=list(Outcome).index) for each in found]
 
 
 def _outcomes(scores: Sequence[VictimScore]) -> list[Outcome | None]:
-    """What was read of each image."""
+    """Return the outcome of each image."""
     return [
         outcome_of({**image.values, **image.compared, "certainty": image.certainty, "failure": image.failure})
         for score in scores
@@ -302,14 +304,14 @@ def _outcomes(scores: Sequence[VictimScore]) -> list[Outcome | None]:
 
 
 def _worst(metric: str, values: Sequence[float]) -> float:
-    """Of what several attackers read of an image; NaN where one of them failed, as is not known what it can."""
+    """Return the worst of several attackers' values of an image; NaN where one failed, as its value is unknown."""
     if any(map(math.isnan, values)):
         return math.nan
     return max(values) if METRICS[metric].leaks == "high" else min(values)
 
 
 def _examples(data: object, images: int, batch_size: int) -> list[tuple[Tensor, int]]:
-    """The first ``images`` of ``data``."""
+    """Return the first ``images`` of ``data``."""
     whole("batch_size", batch_size, at_least=1, example=8)
     whole("images", images, at_least=1, example=40)
     if images % batch_size:
@@ -343,7 +345,7 @@ def _made(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def _change(model: nn.Module, train: Train, examples: Sequence[tuple[Tensor, int]], seed: int) -> ModelState:
-    """Of the parameters, by one training on ``examples``; buffers as they are then."""
+    """Return the change of the parameters by one training on ``examples``; buffers are those afterwards."""
     sent, trained = ModelState.of(model), copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]), blamed_on("train(model, loader)"):
         torch.manual_seed(seed)
@@ -365,7 +367,7 @@ def _expect_on_upload(defense: Defense) -> Defense:
 
 
 def _defended(change: Tensors, defense: Defense, seed: int) -> Tensors:
-    """By a client that starts anew with each upload."""
+    """Defend the change by a client that starts anew with each upload."""
     state, rng = ClientState(), torch.Generator().manual_seed(derive_seed(seed, "defense"))
     for hook in defense.upload:
         change = hook(change, state, rng)

@@ -18,7 +18,7 @@ _SAID = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the command line."""
+    """Add the options of the command line."""
     group = parser.getgroup("fl-privacy", "leakage of federated updates (fl_privacy)")
     group.addoption(
         "--fl-privacy", action="store_true", help="Run the tests that measure leakage, and compare with the baseline."
@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def leakage(request: pytest.FixtureRequest) -> LeakageCheck:
-    """Measures what an app's uploads give away and compares it with the baseline; skipped without ``--fl-privacy``."""
+    """Measure what an app's uploads give away and compare it with the baseline; skipped without ``--fl-privacy``."""
     config = request.config
     update = bool(config.getoption("--fl-privacy-update"))
     if not update and not config.getoption("--fl-privacy"):
@@ -133,7 +133,7 @@ class LeakageCheck:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """A sentence on each measurement, also where all tests pass."""
+    """Print a sentence on each measurement, also where all tests pass."""
     if said := config.stash[_SAID]:
         terminalreporter.section("leakage")
         for sentence in said:

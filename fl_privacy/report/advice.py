@@ -43,7 +43,7 @@ SHIPPED = Path(__file__).resolve().parent / "measured"
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredDefense:
-    """A defense at one strength, as it was trained and attacked; figures are of the worst attack under each threat.
+    """A defense at one strength as it was trained and attacked, with figures of the worst attack under each threat.
 
     Attributes:
         name: in words.
@@ -68,7 +68,7 @@ class MeasuredDefense:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredTable:
-    """What a sweep, or one training of a benchmark, measured.
+    """Measurements of a sweep, or of one training of a benchmark.
 
     Attributes:
         settings: overrides of all of it, such as ``data=mnist_mini``.
@@ -87,14 +87,16 @@ class MeasuredTable:
     unknown: tuple[str, ...] = ()
 
     def matches(self, wanted: Sequence[str]) -> bool:
-        """Whether it is of the settings ``wanted``."""
+        """Say whether it was measured with the settings ``wanted``."""
         return set(wanted) <= set(self.settings)
 
 
 def measured_rows(
     rows: Sequence[DefenseRow], overrides: Sequence[Sequence[str]]
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
-    """The rows of a sweep that finished, the undefended one first, and the names of those that did not.
+    """Return the rows of a sweep that finished, the undefended one first, and the names of those that did not.
+
+    Nothing is returned without the undefended one.
 
     Nothing is told without the undefended one.
     """
@@ -107,7 +109,10 @@ def measured_rows(
 
 
 def _measured_row(row: DefenseRow, overrides: Sequence[str], asked: set[str]) -> MeasuredDefense | None:
-    """``None`` unless all of it finished; those that know the defense count where each attack had one."""
+    """Measure a row, ``None`` unless all of it finished.
+
+    Attackers that know the defense count where each attack had one.
+    """
     if not row.complete or row.training is None or row.accuracy is None:
         return None
     heard: dict[Threat, list[Reading]] = {"honest": [r for r in row.readings if r.attacker is Attacker.PLAIN]}
@@ -142,7 +147,7 @@ def write_tables(path: Path, tables: Sequence[MeasuredTable]) -> None:
 
 
 def read_tables(path: Path) -> tuple[MeasuredTable, ...]:
-    """Inverse of ``write_tables``, trusting nothing.
+    """Return the tables that ``write_tables`` wrote, trusting nothing in the file.
 
     Raises:
         UserError: there are none, or a field of one is not what it may be.
@@ -191,7 +196,7 @@ def _measure(told: object, where: str) -> Measure | None:
 
 
 def _made(kind: type[T], told: object, where: str, **parts: Callable[[object, str], object]) -> T:
-    """A dataclass from JSON, whose fields are plain values but for ``parts``, which are made from (value, place)."""
+    """Build a dataclass from JSON; fields are plain values but for ``parts``, which are made from (value, place)."""
     if not isinstance(told, dict):
         raise ValueError(f"{where} is {_shown(told)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
@@ -228,7 +233,7 @@ def _figure(told: object, where: str, *, missing: float) -> float:
 
 
 def _shown(value: object) -> str:
-    """Of what may be long, the beginning."""
+    """Return the beginning of a value that may be long."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]} ..."
 
@@ -248,8 +253,10 @@ LITTLE_TIME = 0.01
 def advice_from(
     table: MeasuredTable, *, accuracy_loss: float, threat: Threat, psnr_below: float | None = None
 ) -> list[str]:
-    """Sentences: the cheapest defense within both bounds, or that there is none and what comes nearest; and what it
-    does not protect from.
+    """Say in sentences which defense within both bounds is cheapest, or that there is none and what comes nearest.
+
+    Also what it does not protect from. Cheap is little time, to a digit and from ``LITTLE_TIME`` on, then few bytes,
+    then little that leaks.
 
     Cheap is little time, to a digit and from ``LITTLE_TIME`` on, then few bytes, then little that is read.
 
@@ -309,7 +316,7 @@ def _not_measured(table: MeasuredTable, threat: Threat) -> UserError:
 
 
 def _unknown(names: Sequence[str]) -> list[str]:
-    """A sentence on what was not measured to its end, and may be better or worse than all else."""
+    """Name in a sentence what was not measured to its end, and may be better or worse than all else."""
     return [f"Not known, since not all of it was measured: {', '.join(names)}."] if names else []
 
 

@@ -17,7 +17,7 @@ NO_DEFENSE = ("defense=none",)
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """Where the results of a defense at one strength are; of jobs that did not finish there are none.
+    """Folders with the results of a defense at one strength; jobs that did not finish have none.
 
     Attributes:
         family: of the defense.
@@ -39,18 +39,18 @@ class Tried:
 
     @property
     def name(self) -> str:
-        """Family and strength."""
+        """Return family and strength."""
         return f"{self.family} ({self.strength})" if self.strength else self.family
 
     @property
     def undefended(self) -> bool:
-        """Whether there is no defense."""
+        """Say whether there is no defense."""
         return self.overrides == NO_DEFENSE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DefenseStanding:
-    """What came out of it.
+    """Results of a defense at one strength.
 
     Attributes:
         tried: what was done.
@@ -66,45 +66,45 @@ class DefenseStanding:
 
     @property
     def losses(self) -> dict[str, float]:
-        """Points of accuracy lost, by training."""
+        """Return the points of accuracy lost, by training."""
         found = {name: s.final_accuracy for name, s in self.trainings.items() if name in self.undefended}
         return {name: 100 * (self.undefended[name] - a) for name, a in found.items() if a is not None}
 
     @property
     def loss(self) -> float | None:
-        """In the training that lost most; ``None`` unless all finished."""
+        """Return the loss in the training that lost most; ``None`` unless all finished."""
         return max(self.losses.values()) if len(self.losses) == len(self.tried.trainings) else None
 
     @property
     def accuracy(self) -> float | None:
-        """Of the first training, in [0, 1]."""
+        """Return the accuracy in the first training, in [0, 1]."""
         first = self.trainings.get(next(iter(self.tried.trainings)))
         return first.final_accuracy if first else None
 
     @property
     def seconds(self) -> float:
-        """That the defense takes one client in one round of the training in which that is most."""
+        """Return the seconds that the defense takes one client a round, in the training in which that is most."""
         return self._most("defense_seconds")
 
     @property
     def upload_bytes(self) -> float:
-        """Of one client's update, likewise."""
+        """Return the bytes of one client's update, in the training in which they are most."""
         return self._most("upload_bytes")
 
     @property
     def epsilon(self) -> float | None:
-        """Spent in the end, in the training that spent most; ``None`` where one gives no guarantee."""
+        """Return the epsilon spent in the training that spent most; ``None`` where one gives no guarantee."""
         spent = [s.privacy.epsilon if s.privacy else None for s in self.trainings.values()]
         known = [epsilon for epsilon in spent if epsilon is not None]
         return max(known) if known and len(known) == len(spent) else None
 
     @property
     def delta(self) -> float | None:
-        """At which epsilon is told: the largest of any training; ``None`` where nothing was trained."""
+        """Return the delta of epsilon: the largest of any training; ``None`` where nothing was trained."""
         return max((s.privacy.delta for s in self.trainings.values() if s.privacy), default=None)
 
     def heard(self, threat: Threat, uploads: str | None = None) -> list[Reading]:
-        """What attackers up to ``threat`` read, of all ``uploads`` or of those of one name."""
+        """List what attackers up to ``threat`` reconstructed, from all ``uploads`` or from those of one name."""
         return [
             reading
             for cell, found in self.readings.items()
@@ -113,13 +113,15 @@ class DefenseStanding:
         ]
 
     def candidate(self, threat: Threat, uploads: str | None = None) -> Candidate | None:
-        """The worst of what attackers up to ``threat`` read; ``None`` where nothing was, or a training is missing."""
+        """Return the worst result of attackers up to ``threat``; ``None`` without any, or if a training is missing."""
         accuracy = None if self.loss is None else self.accuracy
         return candidate_of(self.heard(threat, uploads), name=self.tried.name, accuracy=accuracy, pmm=None)
 
     def missing(self, threat: Threat) -> list[AttackCell]:
-        """Cells that are not known: no attack finished, every one by an honest server failed on some victim, or none
-        knew of the defense, where such attackers count.
+        """List the cells that are not known: no attack finished, or none knew of the defense.
+
+        An attack by an honest server counts where it failed on some victim; one that knows the defense has to where
+        such attackers count. A malicious server that failed on all of them found none of the images that it looked for.
 
         A malicious server that failed on all of them found none of the images that it looked for.
         """
@@ -140,7 +142,7 @@ class DefenseStanding:
         return self.tried.undefended or any(r.attacker is Attacker.ADAPTIVE for r in readings)
 
     def of_training(self, name: str, uploads: Collection[str]) -> "DefenseStanding":
-        """What came out of one training alone.
+        """Return the results of one training alone.
 
         Args:
             name: of the training.
@@ -159,7 +161,7 @@ class DefenseStanding:
         )
 
     def extent(self, threat: Threat) -> Extent:
-        """How much attackers up to ``threat`` read; what is not known to the end counts as the worst."""
+        """Return how much attackers up to ``threat`` reconstructed; what is unknown counts as the worst."""
         return extent_or_worst(self.candidate(threat), complete=not self.missing(threat))
 
     def _most(self, figure: str) -> float:
@@ -184,12 +186,12 @@ class Board:
 
     @property
     def defended(self) -> list[DefenseStanding]:
-        """The ranked ones with a defense."""
+        """Return the ranked standings that have a defense."""
         return [standing for standing in self.ranked if not standing.tried.undefended]
 
     @property
     def best(self) -> DefenseStanding | None:
-        """The defense that leaks least; ``None`` where none was measured."""
+        """Return the defense that leaks least; ``None`` where none was measured."""
         return next(iter(self.defended), None)
 
 
@@ -219,12 +221,12 @@ class Measured:
 
     @property
     def boards(self) -> list[Board]:
-        """A board for each threat and each loss of accuracy."""
+        """Return a board for each threat and each loss of accuracy."""
         return [_board(self.standings, threat, loss) for threat, loss in product(THREATS, self.track.accuracy_loss)]
 
     @property
     def victims(self) -> str:
-        """How many there are in a cell."""
+        """Say how many victims there are in a cell."""
         numbers = {
             s.groups for found in self.standings[0].readings.values() for r in found if (s := r.statistic("psnr"))
         }
@@ -233,7 +235,7 @@ class Measured:
 
 
 def read_standings(tried: Sequence[Tried]) -> list[DefenseStanding]:
-    """One for each of ``tried``, the undefended one first."""
+    """Return a standing for each of ``tried``, the undefended one first."""
     found = [
         {name: s for name, path in one.trainings.items() if (s := read_summary(path)) is not None} for one in tried
     ]
@@ -245,7 +247,7 @@ def read_standings(tried: Sequence[Tried]) -> list[DefenseStanding]:
 
 
 def measured_of(standing: DefenseStanding) -> MeasuredDefense | None:
-    """For ``fl-privacy advise``, of one training; ``None`` unless all of it finished."""
+    """Return the row for ``fl-privacy advise``, of one training; ``None`` unless all of it finished."""
     accuracy = standing.accuracy
     if standing.loss is None or accuracy is None or standing.missing("malicious"):
         return None

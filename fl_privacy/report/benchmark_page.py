@@ -44,7 +44,7 @@ IN_WORDS: Mapping[Threat, str] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PageRow:
-    """A defense on one of the boards, at the strength that stands for it there.
+    """A defense on one of the boards, at the strength that represents it there.
 
     Attributes:
         threat: of the board.
@@ -74,30 +74,30 @@ class PageRow:
 
     @property
     def words(self) -> str:
-        """By which the row is found."""
+        """Return the words by which the row is found."""
         own = "own entered" if self.standing.tried.own else ""
         return f"{self.standing.tried.name} {' '.join(self.standing.tried.overrides)} {own}".lower()
 
     @property
     def upper(self) -> str:
-        """The upper end of the interval, in words."""
+        """Return the upper end of the interval, in words."""
         if self.found is None or math.isinf(self.found.psnr):
             return "exact"
         return metric(self.found.upper, "psnr") if math.isfinite(self.found.upper) else "unknown"
 
     @property
     def seconds(self) -> float | None:
-        """That the defense takes."""
+        """Return the seconds that the defense takes."""
         return _known(self.standing.seconds)
 
     @property
     def upload_bytes(self) -> float | None:
-        """Of an update."""
+        """Return the bytes of an update."""
         return _known(self.standing.upload_bytes)
 
     @property
     def sorted(self) -> Mapping[str, float | str]:
-        """Figures by which rows are put in order; empty where there is none."""
+        """Return the figures that rows are sorted by; empty where there is none."""
         values = {
             "upper": self.found.upper if self.found else None,
             "seconds": self.seconds,
@@ -107,7 +107,7 @@ class PageRow:
 
 
 def render_benchmark(measured: Measured) -> str:
-    """The HTML of what was ``measured``."""
+    """Render the HTML of what was ``measured``."""
     track, standings, boards = measured.track, measured.standings, measured.boards
     losses = track.accuracy_loss
     chosen = next(b for b in boards if b.threat == "malicious" and b.accuracy_loss == losses[len(losses) // 2])
@@ -137,7 +137,7 @@ def render_benchmark(measured: Measured) -> str:
 
 
 def why_incomplete(standing: DefenseStanding) -> str:
-    """What of it is not known, in words; empty where all is."""
+    """Say what of the standing is not known; empty where all is."""
     tried = standing.tried
     folders = [path for name, path in tried.trainings.items() if name not in standing.trainings]
     folders += [tried.attacks[cell] for cell in standing.missing("malicious")]
@@ -150,7 +150,7 @@ def why_incomplete(standing: DefenseStanding) -> str:
 
 
 def lost_in_words(points: float) -> str:
-    """``1.2`` points lost, ``-0.4`` gained; no minus in front of nothing."""
+    """Format points lost, ``1.2``, or gained, ``-0.4``; no minus in front of nothing."""
     return f"{round(points, 1) + 0.0:.1f}"
 
 
@@ -242,7 +242,7 @@ def _fixed(measured: Measured) -> list[tuple[str, str]]:
 
 
 def _picture(board: Board) -> Markup | None:
-    """Means of each defense under each kind of attacker, with the upper ends of their intervals."""
+    """Draw the means of each defense under each kind of attacker, with the upper ends of their intervals."""
     shown = [standing for standing in board.ranked if standing.candidate("malicious")]
     if not shown:
         return None
@@ -284,7 +284,7 @@ SCHEMA = Path(__file__).resolve().parent / "benchmark.schema.json"
 
 
 def benchmark_as_plain(measured: Measured) -> dict[str, Any]:
-    """All of it; what a clock showed is under ``clock`` alone, and the rest is the same whenever it is measured."""
+    """Return all of it as plain values; only ``clock`` depends on when it is measured."""
     track = measured.track
     return {
         "format": FORMAT,

@@ -74,7 +74,7 @@ TERMS = {
 
 
 def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
-    """(title, meaning) of the terms that ``texts`` use."""
+    """List (title, meaning) of the terms that ``texts`` use."""
     said = "\n".join(texts)
     return [(title, meaning) for title, (pattern, meaning) in TERMS.items() if re.search(pattern, said)]
 
@@ -98,7 +98,7 @@ class Fact:
 
 
 def write_brief(run_dir: Path, out: Path | None = None) -> Path:
-    """One page over the run in ``run_dir``, to print or to pass on: figures and words, no client's data.
+    """Write one page over the run in ``run_dir``, to print or to pass on: figures and words, no client's data.
 
     Args:
         run_dir: folder that a run has written.
@@ -123,7 +123,7 @@ def write_brief(run_dir: Path, out: Path | None = None) -> Path:
 
 
 def render_brief(run: Run) -> str:
-    """The HTML of the page; pictures, texts and paths of the run are not in it."""
+    """Render the HTML of the page; pictures, texts and paths of the run are not in it."""
     verdict = verdict_of(run)
     found = verdict.readings
     others = (SENTENCE_FILES, ROW_FILES)
@@ -162,7 +162,7 @@ def render_brief(run: Run) -> str:
 
 
 def _date(run: Run) -> str:
-    """Of the run, such as ``22 November 2026``; empty where it was not recorded."""
+    """Format the date of the run, such as ``22 November 2026``; empty where it was not recorded."""
     try:
         day = datetime.fromisoformat(str(run.environment.get("date", "")))
     except ValueError:
@@ -171,7 +171,7 @@ def _date(run: Run) -> str:
 
 
 def _meaning(verdict: Verdict, kind: str) -> str:
-    """The verdict for people who know nothing of metrics."""
+    """Explain the verdict to people who know nothing of metrics."""
     told = " and ".join(TOLD.get(about, about) for about in verdict.told)
     care = f"Such uploads deserve the care that the {kind}s themselves get."
     if verdict.ground is Ground.NO_TRUTH and verdict.proven:
@@ -203,7 +203,7 @@ def _meaning(verdict: Verdict, kind: str) -> str:
 
 
 def _facts(run: Run, verdict: Verdict, kind: str) -> list[Fact]:
-    """What was measured, each figure by who it is worst for, in whichever round."""
+    """List what was measured, each figure by the client it is worst for, in whichever round."""
     facts, summary, found = [], run.summary, verdict.readings
     if verdict.most is not None:
         facts.append(Fact("Read", read_in_words(verdict.counts), _of(verdict.most, found, _ways(verdict))))
@@ -248,7 +248,7 @@ def _of(reading: Reading, others: Sequence[Reading], words: str) -> str:
 
 
 def _untested(run: Run, found: Sequence[Reading], kind: str) -> list[str]:
-    """What the run leaves open by how it was set up, then what every run leaves open."""
+    """List what the run leaves open by how it was set up, then what every run leaves open."""
     lines = [line for line in run.threat_model if line.startswith(NOT_TESTED[1:])]
     servers = [line.removeprefix(NOT_TESTED[0]).strip() for line in run.threat_model if line.startswith(NOT_TESTED[0])]
     lines += [line[0].upper() + line[1:] for line in servers if line]
@@ -270,7 +270,7 @@ def _untested(run: Run, found: Sequence[Reading], kind: str) -> list[str]:
 
 
 def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
-    """What may still happen where the page is believed, with the figures that bound it."""
+    """List what may still happen where the page is believed, with the figures that bound it."""
     lines, found = [basis] if basis else [], verdict.readings
     if verdict.most is not None:
         lines.append(
@@ -289,7 +289,7 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
 
 
 def _guaranteed(privacy: Spent | None) -> str:
-    """What differential privacy holds every attacker to, where its epsilon is small enough to hold one to anything."""
+    """Say what differential privacy holds every attacker to, where its epsilon is small enough for that."""
     if privacy is None or privacy.epsilon is None:
         return "No guarantee stands behind this: there is no epsilon, so that all of it is observation."
     spent = f"epsilon {ratio(privacy.epsilon)} at delta {ratio(privacy.delta)} by the end of the training"

@@ -89,7 +89,7 @@ def line_chart(
     faint: bool = False,
     marks: Sequence[Sequence[tuple[float, float]]] = (),
 ) -> Markup:
-    """Curves over a common axis.
+    """Draw curves over a common axis.
 
     Args:
         curves: drawn in order.
@@ -137,7 +137,7 @@ def line_chart(
 
 
 def _decades(curves: Sequence[Curve]) -> float:
-    """That positive values span."""
+    """Count the decades that positive values span."""
     known = [math.log10(value) for curve in curves for value in curve.y if 0 < value < math.inf]
     return max(known) - min(known) if known else 0.0
 
@@ -145,7 +145,7 @@ def _decades(curves: Sequence[Curve]) -> float:
 def scatter_chart(
     points: Sequence[ChartPoint], *, x: str, y: str, alt: str, bound: float | None = None, bound_label: str = ""
 ) -> Markup:
-    """Runs as labelled points with error bars; ``bound`` draws a dashed line across.
+    """Draw runs as labelled points with error bars; ``bound`` draws a dashed line across.
 
     Infinite values stand above all others as triangles. Points that lie on each other share a label.
     """
@@ -180,7 +180,7 @@ def scatter_chart(
 def _labels(
     points: Sequence[tuple[tuple[float, float], ChartPoint]], near: tuple[float, float]
 ) -> list[tuple[tuple[float, float], str]]:
-    """Where labels stand: at their point, or with the label of one that is not further away than ``near``."""
+    """Place labels at their point, or with the label of one that is not further away than ``near``."""
     labels: dict[tuple[float, float], list[str]] = {}
     for (x, y), point in points:
         at = next((p for p in labels if abs(x - p[0]) <= near[0] and abs(y - p[1]) <= near[1]), (x, y))
@@ -189,7 +189,7 @@ def _labels(
 
 
 def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str], *, alt: str) -> Markup:
-    """A stacked bar for each client, a color for each class."""
+    """Draw a stacked bar for each client, a color for each class."""
 
     def draw(axes: Axes) -> None:
         clients, bottom = range(len(counts)), [0] * len(counts)
@@ -211,12 +211,12 @@ def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str],
 
 
 def top_of(values: Sequence[float], bound: float | None) -> float:
-    """Where infinite ones among ``values`` are drawn: above the finite ones and the ``bound``."""
+    """Return where infinite ones among ``values`` are drawn: above the finite ones and the ``bound``."""
     return 1.25 * max([value for value in values if math.isfinite(value)] + [bound or 1.0])
 
 
 def draw_bound(axes: Axes, bound: float, label: str) -> None:
-    """A line across at the height ``bound``, which ``label`` names."""
+    """Draw a line across at the height ``bound``, with a label."""
     axes.axhline(bound, color=MUTED, linestyle="--", linewidth=1.0)
     side = _free_side(axes, bound)
     axes.annotate(
@@ -226,7 +226,7 @@ def draw_bound(axes: Axes, bound: float, label: str) -> None:
 
 
 def _free_side(axes: Axes, bound: float) -> int:
-    """0 for the left end of a line across at ``bound``, 1 for the right one: the one that marks near it leave free."""
+    """Return the end of a line across at ``bound`` that marks leave free: 0 for the left one, 1 for the right one."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     marks = [
         np.asarray(line.get_xydata(), float) for line in axes.get_lines() if line.get_transform() == axes.transData
@@ -236,12 +236,12 @@ def _free_side(axes: Axes, bound: float) -> int:
 
 
 def reach(value: float, interval: tuple[float, float] | None) -> list[list[float]] | None:
-    """Lengths of an error bar below and above ``value``, as matplotlib takes them."""
+    """Return the lengths of an error bar below and above ``value``, as matplotlib takes them."""
     return None if interval is None else [[value - interval[0]], [interval[1] - value]]
 
 
 def draw_svg(draw: Callable[[Axes], None], alt: str, *, height: float = 3.3) -> Markup:
-    """What ``draw`` draws, as an SVG element that scales with the page; ``height`` is in inches, for 5.4 of width."""
+    """Draw an SVG element that scales with the page; ``height`` is in inches, for 5.4 of width."""
     import matplotlib  # noqa: PLC0415  (takes half a second, and a wrong folder needs no chart)
     from matplotlib.figure import Figure  # noqa: PLC0415
 

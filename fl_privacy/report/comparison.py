@@ -58,27 +58,27 @@ class RunRow:
 
     @property
     def epsilon(self) -> float | None:
-        """The epsilon spent; ``None`` where there is no guarantee."""
+        """Return the epsilon spent; ``None`` where there is no guarantee."""
         return self.run.summary.privacy.epsilon if self.run.summary.privacy else None
 
     @cached_property
     def verdict(self) -> Verdict:
-        """What may be said of the run."""
+        """Return the verdict on the run."""
         return verdict_of(self.run)
 
     @property
     def most(self) -> Reading | None:
-        """The reading that leaks most."""
+        """Return the reading that leaks most."""
         return self.verdict.most
 
     @property
     def extent(self) -> Extent:
-        """How much it leaks."""
+        """Return how much it leaks."""
         return extent_of(self.readings, told=len(self.verdict.told))
 
     @property
     def exposed(self) -> Recognized | None:
-        """What came out as what the defense put in place of the images, where fewer of these were read."""
+        """Return the defense's recognized substitutes, where fewer images themselves were reconstructed."""
         exposed = most_exposed(self.readings)
         return (
             None if self.most is None or exposed is None or exposed.recognizable <= self.most.counts.read else exposed
@@ -86,12 +86,12 @@ class RunRow:
 
     @property
     def attacked(self) -> bool:
-        """Whether any image was."""
+        """Say whether any image was attacked."""
         return bool(self.readings)
 
     @property
     def unaware(self) -> bool:
-        """Whether it was defended, but attacked by no one who knows the defense."""
+        """Say whether it was defended, but attacked by no one who knows the defense."""
         return (
             self.attacked
             and not self.run.identity.undefended
@@ -99,7 +99,7 @@ class RunRow:
         )
 
     def worst(self, name: str) -> Reading | None:
-        """The one with the worst mean of the metric ``name``."""
+        """Return the reading with the worst mean of the metric ``name``."""
         return worst_by(name, self.readings)
 
     def mean(self, name: str) -> float | None:
@@ -109,7 +109,7 @@ class RunRow:
 
 
 def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
-    """PMM of ``run``, if need be against an undefended run among ``runs`` that trained alike."""
+    """Return PMM of ``run``, if need be against an undefended run among ``runs`` that trained alike."""
     summary = run.summary
     if summary.pmm is not None or summary.final_accuracy is None or run.identity.undefended:
         return summary.pmm
@@ -122,7 +122,7 @@ def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
 
 
 def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float | None, ppc: PpcView | None = None) -> str:
-    """The HTML that compares ``runs``, with links to their own pages relative to the file ``out``.
+    """Render the HTML that compares ``runs``, with links to their own pages relative to the file ``out``.
 
     It names the most accurate training behind which no image was read, and none came to ``psnr_below`` dB if given, and
     shows ``ppc`` if given.
@@ -210,7 +210,7 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
 
 
 def _inferred_points(rows: Sequence[RunRow], about: str, *, use_pmm: bool) -> list[ChartPoint]:
-    """A point for each run that was asked, by the attack that told most."""
+    """Return a point for each run that was asked, by the attack that inferred most."""
     points = []
     for row in rows:
         if found := strongest(row.summary.inferred, about):
@@ -221,7 +221,10 @@ def _inferred_points(rows: Sequence[RunRow], about: str, *, use_pmm: bool) -> li
 
 
 def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPoint]:
-    """A point for each run, of who read most; runs that differ in the seed alone make one, with intervals over them."""
+    """Return a point for each run, by the attacker that leaks most; runs that differ in the seed alone make one point.
+
+    Its intervals are over the seeds.
+    """
     groups: dict[str, list[tuple[RunRow, Statistic]]] = {}
     for row in rows:
         worst = row.worst(name)
@@ -247,14 +250,14 @@ def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPo
 
 
 def _utility(row: RunRow, *, use_pmm: bool) -> float:
-    """In percent."""
+    """Return the utility in percent."""
     if use_pmm:
         return 100.0 if row.pmm is None else row.pmm
     return 100 * (row.summary.final_accuracy or 0.0)
 
 
 def _headline(rows: Sequence[RunRow]) -> str:
-    """Of how many runs anything was read, of how many it is bounded, and of how many neither can be said."""
+    """Say of how many runs anything was reconstructed, of how many it is bounded, and of how many neither."""
     tones = Counter(row.verdict.tone for row in rows if row.attacked or row.verdict.told)
     if not tones:
         return f"{len(rows)} runs, none of them attacked"
@@ -299,7 +302,7 @@ def _lede(rows: Sequence[RunRow], psnr_below: float | None) -> str:
 
 
 def _candidates(rows: Sequence[RunRow]) -> list[Candidate]:
-    """One for each training: runs that differ in the attack alone are judged by all of them together."""
+    """Return a candidate for each training: runs that differ in the attack alone are judged by all of them together."""
     groups: dict[str, list[RunRow]] = {}
     asked = asked_of([finding for row in rows for finding in row.summary.inferred])
     for row in rows:
@@ -321,5 +324,5 @@ def _candidates(rows: Sequence[RunRow]) -> list[Candidate]:
 
 
 def _letters(count: int) -> list[str]:
-    """A to Z, then A1 to Z1 and so on."""
+    """Return A to Z, then A1 to Z1 and so on."""
     return [ascii_uppercase[k % 26] + (str(k // 26) if k >= 26 else "") for k in range(count)]

@@ -9,7 +9,7 @@ from fl_privacy.report.numbers import MISSING, percent, ratio, seconds, size
 
 
 class HasCost(Protocol):
-    """A run's summary, or the parts of it on what the defense did to the updates and took."""
+    """A run's summary, or its parts on what the defense did to the updates and took."""
 
     @property
     def update_distortion(self) -> Mapping[str, Statistic]: ...
@@ -20,7 +20,7 @@ class HasCost(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of a training and the attacks on it."""
+    """Cost of a training and the attacks on it."""
 
     update_distortion: Mapping[str, Statistic]
     upload: Mapping[str, Statistic]
@@ -45,28 +45,28 @@ class Figure:
     show: Callable[[float | None], str]
 
     def statistic(self, cost: HasCost) -> Statistic | None:
-        """Of a run; ``None`` if it was not recorded."""
+        """Return the statistic of a run; ``None`` if it was not recorded."""
         return (cost.update_distortion if self.section == "update_distortion" else cost.upload).get(self.name)
 
     def mean(self, cost: HasCost) -> str:
-        """In words."""
+        """Format the mean."""
         statistic = self.statistic(cost)
         return self.show(statistic.mean) if statistic else MISSING
 
     def interval(self, cost: HasCost) -> str:
-        """The 95 % confidence interval in brackets."""
+        """Format the 95 % confidence interval, in brackets."""
         statistic = self.statistic(cost)
         if not statistic or not statistic.ci95:
             return MISSING
         return "[{}, {}]".format(*map(self.show, statistic.ci95))
 
     def few(self, cost: HasCost) -> str:
-        """A warning where there are too few of them for an interval that means much; else empty."""
+        """Warn where there are too few updates for an interval that means much; else return nothing."""
         statistic = self.statistic(cost)
         return f"only {statistic.groups}" if statistic and statistic.groups < FEW else ""
 
     def number(self, cost: HasCost) -> int:
-        """How many updates it is of."""
+        """Return the number of updates behind the statistic."""
         statistic = self.statistic(cost)
         return statistic.n if statistic else 0
 
@@ -172,5 +172,5 @@ FIGURES = (
 
 
 def figures_of(*costs: HasCost) -> list[Figure]:
-    """Those that any of the runs recorded."""
+    """List the figures that any of the runs recorded."""
     return [figure for figure in FIGURES if any(figure.statistic(cost) for cost in costs)]

@@ -79,7 +79,7 @@ def films_of_run(
     pairs: Mapping[tuple[str, int], Pair],
     sentences: Mapping[tuple[str, int], Sentence],
 ) -> list[Screening]:
-    """One for each attacker, of the last round of which there are ``films``."""
+    """Return a screening for each attacker, of the last round of which there are ``films``."""
     found = []
     for attacker, of_attacker in films.items():
         images = {(v["id"], v["image"]): v for v in run.of_kind("image", attacker)}
@@ -121,14 +121,14 @@ def _reel(
 
 
 def _spread(frames: Sequence[T], moment: int) -> T:
-    """The frame at one of ``FRAMES`` moments: that of a shorter film which is nearest."""
+    """Pick the frame nearest to moment ``moment`` of ``FRAMES`` evenly spaced moments."""
     return frames[round(moment * (len(frames) - 1) / (FRAMES - 1))]
 
 
 def _losses(
     films: Sequence[Film | TextFilm], losses: Sequence[Sequence[float | None]], names: Sequence[str]
 ) -> tuple[list[str], Markup]:
-    """The moments in words, and the curves with a mark at each of them."""
+    """Return the moments in words, and the curves with a mark at each of them."""
     curves, marks, shares = [], [], []
     for film, history, name in zip(films, losses, names, strict=True):
         x = [100 * k / (len(history) - 1) for k in range(len(history))]

@@ -28,7 +28,7 @@ _LETTERS_IN_AN_INCH = 17.5
 
 
 def data_uri(image: Pixels) -> str:
-    """``image`` as a PNG that fits into a page."""
+    """Encode ``image`` as a PNG that fits into a page."""
     file = io.BytesIO()
     Image.fromarray(_rows(image)).save(file, format="PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
@@ -81,7 +81,7 @@ def grid_picture(
 
 
 def _rows(image: Pixels) -> Pixels:
-    """(H, W) or (H, W, 3); channels beyond the third are left out, two are shown as their mean."""
+    """Arrange pixels as (H, W) or (H, W, 3); channels beyond the third are left out, two are shown as their mean."""
     if image.shape[0] >= 3:
         return np.ascontiguousarray(image[:3].transpose(1, 2, 0))
     return image.astype(np.float32).mean(0).round().astype(np.uint8)
@@ -126,18 +126,18 @@ class ImageView:
 
     @property
     def alt(self) -> str:
-        """The image in words."""
+        """Describe the image in words."""
         return f"{self.where}; {self.figures}" if self.figures else self.where
 
 
 def view_all(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[ImageView]:
-    """The first ``SHOWN`` attacked images in the order they were recorded."""
+    """View the first ``SHOWN`` attacked images in the order they were recorded."""
     adaptive = _adaptive_images(run)
     return [_view(image, pairs, adaptive) for image in run.of_kind("image")[:SHOWN]]
 
 
 def view_extremes(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[ImageView]:
-    """The image that was read best, the median and the worst by PSNR, as far as there are that many."""
+    """View the image reconstructed best, the median and the worst by PSNR, as far as there are that many."""
     ranked = rank_by(run, IMAGE_METRIC)
     places = {"Best": 0, "Median": len(ranked) // 2, "Worst": len(ranked) - 1}
     if len(ranked) < 3:
@@ -147,8 +147,10 @@ def view_extremes(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[Image
 
 
 def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
-    """Attacked examples that anyone read, each by the attacker that read it better by a metric of which high values
-    leak; the one read best first."""
+    """Rank attacked examples, the one reconstructed best first, each by its better attacker.
+
+    The metric is one of which high values leak.
+    """
     adaptive = _adaptive_images(run)
     ranked = []
     for image in run.of_kind("image"):
@@ -160,7 +162,7 @@ def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
 
 
 def gallery_title(run: Run) -> str:
-    """How many images were attacked, and in how many rounds; what is attacked twice is one image."""
+    """Say how many images were attacked, and in how many rounds; what is attacked twice is one image."""
     attacked = run.of_kind("image")
     rounds = sorted({image["round"] for image in attacked})
     images = {(str(v["id"]).removeprefix(f"round-{v['round']}/"), v["image"]) for v in attacked}
@@ -172,7 +174,7 @@ def gallery_title(run: Run) -> str:
 
 
 def caption(image: Mapping[str, Any]) -> str:
-    """The main metrics of an image in words; where the original is not known, the attacker's own loss."""
+    """Caption an image with its main metrics; where the original is not known, with the attacker's own loss."""
     if image.get("label") is not None and image.get("attack_loss") is not None:
         return f"The attacker's own loss {image['attack_loss']:.3g}"
     return " · ".join(f"{title(name)} {metric(image[name], name)}" for name in CAPTION if image.get(name) is not None)
@@ -210,7 +212,7 @@ def _view(
 
 
 def whose_label(image: Mapping[str, Any]) -> str:
-    """Whether the class was found, in words; empty where that is not known."""
+    """Say whether the class was found; empty where that is not known."""
     if (found := image.get("label")) is not None:
         return f"taken for class {found}"
     right = image.get("label_correct")
@@ -218,11 +220,11 @@ def whose_label(image: Mapping[str, Any]) -> str:
 
 
 def certainty_of(image: Mapping[str, Any]) -> str:
-    """How sure the attacker is, in words; empty where it is not."""
+    """Say how sure the attacker is; empty where it is not."""
     return "" if image["certainty"] == Certainty.APPROXIMATE else str(image["certainty"])
 
 
 def place_of(image: Mapping[str, Any], kind: str = "image") -> str:
-    """Whose and which of a victim's examples, in words."""
+    """Say whose and which of a victim's examples it is."""
     names = [f"client {image['client']}", str(image["id"]).rpartition("/")[2].replace("-", " ")]
     return ", ".join([*dict.fromkeys(names), *([f"{kind} {image['image']}"] if image["image"] else [])])

@@ -35,7 +35,7 @@ class Headline:
 
 
 def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
-    """``verdict`` in words, of examples of a ``kind`` that is called otherwise than the verdict does."""
+    """Put ``verdict`` into words, for examples of a ``kind`` that is called otherwise than the verdict does."""
     kind = kind or verdict.kind
     return Headline(_text(verdict, kind), " ".join(_basis(verdict, kind)), verdict.tone)
 
@@ -62,7 +62,7 @@ def _untold(verdict: Verdict) -> str:
 
 
 def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:
-    """Who answered, of how many: such as ``by the best of 4 attacks, asked 2,000 questions``."""
+    """Say which attacks answered, such as ``by the best of 4 attacks, asked 2,000 questions``."""
     own = [finding for finding in found if finding.about in about and finding.failure is None]
     number = len({(finding.about, finding.method) for finding in own})
     examples = max((finding.positives + finding.negatives for finding in own), default=0)
@@ -71,7 +71,7 @@ def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:
 
 
 def _of_examples(verdict: Verdict, kind: str) -> str:
-    """What came of the examples; that no client's upload was attacked comes first, where so it is."""
+    """Say what came of the examples; where no client's upload was attacked, that comes first."""
     if verdict.facts.source is not AttackedUploads.SERVER or verdict.ground is Ground.BOUNDED:
         return _of_attacked(verdict, kind)
     said = _of_attacked(verdict, kind)
@@ -93,7 +93,10 @@ def _of_attacked(verdict: Verdict, kind: str) -> str:
 
 
 def words_in_words(counts: Counts) -> str:
-    """For example ``; 41 of 44 words of 8 texts were read``; empty where no more than their frequency tells were."""
+    """Say how many words were found, such as ``; 41 of 44 words of 8 texts were read``.
+
+    Empty where no more were than their frequency gives away.
+    """
     words = counts.words
     if not words.read:
         return ""
@@ -102,7 +105,7 @@ def words_in_words(counts: Counts) -> str:
 
 
 def _subject(counts: Counts, kind: str) -> str:
-    """For example ``2 of 6 attacked images were``."""
+    """Name the subject, such as ``2 of 6 attacked images were``."""
     known = " whose original is known" if counts.unknown else ""
     if counts.judged == 1:
         return f"The attacked {kind}{known} was{'' if counts.read else ' not'}"
@@ -128,12 +131,12 @@ def _upper(counts: Counts) -> str:
 
 
 def read_in_words(counts: Counts) -> str:
-    """How many were read of how many; where none was, with the largest share that this allows."""
+    """Say how many were reconstructed of how many; where none was, with the largest share that this allows."""
     return _few_words(counts) + ("" if counts.read else f" (up to {_upper(counts)})")
 
 
 def uploads_in_words(facts: AttackFacts, kind: str) -> str:
-    """What was attacked, such as ``from uploads of one image each``."""
+    """Say what was attacked, such as ``from uploads of one image each``."""
     low, high = facts.examples or (1, 1)
     number = f"one {kind} each" if high == 1 else f"{low if low == high else f'{low} to {high}'} {kind}s each"
     match facts.source:
@@ -156,7 +159,7 @@ def _who(verdict: Verdict) -> str:
 
 
 def _other_rounds(verdict: Verdict) -> str:
-    """The round of the most, and beside it the last one and the first, where several were attacked."""
+    """Name the round that leaks most, and beside it the last and the first, where several were attacked."""
     most, rounds = verdict.most, verdict.by_round
     if most is None or len(rounds) < 2:
         return ""
@@ -178,7 +181,7 @@ def _bounded(verdict: Verdict, kind: str) -> str:
 
 
 def _exposed(verdict: Verdict, kind: str) -> str:
-    """How many came out as what a defense put in their place, where more did than were read themselves."""
+    """Say how many substitutes of the defense came out, where more did than of the examples themselves."""
     exposed = verdict.exposed
     if exposed is None or exposed.recognizable <= verdict.counts.read:
         return ""
@@ -188,7 +191,7 @@ def _exposed(verdict: Verdict, kind: str) -> str:
 
 
 def _without_verdict(verdict: Verdict, kind: str) -> str:
-    """The attack failed on all, or the originals of most are not known."""
+    """Say that the attack failed on all, or the originals of most are not known."""
     attacked = [reading.counts for reading in verdict.readings]
     if verdict.ground is Ground.FAILED:
         number = max(counts.images for counts in attacked)
@@ -207,7 +210,7 @@ def _without_verdict(verdict: Verdict, kind: str) -> str:
 
 
 def _basis(verdict: Verdict, kind: str) -> list[str]:
-    """How they were read, who else tried, what failed, what is not known, and what was not tried."""
+    """Say how they were reconstructed, who else tried, what failed, what is not known, and what was not tried."""
     if not verdict.readings:
         return []
     sentences = []
@@ -258,7 +261,7 @@ def _ways(counts: Counts, kind: str) -> str:
 
 
 def _of_words(counts: Counts) -> list[str]:
-    """What it means that words were read, and how many that were named are wrong."""
+    """Say what it means that words were found, and how many that were named are wrong."""
     words = counts.words
     if not words.read:
         return []
@@ -267,7 +270,7 @@ def _of_words(counts: Counts) -> list[str]:
 
 
 def tried_in_words(verdict: Verdict, kind: str) -> str:
-    """Who tried, with what knowledge and budget, on how many uploads of the same example, with which prior."""
+    """Say who tried, with what knowledge and budget, on how many uploads of the same example, with which prior."""
     facts = verdict.facts
     server = f"a malicious server ({facts.server})" if facts.server else "a server that follows the protocol"
     name = facts.attack or "the server's own reading"
@@ -286,7 +289,7 @@ def tried_in_words(verdict: Verdict, kind: str) -> str:
 
 
 def _others(verdict: Verdict) -> list[str]:
-    """What attackers other than the one in the headline read."""
+    """Say what attackers other than the one in the headline reconstructed."""
     shown = list(verdict.by_round.values())
     others = [r for r in verdict.readings if r.counts.judged and not any(r is one for one in shown)]
     sentences = []
@@ -301,7 +304,7 @@ def _others(verdict: Verdict) -> list[str]:
 
 
 def _open_ends(verdict: Verdict, kind: str) -> list[str]:
-    """Of what was not read: how little few examples say, and what was not tried."""
+    """Say how little few examples prove, and what was not tried, where nothing was reconstructed."""
     if verdict.ground not in (Ground.UNREAD, Ground.BY_CHANCE, Ground.BOUNDED):
         return []
     sentences = []
@@ -322,11 +325,11 @@ def _open_ends(verdict: Verdict, kind: str) -> list[str]:
 
 
 def bound_in_words(bound: Recognized) -> str:
-    """For example ``PSNR ≥ 15.0 dB``."""
+    """Format a bound, such as ``PSNR ≥ 15.0 dB``."""
     sign = "≥" if bound.leaks == "above" else "<"
     return f"{title(bound.metric)} {sign} {metric(bound.value, bound.metric)}"
 
 
 def readings_in_words(found: Sequence[Reading], round: int) -> str:
-    """What each attacker read in ``round``."""
+    """Say what each attacker reconstructed in ``round``."""
     return ", ".join(f"{reading.attacker} {read_in_words(reading.counts)}" for reading in in_round(found, round))

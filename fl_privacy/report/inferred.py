@@ -131,19 +131,19 @@ class InferredView:
 
 
 def views_of(findings: Sequence[Finding]) -> list[InferredView]:
-    """One for each question that was asked."""
+    """Return a view for each question that was asked."""
     return [
         _view(about, [f for f in findings if f.about == about]) for about in dict.fromkeys(f.about for f in findings)
     ]
 
 
 def tone_of_measure(name: str, measure: Measure) -> Tone:
-    """Red where chance is outside of the interval; else gray: another attack may do better."""
+    """Return red where chance is outside of the interval; else gray: another attack may do better."""
     return CHANCE_TONES[is_above_chance(name, measure)]
 
 
 def sentence(findings: Sequence[Finding], about: str) -> str:
-    """What the strongest method answered, in words; empty where nothing was asked."""
+    """Say what the strongest method answered; empty where nothing was asked."""
     own = [f for f in findings if f.about == about]
     best = strongest(own, about)
     if best is None:
@@ -208,7 +208,7 @@ def _epsilon(finding: Finding) -> str:
 
 
 def roc_chart(findings: Sequence[Finding]) -> Markup:
-    """ROC curves on logarithmic axes, with chance and the bound of differential privacy where there is one."""
+    """Draw ROC curves on logarithmic axes, with chance and the bound of differential privacy where there is one."""
     first = findings[0]
     smallest = min(SHOWN_FROM, 1 / max(1, first.negatives))
 

@@ -46,7 +46,7 @@ _WATCHED = (METRICS, SUMMARY, IDENTITY)
 
 @dataclass(frozen=True, kw_only=True)
 class LiveRun:
-    """How far a run is.
+    """Progress of a run.
 
     Attributes:
         name: of its folder.
@@ -74,7 +74,7 @@ class LiveRun:
 
     @classmethod
     def of(cls, path: Path, told: "Told | UserError") -> "LiveRun":
-        """The run in ``path`` that ``told`` so much, or why it can't be read: the others of its folder can."""
+        """Build the progress of the run in ``path`` from its status, or from why it can't be opened."""
         link = f"./{quote(path.name)}/report.html"
         if isinstance(told, UserError):
             return cls(
@@ -105,7 +105,7 @@ class LiveRun:
 
     @property
     def in_words(self) -> str:
-        """What it does, how far that is, and how long it takes."""
+        """Say what it does, how far that is, and how long it takes."""
         words = [self.doing]
         if self.share is not None and not self.finished:
             words.append(percent(self.share))
@@ -119,7 +119,7 @@ class LiveRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What a run's records said when they were last read, without the records: those of a sweep would fill memory.
+    """Status of a run when its records were last parsed, without the records: those of a sweep would fill memory.
 
     Attributes:
         finished: whether the run has.
@@ -143,7 +143,7 @@ class Told:
 
     @classmethod
     def by(cls, run: Run) -> "Told":
-        """What ``run`` tells."""
+        """Build the status of ``run``."""
         rounds, images = run.of_kind("round"), run.of_kind("image")
         total = select(run.identity.config, "federation.rounds")
         trains = run.identity.config.get("command") not in {"attack", "audit"} and isinstance(total, int) and total >= 1
@@ -160,7 +160,7 @@ class Told:
 
 
 def _doing(path: Path, told: Told) -> tuple[str, float | None, float | None]:
-    """What a run does, the share of it that is done, and the seconds left."""
+    """Say what a run does, the share of it that is done, and the seconds left."""
     if told.finished:
         return "Finished", 1.0, None
     if (ongoing := read_ongoing(path)) is not None:
@@ -174,12 +174,12 @@ def _doing(path: Path, told: Told) -> tuple[str, float | None, float | None]:
 
 
 def signature(path: Path) -> tuple[object, ...]:
-    """Changes when the run in ``path`` has recorded something."""
+    """Return a value that changes when the run in ``path`` has recorded something."""
     return tuple((changed_at(path / name), _size(path / name)) for name in _WATCHED)
 
 
 def changed_at(path: Path) -> float:
-    """When the file was, in seconds; 0 where there is none."""
+    """Return when the file changed, in seconds; 0 where there is none."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -199,7 +199,7 @@ AT_ONCE = 10
 
 @dataclass(eq=False)
 class WatchedFolder:
-    """The pages of ``folder``, a run's or that of many; made when they are asked for, and kept while nothing changes.
+    """Pages of ``folder``, a run's or that of many; made when they are asked for, and kept while nothing changes.
 
     Raises:
         UserError: there is no such folder.
@@ -220,7 +220,7 @@ class WatchedFolder:
             )
 
     def page(self, address: str) -> str | None:
-        """The HTML at ``address``, which is only compared with those there are; ``None`` for any other."""
+        """Return the HTML at ``address``, which is only compared with those there are; ``None`` for any other."""
         with self._lock:  # charts are drawn by settings that threads share
             make = self._pages().get(address)
             return None if make is None else make()
@@ -244,7 +244,7 @@ class WatchedFolder:
         }
 
     def _folders(self) -> list[Path]:
-        """Of the runs, in the order in which they began; of those that were replaced there is nothing to watch."""
+        """Return the folders of the runs, in the order in which they began; replaced ones are left out."""
         found = [
             path
             for path in self.folder.iterdir()
@@ -253,7 +253,7 @@ class WatchedFolder:
         return sorted(found, key=lambda path: (changed_at(path / IDENTITY), path.name))
 
     def _read(self, path: Path) -> Told | UserError:
-        """What the run tells, or why it can't be read: the others of its folder can."""
+        """Return the run's status, or why it can't be opened: others of its folder can."""
         now = signature(path)
         if path not in self._told or self._told[path][0] != now:
             try:
@@ -282,7 +282,7 @@ class WatchedFolder:
         return render("live.html.j2", live=True, folder=self.folder, runs=standings, over=over, latest=latest)
 
     def _latest(self) -> tuple[str, Sequence[ImageView]] | None:
-        """Name of the run that was the last to record images, and those read best, in the middle and worst."""
+        """Return the run that was the last to record images, by name, and its best, median and worst images."""
         for path in sorted(self._folders(), key=lambda path: changed_at(path / METRICS), reverse=True):
             told = self._read(path)
             if isinstance(told, Told) and told.pictured:
@@ -300,7 +300,7 @@ class WatchedFolder:
         return self._status([standing], over=standing.finished)
 
     def _status_of_all(self) -> str:
-        """Of those that go on; what has been silent for long comes last."""
+        """Render the status of the runs that go on; what has been silent for long comes last."""
         standings = self._standings()
         planned = set(read_planned(self.folder))
         done = sum(one.finished for one in standings if not planned or one.name in planned)
@@ -308,7 +308,7 @@ class WatchedFolder:
         return self._status(going, over=self._over(standings), done=done, planned=len(planned))
 
     def _over(self, standings: list[LiveRun]) -> bool:
-        """Whether all that was planned and all that has begun is finished; without a plan there may be more to come."""
+        """Say whether all that was planned and has begun is finished; without a plan more may come."""
         planned = read_planned(self.folder)
         done = {one.name for one in standings if one.finished}
         return bool(planned) and done.issuperset([*planned, *(one.name for one in standings)])
@@ -320,7 +320,7 @@ class WatchedFolder:
         return [LiveRun.of(path, self._read(path)) for path in self._folders()]
 
     def _made(self, key: str, state: object, make: Callable[[], str]) -> str:
-        """What ``make`` makes, or what it made before if nothing has changed, or not long ago."""
+        """Return what ``make`` makes, or what it made before if nothing has changed, or not long ago."""
         known = self._kept.get(key)
         if known is not None and (known[0] == state or time.monotonic() < known[1]):
             return known[2]

@@ -15,7 +15,7 @@ NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE)
 
 
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
-    """A sample for each defended run that trained and was attacked, and one more for the adaptive attacker.
+    """Return a sample for each defended run that trained and was attacked, and one more for the adaptive attacker.
 
     Of the settings of a defense, that with the most values is its strength, of several the one that it declares;
     others that differ make other mechanisms.
@@ -41,7 +41,7 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
 
 
 def _mechanisms(runs: Sequence[Run]) -> dict[str, tuple[str, str]]:
-    """Path of a run -> mechanism and strength."""
+    """Return mechanism and strength by the path of a run."""
     of_defense: dict[str, list[Run]] = {}
     for run in runs:
         of_defense.setdefault(chosen(run, "defense"), []).append(run)
@@ -70,7 +70,7 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _attack(run: Run, runs: Sequence[Run]) -> str:
-    """The attack and what else tells attacks apart: all but seed and defense, where that differs."""
+    """Name the attack and what else distinguishes attacks: all but seed and defense, where that differs."""
     groups = [group for group in GROUPS if group != "defense"]
     options = {group: {chosen(other, group) for other in runs} for group in groups}
     words = [chosen(run, "attack")]
@@ -87,7 +87,7 @@ _WORDS = {"batch_size": "batch"}
 
 
 def _circumstances(run: Run) -> dict[str, str]:
-    """Settings beside those of the defense."""
+    """Return the settings beside those of the defense."""
     return {
         k: v
         for k, v in telling_settings(run).items()

@@ -17,7 +17,7 @@ _BEYOND = 0.01
 
 
 def show(found: Reconstruction | Sequence[Reconstruction], originals: Tensor | None = None) -> Image.Image:
-    """Reconstructions in a row, over their ``originals`` (B, C, H, W) where given: a picture that notebooks show.
+    """Show reconstructions in a row, over their ``originals`` (B, C, H, W) where given, as a picture for notebooks.
 
     Inputs beyond [0, 1] are shown on a scale from the least to the largest value of all; of volumes (B, C, D, H, W) the
     middle slice is shown.
@@ -47,7 +47,7 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Tensor | N
 
 
 def _images(inputs: Tensor) -> Tensor:
-    """(B, C, H, W) of ``inputs``."""
+    """Return the images (B, C, H, W) of ``inputs``; of volumes the middle slice."""
     if inputs.dim() == 5:
         inputs = inputs[:, :, inputs.shape[2] // 2]
     if inputs.dim() != 4:
@@ -59,7 +59,7 @@ def _images(inputs: Tensor) -> Tensor:
 
 
 def _on_one_scale(rows: Sequence[Tensor]) -> list[Tensor]:
-    """In [0, 1], where ``rows`` clearly are not."""
+    """Scale ``rows`` to [0, 1] together, where they clearly are not."""
     low, high = (float(of(torch.stack([of(row) for row in rows]))) for of in (torch.min, torch.max))
     if low >= -_BEYOND and high <= 1 + _BEYOND:
         return list(rows)

@@ -9,17 +9,17 @@ MISSING = "\N{EN DASH}"
 
 
 def percent(value: float | None) -> str:
-    """0.613 -> 61.3 %."""
+    """Format a share: 0.613 -> 61.3 %."""
     return MISSING if value is None else f"{100 * value:.1f} %"
 
 
 def points(value: float | None) -> str:
-    """97.31 -> 97.3 %, for what is a percentage already."""
+    """Format what is a percentage already: 97.31 -> 97.3 %."""
     return MISSING if value is None else f"{value:.1f} %"
 
 
 def seconds(value: float | None) -> str:
-    """Seconds, minutes or hours, whichever reads best."""
+    """Format a time in seconds, minutes or hours, whichever suits it best."""
     if value is None:
         return MISSING
     if 0 < value < 0.1:
@@ -32,7 +32,7 @@ def seconds(value: float | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes in decimal units."""
+    """Format bytes in decimal units."""
     if count is None:
         return MISSING
     for unit in ("B", "kB", "MB", "GB"):
@@ -43,19 +43,19 @@ def size(count: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Three significant digits, whatever the size."""
+    """Format three significant digits, whatever the size."""
     return MISSING if value is None else "∞" if math.isinf(value) else f"{value:.3g}"
 
 
 def metric(value: float | None, name: str) -> str:
-    """``value`` of the metric ``name`` with its unit; PSNR is capped at 100 dB."""
+    """Format ``value`` of the metric ``name`` with its unit; PSNR is capped at 100 dB."""
     if value is None:
         return MISSING
     return METRICS[name].in_words(value) if name in METRICS else decimals(value)
 
 
 def interval(statistic: Statistic, name: str) -> str:
-    """The 95 % confidence interval in brackets, without unit."""
+    """Format the 95 % confidence interval in brackets, without unit."""
     if statistic.ci95 is None:
         return MISSING
     show = _digits(name)
@@ -63,7 +63,7 @@ def interval(statistic: Statistic, name: str) -> str:
 
 
 def title(name: str) -> str:
-    """How tables call the metric ``name``."""
+    """Return what tables call the metric ``name``."""
     return METRICS[name].title if name in METRICS else name.replace("_", " ")
 
 
@@ -72,6 +72,6 @@ def _digits(name: str) -> Callable[[float], str]:
 
 
 def papers_bound(name: str) -> str:
-    """What a line across a chart at the threshold of the metric ``name`` means: a paper's own bound, no verdict."""
+    """Say what a line at the threshold of the metric ``name`` means in a chart: a paper's own bound, no verdict."""
     threshold = METRICS[name].threshold
     return "" if threshold is None else f"{threshold.source}'s bound"

@@ -24,7 +24,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
 def render(template: str, *, live: bool = False, script: str | None = None, **values: Any) -> str:
-    """The page ``template`` with ``values``; whatever they hold is escaped.
+    """Render the page ``template`` with ``values``; whatever they hold is escaped.
 
     Args:
         template: name of its file.
@@ -66,7 +66,7 @@ def _environment() -> Environment:
 
 
 def link_to(folder: Path, out: Path) -> str | None:
-    """Address of the page of the run in ``folder`` within the page ``out``; ``None`` if it has none.
+    """Return the address of the page of the run in ``folder`` within the page ``out``; ``None`` if it has none.
 
     It starts with ``./`` and is percent-encoded, so that no folder's name is read as a scheme, a query or a fragment.
     """

@@ -26,7 +26,7 @@ _WIDE = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What a search found.
+    """Findings of a policy search.
 
     Attributes:
         scored: all policies.
@@ -46,14 +46,14 @@ class Findings:
 
     @property
     def singles(self) -> list[Scored]:
-        """Single operations with an effect, the lowest score first."""
+        """Return the single operations with an effect, the lowest score first."""
         idle = {s.policy for s in self.without_effect}
         alone = (s for s in self.scored if len(s.policy.indices) == 1 and s.policy not in idle)
         return sorted(alone, key=lambda s: s.privacy)
 
 
 def render_search(found: Findings, *, data: str, model: str, seed: int) -> str:
-    """The HTML over all that was ``found``."""
+    """Render the HTML over all that was ``found``."""
     return render(
         "policy_search.html.j2",
         found=found,
@@ -70,7 +70,7 @@ def render_search(found: Findings, *, data: str, model: str, seed: int) -> str:
 
 
 def policy_in_words(policy: Policy) -> str:
-    """The operations of ``policy``, with their levels."""
+    """Name the operations of ``policy``, with their levels."""
     return ", ".join(f"{operation.name.replace('_', ' ')} {operation.level}" for operation in policy.operations)
 
 
@@ -102,7 +102,7 @@ def _places(some: Sequence[Scored]) -> tuple[list[float], list[float]]:
 
 
 def _scale(scores: Sequence[float], axes: Axes) -> None:
-    """A logarithmic axis where the scores, all below 0, differ much."""
+    """Set a logarithmic axis where the scores, all below 0, differ much."""
     if min(scores) < _WIDE * max(scores):
         axes.set_yscale("symlog", linthresh=1.0)
         axes.yaxis.set_minor_formatter("")  # none

@@ -53,7 +53,7 @@ class Sample:
     training: str
 
     def point(self, distance: str) -> PpcPoint | None:
-        """On the curve of ``distance``; ``None`` if that was not measured."""
+        """Return the point on the curve of ``distance``; ``None`` if that was not measured."""
         if distance not in self.distances:
             return None
         return PpcPoint(accuracy=self.accuracy, distance=self.distances[distance], signal_to_distortion=self.ratio)
@@ -79,7 +79,7 @@ class Cap:
 
 
 def samples_of_rows(rows: Sequence[DefenseRow]) -> list[Sample]:
-    """Of a trade-off sweep, in its order; those of jobs that did not finish are left out."""
+    """Return the samples of a trade-off sweep, in its order; jobs that did not finish are left out."""
     found = []
     for row in rows:
         for versus in row.leakage:
@@ -107,7 +107,7 @@ def sample_of(
     update_distortion: Mapping[str, Statistic],
     training: str,
 ) -> Sample | None:
-    """From what one attacker read in each round; ``None`` where the accuracy or the distortion is not known."""
+    """Build a sample of what one attacker reconstructed in each round; ``None`` without accuracy or distortion."""
     ratio = update_distortion.get("signal_to_distortion")
     distances = _least([distances_of(leakage) for leakage in leakages])
     if accuracy is None or ratio is None or not distances:
@@ -124,7 +124,7 @@ def sample_of(
 
 
 def with_worst(samples: Sequence[Sample]) -> list[Sample]:
-    """``samples``, and for each training that several attackers met what the worse of them leaves of each distance."""
+    """Add to ``samples``, for each training that several attackers met, the smallest of each distance."""
     met: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         met.setdefault((sample.training, sample.versus.attack), []).append(sample)
@@ -138,7 +138,7 @@ def with_worst(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def distances_of(leakage: Leakage) -> dict[str, float]:
-    """Mean distances of the three attacks by name."""
+    """Return mean distances of the three attacks by name."""
     metrics = leakage.metrics
     found = {}
     if "rmse" in metrics and not math.isinf(metrics["rmse"].mean):
@@ -151,14 +151,14 @@ def distances_of(leakage: Leakage) -> dict[str, float]:
 
 
 def _least(distances: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The smallest of each kind: the attack that came nearest."""
+    """Return the smallest distance of each kind: of the attack that came nearest."""
     return {
         kind: min(d[kind] for d in distances if kind in d) for kind in DISTANCES if any(kind in d for d in distances)
     }
 
 
 def caps(samples: Sequence[Sample]) -> list[Cap]:
-    """Of every mechanism under every attack."""
+    """Compute CAP of every mechanism under every attack."""
     curves: dict[tuple[str, str, Versus], list[PpcPoint]] = {}
     for distance in DISTANCES:
         for sample in samples:
@@ -171,7 +171,7 @@ def caps(samples: Sequence[Sample]) -> list[Cap]:
 
 
 def cap_as_plain(found: Cap) -> dict[str, Any]:
-    """CAP with its keys spelled out, as JSON takes them."""
+    """Return CAP with its keys spelled out, as JSON takes them."""
     return {
         "mechanism": found.mechanism,
         "distance": found.distance,
@@ -184,7 +184,7 @@ def cap_as_plain(found: Cap) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PpcView:
-    """What the section shows.
+    """Tables and charts of the section on PPC.
 
     Attributes:
         mechanisms: rows of the table.
@@ -202,7 +202,7 @@ class PpcView:
 
 
 def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
-    """The section over ``samples``; ``None`` where there are none."""
+    """Build the section over ``samples``; ``None`` where there are none."""
     if not samples:
         return None
     found = caps(samples)
@@ -218,7 +218,7 @@ def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
 
 
 def _bars(found: Sequence[Cap], attack: str) -> Markup:
-    """CAP under the attacker that came nearest, and a line for the plain one where that is another."""
+    """Draw CAP under the attacker that came nearest, and a line for the plain one where that is another."""
     worst = {(e.mechanism, e.distance): e.value for e in found if e.versus == Versus(attack, "worst")}
     values: dict[str, dict[str, tuple[float, float | None]]] = {}
     words = []
@@ -232,7 +232,7 @@ def _bars(found: Sequence[Cap], attack: str) -> Markup:
 
 
 def _curves(samples: Sequence[Sample], attack: str) -> dict[str, Markup]:
-    """Distance by distance, a chart for each mechanism."""
+    """Draw a chart for each mechanism, distance by distance."""
     charts = {}
     of_attack = [sample for sample in samples if sample.versus.attack == attack]
     mechanisms = list(dict.fromkeys(sample.mechanism for sample in of_attack))
@@ -264,7 +264,7 @@ _BLUE, _ORANGE = SERIES[0], SERIES[1]
 
 
 def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distance: str, alt: str) -> Markup:
-    """Accuracy (orange), distance (blue) and their product over log10(||B|| / ||E|| + 1), as in SPN's Figure 5.
+    """Draw accuracy (orange), distance (blue) and their product over log10(||B|| / ||E|| + 1), as in SPN's Figure 5.
 
     Args:
         plain: under the plain attacker, in any order; points without distortion have no place on the axis.
@@ -298,7 +298,7 @@ def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distan
 
 
 def cap_chart(values: Mapping[str, Mapping[str, tuple[float, float | None]]], *, alt: str) -> Markup:
-    """Bars of CAP, as in SPN's Figure 25.
+    """Draw bars of CAP, as in SPN's Figure 25.
 
     Args:
         values: mechanism -> distance -> CAP under the attacker that came nearest, and under the plain one, which is a

@@ -17,19 +17,19 @@ from fl_privacy.results.candidates import (
 
 
 def goal_in_words(candidates: Sequence[Candidate], psnr_below: float | None) -> str:
-    """What is wanted: ``no attacked image read``, and what was asked for beside."""
+    """Say what is wanted: ``no attacked image read``, and what was asked for beside."""
     kind = kind_in_words(candidates[0]) if candidates else "image"
     below = "" if psnr_below is None else f" and every one below {metric(psnr_below, IMAGE_METRIC)}"
     return f"no attacked {kind} read{below}"
 
 
 def kind_in_words(candidate: Candidate) -> str:
-    """What was attacked."""
+    """Name the kind of example that was attacked."""
     return {IMAGE_METRIC: "image", TABLE_METRIC: "row"}.get(candidate.judged_by, "text")
 
 
 def nothing_told(candidate: Candidate) -> str:
-    """That ``candidate``, undefended, was not read, in words."""
+    """Say that ``candidate``, undefended, was not reconstructed."""
     return (
         f"Which defense leaves {goal_in_words([candidate], None)} is not told: none was read undefended either"
         f" ({candidate.name}, {read_of(candidate)}). The attack may be too weak, which more iterations or attack=auto"
@@ -38,7 +38,7 @@ def nothing_told(candidate: Candidate) -> str:
 
 
 def read_of(candidate: Candidate) -> str:
-    """How many were read of how many; where none was, with the largest share that this allows."""
+    """Say how many were reconstructed of how many; where none was, with the largest share that this allows."""
     kind = kind_in_words(candidate)
     if candidate.read:
         return f"{candidate.read} of {candidate.images} {kind}s read"
@@ -46,14 +46,14 @@ def read_of(candidate: Candidate) -> str:
 
 
 def doubts(candidate: Candidate) -> str:
-    """Why nothing can be relied on though no example was read, in a sentence; else empty."""
+    """Say why nothing can be relied on though no example was reconstructed; else return nothing."""
     if not candidate.rests_on_few:
         return ""
     return f"That rests on {candidate.groups} independent uploads, too few to rely on."
 
 
 def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> str:
-    """A few sentences; empty where nothing was both trained and attacked."""
+    """Answer in a few sentences which defense to choose; empty where nothing was both trained and attacked."""
     if not candidates:
         return ""
     if not comparable(candidates):
@@ -77,7 +77,7 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
 
 
 def leakage_in_words(candidate: Candidate) -> str:
-    """All figures of what leaks."""
+    """Say all figures of what leaks."""
     name, kind = candidate.judged_by, kind_in_words(candidate)
     at_most = f", at most {metric(candidate.upper, name)}" if math.isfinite(candidate.upper) else f", of one {kind}"
     by = f" [{candidate.by}]" if candidate.by else ""
@@ -93,7 +93,7 @@ def leakage_in_words(candidate: Candidate) -> str:
 
 
 def _limits(candidates: Sequence[Candidate]) -> str:
-    """What else is wanted of a defense, as far as it was asked."""
+    """Say what else is wanted of a defense, as far as it was asked."""
     asked = {about for candidate in candidates for about in candidate.inferred}
     limits = {
         About.MEMBERSHIP: f"with at most {percent(MEMBERSHIP_AT_MOST)} of the members found at 1 % FPR",
@@ -103,7 +103,7 @@ def _limits(candidates: Sequence[Candidate]) -> str:
 
 
 def told_beside(candidate: Candidate) -> str:
-    """What was told of clients beside images, in words; empty where nobody asked."""
+    """Say what was inferred of clients beside images; empty where nobody asked."""
     words = {About.MEMBERSHIP: "TPR at 1 % FPR", About.ATTRIBUTE: "attribute"}
     told = []
     for about, measure in sorted(candidate.inferred.items()):

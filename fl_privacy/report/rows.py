@@ -63,12 +63,12 @@ class RowView:
 
 
 def all_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView]:
-    """The first ``SHOWN`` attacked rows in the order they were recorded."""
+    """View the first ``SHOWN`` attacked rows in the order they were recorded."""
     return [_view(record, found) for record in run.of_kind("image")[:SHOWN]]
 
 
 def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView]:
-    """The three different rows of which most cells were read."""
+    """View the three different rows of which most cells were reconstructed."""
     ranked = {place_of(record, "row"): record for record in reversed(rank_by(run, TABLE_METRIC))}
     return [_view(record, found, rank) for rank, record in zip(_RANKS, list(ranked.values())[::-1], strict=False)]
 

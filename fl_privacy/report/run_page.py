@@ -34,14 +34,14 @@ from fl_privacy.victim_ids import Certainty
 
 
 def is_audit(run: Run) -> bool:
-    """Whether ``run`` attacked clients that this package did not write."""
+    """Say whether ``run`` attacked clients that this package did not write."""
     choices = run.identity.config.get("choices")
     app = isinstance(choices, Mapping) and choices.get("federation") == "app"
     return app or run.identity.config.get("command") == "audit"
 
 
 def audit_lede(run: Run) -> str:
-    """What was audited and attacked, in sentences."""
+    """Say what was audited and attacked, in sentences."""
     config = run.identity.config
     federation = config.get("federation")
     audited = config.get("command") == "audit" and isinstance(federation, Mapping)
@@ -61,7 +61,7 @@ def audit_lede(run: Run) -> str:
 
 
 def _attacked(run: Run) -> str:
-    """How many images each attacked upload is of: that decides how much leaks."""
+    """Say how many images each attacked upload is of: that decides how much leaks."""
     sizes: dict[str, int] = {}
     for image in run.of_kind("image"):
         sizes[image["id"]] = max(sizes.get(image["id"], 0), image["image"] + 1)
@@ -89,7 +89,7 @@ def _span(numbers: list[int]) -> str:
 
 
 def what_was_done(run: Run) -> str:
-    """What was done and what was attacked, in a few sentences."""
+    """Say what was done and what was attacked, in a few sentences."""
     if is_audit(run):
         return audit_lede(run)
     attack, defense = chosen(run, "attack"), chosen(run, "defense")
@@ -110,7 +110,7 @@ def what_was_done(run: Run) -> str:
 
 
 def _reads_itself(run: Run) -> bool:
-    """Whether the malicious server needs no attack on what it reads."""
+    """Say whether the malicious server needs no attack to get images from an upload."""
     section = run.identity.config.get("server")
     target = str(section.get("_target_", "")) if isinstance(section, Mapping) else ""
     attack = getattr(malicious, target.rpartition(".")[2], None) if target.startswith("fl_privacy.malicious.") else None
@@ -118,7 +118,7 @@ def _reads_itself(run: Run) -> bool:
 
 
 def assumptions(run: Run) -> str:
-    """Sentences for the head of the page of ``run``; empty where nothing was attacked."""
+    """Return sentences for the head of the page of ``run``; empty where nothing was attacked."""
     found = readings_of(run.summary)
     if not found:
         return ""
@@ -129,7 +129,7 @@ def assumptions(run: Run) -> str:
 
 
 def uploads_of(run: Run) -> str:
-    """A sentence on what the attacked uploads of ``run`` were computed from; empty where nothing was attacked."""
+    """Say what the attacked uploads of ``run`` were computed from; empty where nothing was attacked."""
     if not readings_of(run.summary) or is_audit(run):
         return ""
     config, trained = run.identity.config, bool(run.of_kind("round"))
@@ -139,7 +139,7 @@ def uploads_of(run: Run) -> str:
 
 
 def said_together(said: Iterable[tuple[str, str]]) -> str:
-    """Of (name, sentence): the sentence where all share it, else each with the names that it is of."""
+    """Join pairs (name, sentence): the sentence where all share it, else each with its names."""
     names: dict[str, list[str]] = {}
     for name, sentence in said:
         if sentence and name not in names.setdefault(sentence, []):
@@ -169,7 +169,7 @@ def _updates(run: Run, plan: Mapping[str, Any]) -> str:
 
 
 def _batch(run: Run, plan: Mapping[str, Any]) -> str:
-    """Images in a training batch: as set, or all that a client has where that is less."""
+    """Say how many images are in a training batch: as set, or all that a client has where that is less."""
     sizes, size = _client_sizes(run), plan.get("batch_size")
     if not sizes:
         return str(size) if size else "all of a client's"
@@ -228,7 +228,9 @@ class Shown:
 
 
 def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bool = False) -> str:
-    """The HTML of ``run`` with what is ``shown`` of it; ``problems``, and those of what is shown, are told in a banner.
+    """Render the HTML of ``run`` with what is ``shown`` of it; ``problems`` go into a banner.
+
+    So do the problems of what is shown. A page that is ``live`` is of a run that goes on, and refreshes itself.
 
     A page that is ``live`` is of a run that goes on, and refreshes itself.
     """
@@ -288,7 +290,7 @@ MAIN_METRICS = {"image": IMAGE_METRIC, "text": TEXT_METRIC, "row": TABLE_METRIC}
 
 
 def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
-    """The last attacked round and the first, each by the attacker with the larger mean, beside the other's."""
+    """Return tiles of the last attacked round and the first, each by the attacker with the larger mean."""
     rounds = sorted({reading.round for reading in found})
     tiles = []
     for round in dict.fromkeys([rounds[-1], rounds[0]]) if rounds else ():
@@ -311,7 +313,7 @@ def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
 
 
 def _count_rows(verdict: Verdict, last: Sequence[Reading]) -> list[dict[str, Any]]:
-    """How many each attacker read in the last attacked round, and in the round in which most leaks."""
+    """Count what each attacker reconstructed in the last attacked round, and in the one that leaks most."""
     most = verdict.most
     shown = [*last, *([r for r in verdict.readings if most and r.round == most.round and r not in last])]
     source = verdict.facts.source
@@ -319,7 +321,7 @@ def _count_rows(verdict: Verdict, last: Sequence[Reading]) -> list[dict[str, Any
 
 
 def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
-    """A row for each metric and attacker of one round, the worst first; with a paper's own count where it has one."""
+    """Return a row for each metric and attacker of one round, the worst first, with a paper's count."""
     names = list(dict.fromkeys(name for reading in found for name in reading.leakage.metrics))
     order = sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
     rows = []
@@ -343,7 +345,7 @@ def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
 
 
 def _round_rows(verdict: Verdict) -> list[dict[str, Any]]:
-    """Means by attacked round and attacker, where more than one round was attacked."""
+    """Return means by attacked round and attacker, where more than one round was attacked."""
     found = verdict.readings
     if len({reading.round for reading in found}) < 2:
         return []
@@ -361,7 +363,7 @@ def _round_rows(verdict: Verdict) -> list[dict[str, Any]]:
 
 
 def _over_rounds(found: Sequence[Reading]) -> Markup | None:
-    """The main metric's mean over many attacked rounds, of each attacker; nothing where the table shows it."""
+    """Draw the main metric's mean over many attacked rounds, by attacker; ``None`` where the table shows it."""
     if len({reading.round for reading in found}) <= ROUNDS_SHOWN:
         return None
     main = MAIN_METRICS[kind_of(found)]
@@ -378,7 +380,7 @@ def _over_rounds(found: Sequence[Reading]) -> Markup | None:
 
 
 def _charts(run: Run) -> dict[str, Markup]:
-    """Accuracy, losses and the attacker's loss, as far as they were recorded."""
+    """Draw accuracy, losses and the attacker's loss, as far as they were recorded."""
     charts = {}
     if tested := run.summary.tested:
         x, y = [r.round for r in tested], [r.accuracy for r in tested]
@@ -432,7 +434,7 @@ def _partition(run: Run) -> Markup | None:
 
 
 def _excluded(run: Run) -> list[str]:
-    """Replies that did not count, a line each."""
+    """List replies that did not count, a line each."""
     return [
         f"Round {record['round']}, client {client}: {reason}"
         for record in run.of_kind("round")

@@ -24,7 +24,7 @@ _BATCH_NORM = {
 
 
 def chosen(run: Run, group: str) -> str:
-    """The option of the configuration group ``group`` that the run took; what a user wrote goes by its own name."""
+    """Return the option of the configuration group ``group`` that the run took; a user's own goes by its own name."""
     choices, section = run.identity.config.get("choices"), run.identity.config.get(group)
     option = called(str(choices.get(group) or ""), section) if isinstance(choices, Mapping) else ""
     if option:
@@ -33,7 +33,7 @@ def chosen(run: Run, group: str) -> str:
 
 
 def overview(run: Run) -> list[tuple[str, str]]:
-    """Each configuration group with its option and settings, and the seed."""
+    """List each configuration group with its option and settings, and the seed."""
     without = run.of_kind("attack") and not run.summary.batch_norm
     unused = ("plan.batch_norm", "plan.probe_batch_norm") if without else ()
     rows = []
@@ -49,7 +49,7 @@ def overview(run: Run) -> list[tuple[str, str]]:
 
 
 def batch_norm_in_words(summaries: Iterable[Summary]) -> str:
-    """In which mode batch norm ran where the clients made the attacked uploads; empty for models without."""
+    """Say in which mode batch norm ran in the attacked uploads; empty for models without."""
     modes = sorted({mode for summary in summaries for mode in summary.batch_norm})
     if not modes:
         return ""
@@ -58,7 +58,7 @@ def batch_norm_in_words(summaries: Iterable[Summary]) -> str:
 
 
 def differences(runs: Sequence[Run]) -> list[list[str]]:
-    """For each run ``key=value`` of the settings that are not the same in all of them.
+    """List for each run ``key=value`` of the settings that are not the same in all of them.
 
     First those with several values, then those that only some runs have; at most ``DIFFERENCES_SHOWN``.
     """
@@ -69,12 +69,12 @@ def differences(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def telling_settings(run: Run) -> dict[str, str]:
-    """Dotted key -> value of all that may tell the run's results from those of another."""
+    """Return the settings, by dotted key, that may make the run's results differ from those of another."""
     return {key: str(value) for key, value in flat_settings(run.identity.config) if _is_telling(key)}
 
 
 def names(runs: Sequence[Run]) -> tuple[list[str], str]:
-    """For each run the options that tell it from the others, and those that all share."""
+    """Return for each run the options that distinguish it from the others, and those that all share."""
     options = {group: [chosen(run, group) for run in runs] for group in GROUPS}
     varying = [group for group, taken in options.items() if len(set(taken)) > 1]
     shared = [
@@ -98,7 +98,7 @@ def _shorten(words: list[str]) -> list[str]:
 
 
 def flat_settings(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key -> value of everything in ``section``."""
+    """Yield dotted key and value of everything in ``section``."""
     for key, value in section.items():
         if isinstance(value, Mapping):
             yield from flat_settings(value, f"{prefix}{key}.")

@@ -18,7 +18,7 @@ Kind = Literal["plain", "right", "misplaced", "wrong"]
 
 @dataclass(frozen=True)
 class Piece:
-    """A token: as it is read, how it was found, and whether it goes on with the word before it."""
+    """A token: how it is displayed, how it was found, and whether it continues the word before it."""
 
     text: str
     kind: Kind
@@ -51,13 +51,15 @@ class SentenceView:
 
 
 def all_sentences(run: Run, found: Mapping[tuple[str, int], Sentence]) -> list[SentenceView]:
-    """The first ``SHOWN`` attacked texts in the order they were recorded."""
+    """View the first ``SHOWN`` attacked texts in the order they were recorded."""
     return [_view(record, found) for record in run.of_kind("image")[:SHOWN]]
 
 
 def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[SentenceView]:
-    """The text that was read best, the median and the worst by the metric ``by``, as far as there are that many; any
-    three of different places where all were read equally well."""
+    """View the text reconstructed best, the median and the worst by the metric ``by``, as far as there are that many.
+
+    Any three of different places where all are equal.
+    """
     ranked = rank_by(run, by)
     if len({record.get(by) for record in ranked}) == 1 and not run.of_kind("image", Attacker.ADAPTIVE):
         different = {place_of(record, "text"): record for record in reversed(ranked)}
@@ -69,8 +71,11 @@ def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: s
 
 
 def colored(guess: Sequence[str], original: Sequence[str] | None) -> list[Piece]:
-    """Each token of ``guess``: right where ``original`` has it at the same place, misplaced where that has it elsewhere
-    and no other token of the guess stands for it, else wrong."""
+    """Color each token of ``guess``: right, misplaced or wrong.
+
+    Right where ``original`` has it at the same place, misplaced where that has it elsewhere and no other token of the
+    guess stands for it, else wrong.
+    """
     if original is None:
         return uncolored(guess)
     right = [at < len(original) and token == original[at] for at, token in enumerate(guess)]
@@ -85,7 +90,7 @@ def colored(guess: Sequence[str], original: Sequence[str] | None) -> list[Piece]
 
 
 def uncolored(tokens: Sequence[str]) -> list[Piece]:
-    """As they are read, of which nobody says what is right."""
+    """Return ``tokens`` for display, none of them marked as right or wrong."""
     return [Piece(*_readable(token, "plain")) for token in tokens]
 
 

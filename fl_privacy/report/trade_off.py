@@ -16,7 +16,7 @@ from fl_privacy.results.readings import Reading, readings_of
 
 @dataclass(frozen=True, kw_only=True)
 class SweepEntry:
-    """Where the results of a defense at one strength are; of jobs that did not finish there are none.
+    """Folders with the results of a defense at one strength in a sweep; jobs that did not finish have none.
 
     Attributes:
         family: of the defense; outcomes of one family make a curve. ``UNDEFENDED`` names the one without a defense.
@@ -32,13 +32,13 @@ class SweepEntry:
 
     @property
     def undefended(self) -> bool:
-        """Whether the clients had no defense."""
+        """Say whether the clients had no defense."""
         return self.family == UNDEFENDED
 
 
 @dataclass(frozen=True)
 class Versus:
-    """Who attacks; ``worst`` is the one of the others that came nearest."""
+    """An attack and its attacker; ``worst`` is the one of the others that came nearest."""
 
     attack: str
     attacker: Attacker | Literal["worst"]
@@ -46,7 +46,7 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DefenseRow:
-    """What came out of it.
+    """Results of a defense at one strength in a sweep.
 
     Attributes:
         outcome: what was done.
@@ -72,36 +72,36 @@ class DefenseRow:
 
     @property
     def name(self) -> str:
-        """Family and strength."""
+        """Return family and strength."""
         return f"{self.outcome.family} ({self.outcome.strength})" if self.outcome.strength else self.outcome.family
 
     @property
     def accuracy(self) -> float | None:
-        """In [0, 1], at the end of the training."""
+        """Return the accuracy at the end of the training, in [0, 1]."""
         return self.training.final_accuracy if self.training else None
 
     @property
     def cost(self) -> Cost:
-        """What the defense did and took."""
+        """Return the cost of the defense: what it did to updates and took."""
         return Cost(update_distortion=self.update_distortion, upload=self.training.upload if self.training else {})
 
     @property
     def complete(self) -> bool:
-        """Whether the training and every attack finished."""
+        """Say whether the training and every attack finished."""
         return self.training is not None and {v.attack for v in self.leakage} == set(self.outcome.attacks)
 
     def mean(self, versus: Versus, metric: str) -> float | None:
-        """Over the images of one attack."""
+        """Return the mean over the images of one attack."""
         statistic = self.statistic(versus, metric)
         return statistic.mean if statistic else None
 
     def statistic(self, versus: Versus, metric: str) -> Statistic | None:
-        """Over the images of one attack; ``None`` where it was not measured."""
+        """Return the statistic over the images of one attack; ``None`` where it was not measured."""
         leakage = self.leakage.get(versus)
         return leakage.metrics.get(metric) if leakage else None
 
     def candidate(self, asked: Collection[str] = ()) -> Candidate | None:
-        """For the choice of a defense; ``None`` unless it is complete and an attack gave images.
+        """Return the candidate for the choice of a defense; ``None`` unless it is complete and an attack gave images.
 
         Args:
             asked: what was asked beside images, of any row.
@@ -120,7 +120,7 @@ class DefenseRow:
 
 
 def read_rows(outcomes: Sequence[SweepEntry]) -> list[DefenseRow]:
-    """A row for each outcome, in order."""
+    """Return a row for each outcome, in order."""
     trained = {outcome.training: read_summary(outcome.training) for outcome in outcomes}
     summaries = [trained[outcome.training] for outcome in outcomes if outcome.undefended]
     undefended = next((s.final_accuracy for s in summaries if s), None)
@@ -128,7 +128,7 @@ def read_rows(outcomes: Sequence[SweepEntry]) -> list[DefenseRow]:
 
 
 def row_as_plain(row: DefenseRow) -> dict[str, Any]:
-    """For ``trade_off.json``; the same whatever the clock showed."""
+    """Return the row as plain values for ``trade_off.json``; the same whatever the clock showed."""
     return {
         "family": row.outcome.family,
         "strength": row.outcome.strength,

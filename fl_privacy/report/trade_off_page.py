@@ -55,7 +55,7 @@ class FamilyCurve:
 
 
 def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float | None) -> str:
-    """The HTML over ``rows``, with links relative to the file ``out``."""
+    """Render the HTML over ``rows``, with links relative to the file ``out``."""
     asked = asked_of([finding for row in rows for finding in row.findings])
     candidates = [candidate for row in rows if (candidate := row.candidate(asked))]
     best = best_unread(candidates, psnr_below)
@@ -89,7 +89,7 @@ def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float
 
 
 def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_below: float | None) -> str:
-    """Which defense, by what the attacks read behind it, or why none is named."""
+    """Say which defense to take, by what the attacks reconstructed behind it, or why none is named."""
     if not candidates:
         return "Nothing was both trained and attacked yet"
     if best is not None:
@@ -101,19 +101,19 @@ def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_belo
 
 
 def _series(rows: Sequence[DefenseRow]) -> dict[str, int]:
-    """Family -> number of its color."""
+    """Return the number of each family's color."""
     families = dict.fromkeys(row.outcome.family for row in rows if not row.outcome.undefended)
     return {family: number for number, family in enumerate(families)}
 
 
 def _charts(rows: Sequence[DefenseRow], attack: str, best: DefenseRow | None) -> dict[str, Markup]:
-    """A chart for each metric of the attack called ``attack``; the choice is ringed."""
+    """Draw a chart for each metric of the attack called ``attack``; the choice is ringed."""
     shown = [name for names in COMPARED.values() for name in names]
     return {METRICS[name].title: chart for name in shown if (chart := _chart(rows, attack, name, best)) is not None}
 
 
 def inferred_charts(rows: Sequence[DefenseRow], best: DefenseRow | None) -> dict[str, Markup]:
-    """A chart for membership and for an attribute, as far as they were asked; a dashed line is what guessing has."""
+    """Draw a chart for membership and for an attribute, as far as they were asked, with a dashed line for guessing."""
     use_pmm, series = all(row.pmm is not None for row in rows if row.accuracy is not None), _series(rows)
     charts = {}
     for about, axis in AXES.items():
@@ -191,7 +191,7 @@ def _utility_axis(*, use_pmm: bool) -> str:
 
 
 def _in_words(rows: Sequence[DefenseRow], attack: str, name: str) -> str:
-    """Each row by the attacker with the worst mean."""
+    """Describe each row by the attacker with the worst mean."""
     shown = []
     for row in rows:
         found = [reading for reading in row.readings if reading.attack == attack]
@@ -213,7 +213,7 @@ def trade_off_chart(
     bound_label: str,
     ring: tuple[float, float] | None,
 ) -> Markup:
-    """Curves with error bars; infinite values stand above all others, and are named.
+    """Draw curves with error bars; infinite values stand above all others, and are named.
 
     Args:
         curves: drawn in order.
@@ -258,6 +258,6 @@ def trade_off_chart(
 
 
 def _reaches(points: Sequence[CurvePoint]) -> list[list[float]]:
-    """(2, n) half-lengths of the error bars, zero where there is none."""
+    """Return half-lengths (2, n) of the error bars, zero where there is none."""
     ends = [reach(p.y, p.y_range) or [[0.0], [0.0]] for p in points]
     return [[low[0] for low, _ in ends], [high[0] for _, high in ends]]

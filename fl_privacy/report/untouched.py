@@ -12,6 +12,7 @@ from fl_privacy.report.gallery import data_uri
 from fl_privacy.report.numbers import seconds, size
 from fl_privacy.report.page import render
 from fl_privacy.results.counts import Counts
+from fl_privacy.results.survivors import MEASURES, Survivor
 from fl_privacy.results.verdict import LEAK, OPEN, Tone
 
 MOST_LINES = 60
@@ -67,6 +68,7 @@ class AppPage:
         lede: what was run, in sentences.
         findings: what leaves in clear: severity, what, where, why, in how many of how many replies.
         steps: of the ladder, as far as it is climbed.
+        survivors: what else the training's own uploads tell.
         lines: of the inventory.
         volumes: messages and bytes by direction and kind.
         facts: how clients train, name and value.
@@ -80,6 +82,7 @@ class AppPage:
     lede: str
     findings: Sequence[Mapping[str, Any]] = ()
     steps: Sequence[Step] = ()
+    survivors: Sequence[Survivor] = ()
     lines: Sequence[Mapping[str, Any]] = ()
     volumes: Sequence[Mapping[str, Any]] = ()
     facts: Sequence[tuple[str, str]] = ()
@@ -92,7 +95,18 @@ class AppPage:
     def tone(self) -> Tone:
         """Of the first line."""
         clear = any(finding["severity"] == "data" for finding in self.findings)
-        return LEAK if clear or any(step.tone == LEAK for step in self.steps) else OPEN
+        read = any(step.tone == LEAK for step in self.steps) or any(one.told for one in self.survivors)
+        return LEAK if clear or read else OPEN
+
+    def _of_training(self) -> str:
+        """What is known of the training's own uploads, after a sentence on smaller ones."""
+        own = [step for step in self.steps if step.title.startswith("All its examples")]
+        if not own or own[0].counts is not None:
+            return ""
+        told = [_told(one) for one in self.survivors if one.told]
+        if told:
+            return f"; the training's own uploads tell {_and(told)}"
+        return "; no single example was looked for in the training's own uploads"
 
     @property
     def headline(self) -> str:
@@ -110,7 +124,15 @@ class AppPage:
                 for step in more
                 if step.counts
             )
-            return f"{_read(most)}{also}{_not_beyond(self.steps)}"
+            return f"{_read(most)}{also}{self._of_training()}"
+        told = [one for one in self.survivors if one.told]
+        if told:
+            nothing = " No single example was read" if any(step.counts for step in self.steps) else ""
+            return f"What clients upload tells the server {_and([_told(one) for one in told])}.{nothing}".rstrip(".")
+        return self._nothing_read()
+
+    def _nothing_read(self) -> str:
+        """The first line where nothing was read of what leaves."""
         attacked = [step for step in self.steps if step.counts is not None and step.counts.judged]
         uploaded = [step for step in attacked if step.uploaded]
         if uploaded:
@@ -130,7 +152,22 @@ class AppPage:
             )
         if self.going_on:
             return "No upload was attacked yet"
+        if any(one.found for one in self.survivors):
+            return (
+                "No single example was looked for, and what was asked of uploads told no more than guessing: that tells"
+                " of these attacks, and is no guarantee"
+            )
         return "Not attacked: no attack here fits what this app uploads, and what leaves is listed below"
+
+
+def _told(one: Survivor) -> str:
+    assert one.found is not None and one.control is not None
+    name = one.title[0].lower() + one.title[1:]
+    return f"{name} ({one.found.value:.2f}; control {one.control.value:.2f})"
+
+
+def _and(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _read(step: Step) -> str:
@@ -144,12 +181,9 @@ def _read(step: Step) -> str:
 def _made_of(step: Step) -> str:
     if "last round" in step.title:
         return "one example in one step in the last round"
-    return "one example in one step" if step.title.startswith("One example") else "a batch in one step"
-
-
-def _not_beyond(steps: Sequence[Step]) -> str:
-    own = [step for step in steps if step.title.startswith("All its examples")]
-    return "; the training's own uploads were not attacked" if own and own[0].counts is None else ""
+    if step.title.startswith("One example"):
+        return "one example in one step"
+    return "a batch in one step" if step.title.startswith("The app's own batch") else step.made
 
 
 def write_app_page(page: AppPage, path: Path) -> None:
@@ -164,6 +198,7 @@ def render_app(page: AppPage) -> str:
         page=page,
         findings=[{**finding, "label": SEVERITIES[finding["severity"]]} for finding in page.findings],
         steps=[_view(step, number) for number, step in enumerate(page.steps, 1)],
+        survivors=[_survivor(one) for one in page.survivors],
         open_lines=page.lines[:MOST_LINES],
         more_lines=page.lines[MOST_LINES:],
         size=size,
@@ -185,6 +220,18 @@ def _view(step: Step, number: int) -> dict[str, Any]:
         "pictures": [_picture(one) for one in step.shown] if step.kind == "image" else [],
         "rows": [_row(one) for one in step.shown] if step.kind == "row" else [],
         "words": [_words(one) for one in step.shown] if step.kind == "text" else [],
+    }
+
+
+def _survivor(one: Survivor) -> dict[str, Any]:
+    found, control = one.found, one.control
+    return {
+        "one": one,
+        "measure": MEASURES[one.name],
+        "tone": LEAK if one.told else OPEN,
+        "value": "" if found is None else f"{found.value:.2f}",
+        "interval": "" if found is None else f"{found.low:.2f} to {found.high:.2f}",
+        "control": "" if control is None else f"{control.value:.2f}",
     }
 
 

@@ -31,7 +31,7 @@ PICTURED = 16
 def write_report(
     run_dirs: Sequence[Path], out: Path | None = None, *, psnr_below: float | None = None, cap: bool = False
 ) -> Path:
-    """One self-contained HTML page over one or many runs, finished or not; what shows images is for its owner alone.
+    """Write one self-contained HTML page over one or many runs, finished or not; with images it is for its owner alone.
 
     A single run gets ``<run>/report.html`` and ``<run>/pictures/reconstructions.png``, several get a comparison
     ``comparison.html`` beside the first one.
@@ -78,7 +78,7 @@ def write_report(
 
 
 def write_trade_off(outcomes: Sequence[SweepEntry], page: Path, *, psnr_below: float | None = None) -> Path:
-    """The page of a sweep over defenses, and its tables as ``trade_off.json`` and ``trade_off_cap.json`` beside it.
+    """Write the page of a sweep over defenses, and its tables ``trade_off.json`` and ``trade_off_cap.json`` beside it.
 
     Args:
         outcomes: where the results are, as far as there are any.
@@ -106,13 +106,13 @@ def _write_caps(page: Path, samples: Sequence[Sample]) -> None:
 
 
 def page_of_run(run: Run, *, live: bool = False) -> str:
-    """The HTML of a single run; nothing is written."""
+    """Render the HTML of a single run; nothing is written."""
     problems = [] if live and not run.finished else run.problems  # a line that is being written is no damage
     return render_run(run, Shown.of(run), problems=problems, live=live)
 
 
 def _write_picture(run: Run) -> None:
-    """Originals beside reconstructions as one picture, from the best to the worst, where there are any."""
+    """Write originals beside reconstructions as one picture, from the best to the worst, where there are any."""
     pairs, _ = run.read_pairs() if run.shared != "figures" else ({}, [])
     ranked = [v for v in rank_by(run, IMAGE_METRIC) if (v["id"], v["image"]) in pairs]
     chosen = (
@@ -141,7 +141,7 @@ def share_report(
     psnr_below: float | None = None,
     cap: bool = False,
 ) -> Path:
-    """Copy runs into the new folder ``destination``, each with its page, and over several the page that compares them.
+    """Copy runs into the new folder ``destination``, each with its page, and a page that compares several.
 
     Args:
         run_dirs: folders that runs have written.

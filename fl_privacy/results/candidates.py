@@ -34,18 +34,18 @@ TOLD: Mapping[str, str] = {
 
 
 def is_above_chance(name: str, measure: Measure) -> bool:
-    """Whether chance is outside of the interval of the measure called ``name``, on the side that leaks."""
+    """Say whether chance is outside of the interval of the measure called ``name``, on the side that leaks."""
     return measure.high < measure.chance if name in LOW_LEAKS else measure.low > measure.chance
 
 
 def told_apart(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """What was asked and answered better than by chance, by any measure of any method: keys of ``TOLD``."""
+    """Return the questions that were answered better than by chance, by any measure of any method: keys of ``TOLD``."""
     leaks = {f.about for f in findings if any(is_above_chance(n, m) for n, m in f.measures.items())}
     return tuple(about for about in dict.fromkeys(f.about for f in findings) if about in leaks)
 
 
 def strongest(findings: Sequence[Finding], about: str) -> tuple[Finding, Measure] | None:
-    """The method that came farthest above chance by the measure of the question; ``None`` where none has it."""
+    """Return the method farthest above chance by the measure of the question; ``None`` where none has it."""
     name = HEADLINE.get(about, "")
     known = [(f, f.measures[name]) for f in findings if f.about == about and name in f.measures]
     sign = -1 if name in LOW_LEAKS else 1
@@ -53,7 +53,7 @@ def strongest(findings: Sequence[Finding], about: str) -> tuple[Finding, Measure
 
 
 def disproves(findings: Sequence[Finding], *, epsilon: float) -> bool:
-    """Whether an attack proved an epsilon beyond the one that is claimed."""
+    """Say whether an attack proved an epsilon beyond the one that is claimed."""
     return any(f.proven_epsilon is not None and f.proven_epsilon > epsilon for f in findings)
 
 
@@ -114,7 +114,7 @@ class Candidate:
 
     @property
     def tells(self) -> list[str]:
-        """What may be told of clients beside images, by upper ends of intervals; what is not known may be."""
+        """List what may be inferred of clients beside images, by upper ends of intervals; what is not known may be."""
         limits = {
             About.MEMBERSHIP: lambda m: m.high <= MEMBERSHIP_AT_MOST,
             About.ATTRIBUTE: lambda m: m.high <= m.chance + ATTRIBUTE_AT_MOST,
@@ -125,17 +125,17 @@ class Candidate:
 
     @property
     def unknown(self) -> int:
-        """Examples of which nobody can say whether they were read."""
+        """Count the examples of which nobody can say whether they were reconstructed."""
         return max(self.unjudged, self.failures)
 
     @property
     def at_most(self) -> float:
-        """Upper end of the 95 % interval of the share read."""
+        """Return the upper end of the 95 % interval of the share that was reconstructed."""
         return wilson_interval(self.read, self.images, groups=self.groups or None)[1] if self.images else 1.0
 
     @property
     def extent(self) -> Extent:
-        """How much it leaks; what nobody could judge counts as read."""
+        """Return how much it leaks; what nobody could judge counts as reconstructed."""
         number = self.images + self.unknown
         return Extent(
             read=(self.read + self.unknown) / number if number else 1.0,
@@ -147,7 +147,7 @@ class Candidate:
         )
 
     def unread(self, psnr_below: float | None = None) -> bool:
-        """Whether no attack that was tried read any example, none is unknown, and nothing else is told of clients.
+        """Say whether no attack reconstructed any example, none is unknown, and nothing else is inferred.
 
         Args:
             psnr_below: dB, where asked for: no attacked image, and no upper end of the mean's interval, reaches it.
@@ -160,7 +160,7 @@ class Candidate:
 
     @property
     def rests_on_few(self) -> bool:
-        """Whether so few independent uploads were attacked that nothing can be relied on."""
+        """Say whether so few independent uploads were attacked that nothing can be relied on."""
         return self.groups < FEW
 
 
@@ -178,7 +178,7 @@ def candidate_of(
     asked: Collection[str] = (),
     undefended: bool = False,
 ) -> Candidate | None:
-    """From all attacks on one training; ``None`` where it has no accuracy, or no attack gave images.
+    """Build the candidate from all attacks on one training; ``None`` without accuracy or images.
 
     Args:
         found: what was read of images.
@@ -218,18 +218,17 @@ def candidate_of(
 
 
 def asked_of(findings: Sequence[Finding]) -> set[str]:
-    """What of ``findings`` counts for the choice of a defense."""
+    """Return what of ``findings`` counts for the choice of a defense."""
     return {finding.about for finding in findings} & {About.MEMBERSHIP, About.ATTRIBUTE}
 
 
 def comparable(candidates: Sequence[Candidate]) -> bool:
-    """Whether all are of one kind of examples."""
+    """Say whether all are of one kind of examples."""
     return len({c.judged_by for c in candidates}) <= 1
 
 
 def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The undefended training of which most was read, if nothing was read of any: who reads nothing there tells nothing
-    of defenses."""
+    """Return the undefended baseline that leaks most if no baseline leaks at all, else ``None``."""
     plain = [c for c in candidates if c.undefended]
     if not comparable(candidates) or not plain or any(c.read for c in plain):
         return None
@@ -237,19 +236,21 @@ def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
-    """The most accurate of those behind which nothing was read; of equals the one that leaks less. ``None`` also where
-    nothing was read undefended."""
+    """Return the most accurate candidate behind which nothing was reconstructed; of equals the one that leaks less.
+
+    ``None`` also where nothing was reconstructed undefended.
+    """
     if not comparable(candidates) or unread_undefended(candidates):
         return None
     return most_accurate([c for c in candidates if c.unread(psnr_below)])
 
 
 def most_accurate(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Of equals the one that leaks less; ``None`` of none."""
+    """Return the most accurate candidate; of equals the one that leaks less, ``None`` of none."""
     least_first = sorted(candidates, key=lambda c: c.extent)
     return max(least_first, key=lambda c: c.accuracy, default=None)
 
 
 def extent_or_worst(candidate: Candidate | None, *, complete: bool = True) -> Extent:
-    """How much it leaks; all there is where it is not known to the end."""
+    """Return how much a candidate leaks; all there is where it is not known to the end."""
     return candidate.extent if candidate is not None and complete else WORST

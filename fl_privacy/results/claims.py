@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRecord:
-    """What came of one claim; see ``dp_check.verdict.ClaimVerdict``.
+    """Outcome of one claim; see ``dp_check.verdict.ClaimVerdict``.
 
     Attributes:
         subject: who claims it.
@@ -73,12 +73,12 @@ class ClaimRecord:
 
     @property
     def is_false(self) -> bool:
-        """Whether the claim is contradicted."""
+        """Say whether the claim is contradicted."""
         return self.status == "contradicted"
 
     @property
     def recomputed(self) -> float | None:
-        """The smaller of both accountants' numbers."""
+        """Return the smaller of both accountants' numbers."""
         known = [value for value in (self.rdp, self.pld) if value is not None]
         return min(known) if known else None
 
@@ -146,7 +146,7 @@ def _is_claim(claim: object) -> bool:
 
 
 def _counted(value: Any) -> Any:
-    """An infinite epsilon is a number as any other."""
+    """Replace an infinite number by 0, since it is a number as any other."""
     return 0.0 if isinstance(value, float) and math.isinf(value) else value
 
 

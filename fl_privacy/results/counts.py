@@ -17,7 +17,7 @@ _JUDGED_SINCE = ("likeness", "control_psnr", "control_f1", "control_cells")
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """Different words of attacked texts that were read in no order, each upload counted once.
+    """Different words of attacked texts that were found, in no order, each upload counted once.
 
     Attributes:
         read: of uploads of which more words were read than their frequency alone tells.
@@ -34,7 +34,7 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """The attacked examples of one attacker and round, each counted once, by the most that came of it.
+    """Counts of the attacked examples of one attacker and round, each counted once, by the most that came of it.
 
     Attributes:
         exact: read to the last bit, or proven.
@@ -62,37 +62,39 @@ class Counts:
 
     @property
     def read(self) -> int:
-        """Exact, identified or recognizable."""
+        """Return how many were exact, identified or recognizable."""
         return self.exact + self.identified + self.recognizable
 
     @property
     def judged(self) -> int:
-        """All of which it is known whether they were read."""
+        """Return how many are known to be reconstructed or not."""
         return self.read + self.nothing
 
     @property
     def unjudged(self) -> int:
-        """All of which that is not known."""
+        """Return how many are not known to be reconstructed or not."""
         return self.failures + self.unknown + self.older
 
     @property
     def images(self) -> int:
-        """All that were attacked."""
+        """Return how many were attacked."""
         return self.judged + self.unjudged
 
     @property
     def share(self) -> float | None:
-        """Share read of those judged; ``None`` where none was."""
+        """Return the share reconstructed of those judged; ``None`` where none was."""
         return self.read / self.judged if self.judged else None
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of ``share``, over independent uploads; (0, 1) where none was judged."""
+        """Return the 95 % interval of ``share``, over independent uploads; (0, 1) where none was judged."""
         return wilson_interval(self.read, self.judged, groups=self.groups or None) if self.judged else (0.0, 1.0)
 
     @property
     def by_chance(self) -> float:
-        """Probability that guesses without the update identify at least as many: each does with 1 / (candidates + 1).
+        """Return the probability that guesses without the update identify at least as many.
+
+        Each does with probability 1 / (candidates + 1).
 
         Exact and recognizable ones beat their own control one by one, and are no matter of chance.
         """
@@ -101,7 +103,7 @@ class Counts:
         return binomial_tail(self.identified, self.judged, 1 / (self.candidates + 1))
 
     def as_plain(self) -> dict[str, Any]:
-        """For JSON: every count, how many were read of how many, and the interval of that share."""
+        """Return plain values for JSON: every count, and the share reconstructed with its interval."""
         return {**asdict(self), "read": self.read, "judged": self.judged, "interval95": list(self.interval)}
 
 
@@ -138,7 +140,7 @@ def counts_of(records: Sequence[Mapping[str, Any]]) -> Counts:
 
 
 def _words_of(records: Sequence[Mapping[str, Any]]) -> Words:
-    """All texts of an upload have the figures of its words: one of them counts for all."""
+    """Count words by upload: all texts of one have the same figures of its words."""
     uploads = {str(record["id"]): record for record in records if record.get("words_there")}
     beyond = [record for record in uploads.values() if words_are_read(record)]
     return Words(

@@ -28,7 +28,7 @@ PACKAGES = (
 
 
 def describe_environment(*, seed: int) -> dict[str, Any]:
-    """Date, versions, hardware and seed, for ``environment.json``."""
+    """Return date, versions, hardware and seed, for ``environment.json``."""
     import torch  # noqa: PLC0415  (readers of folders go without)
 
     return {
@@ -47,7 +47,7 @@ def describe_environment(*, seed: int) -> dict[str, Any]:
 
 @cache
 def code_hash() -> str:
-    """SHA-256 of the sources of this package, as they were when it was first asked."""
+    """Return the SHA-256 of the sources of this package, as they were when it was first asked."""
     package, content = Path(__file__).resolve().parents[1], hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         content.update(path.relative_to(package).as_posix().encode())

@@ -25,13 +25,13 @@ class Measure:
 
     @property
     def is_above_chance(self) -> bool:
-        """With 97.5 % confidence."""
+        """Say whether it is above chance with 97.5 % confidence."""
         return self.low > self.chance
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one method found out.
+    """Finding of one inference method.
 
     Attributes:
         about: what was asked, one of ``fl_privacy.inference.About``.
@@ -72,7 +72,7 @@ class Finding:
     seconds: float | None = None
 
     def as_record(self) -> dict[str, Any]:
-        """The fields of a record of ``metrics.jsonl``; each measure is value, low, high, chance, bound."""
+        """Return the fields of a record of ``metrics.jsonl``; each measure is value, low, high, chance, bound."""
         measures = {name: [m.value, m.low, m.high, m.chance, m.bound] for name, m in self.measures.items()}
         lists = {"fpr": list(self.fpr), "tpr": list(self.tpr), "notes": list(self.notes)}
         return {**asdict(self), "measures": measures, **lists}
@@ -101,7 +101,7 @@ FINDING: dict[str, Any] = {
 
 
 def finding_of(record: Mapping[str, Any]) -> Finding:
-    """What ``Finding.as_record`` gave; a measure that is damaged is left out."""
+    """Build a finding from the record that ``Finding.as_record`` gave; a measure that is damaged is left out."""
     measures = {
         name: Measure(value=v[0], low=v[1], high=v[2], chance=v[3], bound=v[4])
         for name, v in record["measures"].items()

@@ -74,7 +74,7 @@ class RunFolder:
         undefended: bool = False,
         overwrite: bool = False,
     ) -> RunFolder:
-        """The folder ``<out>/<label>-<hash>`` of the run that ``config`` describes.
+        """Open or create the folder ``<out>/<label>-<hash>`` of the run that ``config`` describes.
 
         A finished run is opened as it is. What an interrupted run of the same configuration left behind is moved
         aside (``...-interrupted-1``), as is a finished run with ``overwrite`` (``...-previous-1``); nothing is
@@ -110,34 +110,34 @@ class RunFolder:
         return folder
 
     def write_environment(self, *, seed: int) -> None:
-        """Versions, hardware and ``seed`` as ``environment.json``."""
+        """Write versions, hardware and ``seed`` as ``environment.json``."""
         write_whole(self.path / "environment.json", dump_json(describe_environment(seed=seed), indent=1))
 
     def write_threat_model(self, sentences: Sequence[str]) -> None:
-        """Who attacks, what is seen and known, as ``threat_model.json``."""
+        """Write who attacks, and what is seen and known, as ``threat_model.json``."""
         self._threats = tuple(sentences)
         write_whole(self.path / "threat_model.json", dump_json(list(sentences), indent=1))
 
     def write_defense(self, parts: Iterable[Part]) -> None:
-        """Each part of the defense and the setting that its strength follows, as ``defense.json``."""
+        """Write each part of the defense and the setting that its strength follows, as ``defense.json``."""
         content = [{"name": part.name, "strength": part.strength} for part in parts]
         write_whole(self.path / "defense.json", dump_json(content, indent=1))
 
     def write_partition(self, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> None:
-        """``counts[client][class]`` examples, as ``partition.json``."""
+        """Write ``counts[client][class]`` examples, as ``partition.json``."""
         content = {"class_names": list(class_names), "counts": [[int(n) for n in row] for row in counts]}
         write_whole(self.path / "partition.json", dump_json(content))
 
     def add_privacy(
         self, *, delta: float, accountant: str, missing: str | None, unit: str | None = None, covered: bool = False
     ) -> None:
-        """What the epsilons of the rounds refer to, see ``summary.Spent``, or why they are ``missing``."""
+        """Record what the epsilons of the rounds refer to, see ``summary.Spent``, or why they are ``missing``."""
         self._append(kind="privacy", delta=delta, accountant=accountant, missing=missing, unit=unit, covered=covered)
 
     def add_round(
         self, report: RoundReport, evaluation: Evaluation | None = None, *, epsilon: float | None = None
     ) -> None:
-        """A round of training is over.
+        """Record a round of training that is over.
 
         Args:
             report: of the round.
@@ -159,7 +159,7 @@ class RunFolder:
         )
 
     def add_victim(self, score: VictimScore, *, attacker: Attacker = Attacker.PLAIN) -> None:
-        """A victim was attacked by ``attacker`` and judged: a record for each of its images."""
+        """Record a victim that was attacked by ``attacker`` and judged: a record for each of its images."""
         id = score.id
         for image in score.images:
             self._append(
@@ -182,7 +182,7 @@ class RunFolder:
             self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=list(score.history))
 
     def add_update_distortion(self, id: VictimId, distortion: UpdateDistortion, solving: Mapping[str, float]) -> None:
-        """What the defense did to the update ``id``.
+        """Record what the defense did to the update ``id``.
 
         Args:
             id: of the observation.
@@ -193,7 +193,7 @@ class RunFolder:
         self._append(kind="update_distortion", id=str(id), round=id.round, client=id.client, **figures)
 
     def add_tracing(self, tracing: Tracing, *, round: int, attacker: Attacker = Attacker.PLAIN) -> None:
-        """To whom the images attacked in ``round`` were traced by what ``attacker`` reconstructed."""
+        """Record to whom the images attacked in ``round`` were traced by what ``attacker`` reconstructed."""
         self._append(kind="tracing", attacker=attacker, round=round, **asdict(tracing))
 
     def add_attack(
@@ -208,7 +208,7 @@ class RunFolder:
         candidates_from: str | None = None,
         uploads: str | None = None,
     ) -> None:
-        """One call of the attack took ``seconds`` for ``victims`` observations.
+        """Record one call of the attack, which took ``seconds`` for ``victims`` observations.
 
         Args:
             round: that was attacked.
@@ -225,7 +225,7 @@ class RunFolder:
         self._append(kind="attack", attacker=attacker, round=round, countermeasures=list(countermeasures), **figures)
 
     def add_finding(self, finding: Finding) -> None:
-        """What an inference attack found out."""
+        """Record what an inference attack found out."""
         self._append(kind="inference", **finding.as_record())
 
     def save_reconstructions(
@@ -247,7 +247,7 @@ class RunFolder:
         pieces: Callable[[Tensor], Sequence[str]],
         attacker: Attacker = Attacker.PLAIN,
     ) -> None:
-        """Keep how ``attacker`` came to what it ``found``, where that was filmed; ``pieces`` are a text's tokens."""
+        """Write the films of how ``attacker`` came to what it ``found``; ``pieces`` are a text's tokens."""
         films = [film_of(one, score, pieces) for one, score in zip(found, scores, strict=True)]
         if known := [film for film in films if film is not None]:
             write_films(self.path / "reconstructions", known, attacker)
@@ -299,5 +299,5 @@ class RunFolder:
 
 
 def folder_name(label: str, config: Mapping[str, Any]) -> str:
-    """The identity of the run that ``config`` describes."""
+    """Return the folder's name for the run that ``config`` describes."""
     return f"{label}-{run_hash(config)}"

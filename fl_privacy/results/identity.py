@@ -18,28 +18,28 @@ FORMAT = 1
 
 
 def run_hash(config: Mapping[str, Any], ignore: Collection[str] = RUNTIME) -> str:
-    """Eight hexadecimal digits that equal configurations share, the dotted keys in ``ignore`` left out."""
+    """Return eight hexadecimal digits that equal configurations share, the dotted keys in ``ignore`` left out."""
     text = json.dumps(_without(config, ignore), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def training_hash(config: Mapping[str, Any]) -> str:
-    """The same for all runs whose training differs in the defense alone."""
+    """Return a hash that is the same for all runs whose training differs in the defense alone."""
     return run_hash(config, (*RUNTIME, *keys_of(Role.DEFENSE), *keys_of(Role.ATTACK)))
 
 
 def attacked_hash(config: Mapping[str, Any]) -> str:
-    """The same for all runs that differ in the attack alone."""
+    """Return a hash that is the same for all runs that differ in the attack alone."""
     return run_hash(config, (*RUNTIME, *keys_of(Role.ATTACK)))
 
 
 def repeat_hash(config: Mapping[str, Any]) -> str:
-    """The same for all runs that differ in the seed alone."""
+    """Return a hash that is the same for all runs that differ in the seed alone."""
     return run_hash(config, (*RUNTIME, "seed"))
 
 
 def _without(config: Mapping[str, Any], dropped: Collection[str]) -> dict[str, Any]:
-    """``config`` without the dotted keys in ``dropped``."""
+    """Return ``config`` without the dotted keys in ``dropped``."""
     kept: dict[str, Any] = {}
     for key, value in config.items():
         if key in dropped:
@@ -71,6 +71,6 @@ class Identity:
 
     @classmethod
     def of(cls, label: str, config: Mapping[str, Any], *, undefended: bool) -> Identity:
-        """The identity of the run that ``config`` describes."""
+        """Build the identity of the run that ``config`` describes."""
         hashes = {"hash": run_hash(config), "training": training_hash(config), "repeat": repeat_hash(config)}
         return cls(label=label, undefended=undefended, config=config, **hashes)

@@ -18,7 +18,7 @@ def append_node_cost(
     joules: float | None = None,
     repeats: int | None = None,
 ) -> None:
-    """What a client's round of the finished run in folder ``path`` takes on a small device, after its other records.
+    """Append to a finished run, in folder ``path``, what a client's round takes on a small device.
 
     Args:
         path: of the run.

@@ -43,7 +43,7 @@ WAITING = ".waiting"
 
 
 def is_finished(path: Path) -> bool:
-    """Whether the run in folder ``path`` came to its end."""
+    """Say whether the run in folder ``path`` came to its end."""
     return (path / SUMMARY).is_file()
 
 
@@ -54,7 +54,7 @@ def expect_finished(path: Path) -> None:
 
 
 def is_aside(path: Path) -> bool:
-    """Whether ``move_aside`` gave the folder ``path`` its name."""
+    """Say whether ``move_aside`` gave the folder ``path`` its name."""
     return re.search(r"-(interrupted|previous)-\d+$", path.name) is not None
 
 
@@ -99,7 +99,7 @@ def hold(folder: Path) -> Lock:
 
 
 def release(lock: Lock | None) -> None:
-    """Let go of what ``hold`` returned."""
+    """Release the lock that ``hold`` returned."""
     if lock is not None:
         lock.release()
 
@@ -123,7 +123,7 @@ class Ongoing:
 
     @property
     def left(self) -> float | None:
-        """Seconds; ``None`` while nobody knows."""
+        """Return the seconds left; ``None`` while nobody knows."""
         return self.seconds * (1 - self.share) / self.share if self.share > 0 else None
 
 
@@ -137,7 +137,7 @@ class Teller:
     def telling(
         self, what: str | Callable[[], str], progress: Callable[[int, int], None]
     ) -> Callable[[int, int], None]:
-        """``progress`` of the work ``what`` that starts now, which also writes; a function says what it is by then."""
+        """Wrap ``progress`` of the work ``what`` that starts now, to write it down; ``what`` may be a function."""
         started = time.monotonic()
 
         def tell(done: int, total: int) -> None:
@@ -172,14 +172,14 @@ class Teller:
                 write_private(self._texts, json.dumps({"texts": texts}, ensure_ascii=False))
 
     def clear(self) -> None:
-        """Nothing goes on any more."""
+        """Remove the files: nothing goes on any more."""
         self._path.unlink(missing_ok=True)
         self._pictures.unlink(missing_ok=True)
         self._texts.unlink(missing_ok=True)
 
 
 def read_ongoing(folder: Path) -> Ongoing | None:
-    """What goes on in ``folder``, trusting nothing; ``None`` if nobody says."""
+    """Return what goes on in ``folder``, trusting nothing; ``None`` if nothing is written."""
     content = _read(folder / PROGRESS)
     kinds = {"what": str, "share": float, "seconds": float}
     if not isinstance(content, dict) or not all(fits(content.get(name), kind) for name, kind in kinds.items()):
@@ -188,7 +188,7 @@ def read_ongoing(folder: Path) -> Ongoing | None:
 
 
 def read_guesses(folder: Path) -> list[Pixels]:
-    """What the attack that goes on in ``folder`` has, trusting nothing; empty if nobody says."""
+    """Return the guesses of the attack that goes on in ``folder``, trusting nothing; empty if there are none."""
     try:
         if not (folder / PICTURES).is_file():
             return []
@@ -200,7 +200,7 @@ def read_guesses(folder: Path) -> list[Pixels]:
 
 
 def read_texts(folder: Path) -> list[Pieces]:
-    """The tokens of what the attack that goes on in ``folder`` has, trusting nothing; empty if nobody says."""
+    """Return the tokens that the attack in ``folder`` has by now, trusting nothing; empty if there are none."""
     content = _read(folder / TEXTS)
     texts = content.get("texts") if isinstance(content, dict) else None
     return (
@@ -226,7 +226,7 @@ def write_planned(out: Path, jobs: Sequence[str]) -> None:
 
 
 def read_planned(out: Path) -> list[str]:
-    """The folders that sweeps are going to fill in ``out``, or have filled; empty if nobody says."""
+    """Return the folders that sweeps are going to fill in ``out``, or have filled; empty if nothing is written."""
     content = _read(out / PLAN)
     jobs = content.get("jobs") if isinstance(content, dict) else None
     return [str(job) for job in jobs] if isinstance(jobs, list) and fits(jobs, list[str]) else []

@@ -81,7 +81,7 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacke
 
 
 def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
-    """(victim id, image) -> pair of all files in ``folder``, and a line on each file that can't be read."""
+    """Return the pairs of all files in ``folder`` by (victim id, image), and a line on each unreadable file."""
     pairs: dict[tuple[str, int], Pair] = {}
     problems = []
     for path in sorted(folder.glob("round-*.safetensors")):
@@ -97,7 +97,7 @@ def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]
 
 
 def _read(path: Path) -> Iterator[tuple[tuple[str, int], Pixels | None, Pixels | None, str, Pixels | None]]:
-    """(victim id, image), original, guess, whose it is, and what the defense put in place of the original."""
+    """Yield (victim id, image), original, guess, whose it is, and what the defense put in place of the original."""
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"it has {path.stat().st_size >> 20} MiB")
     with safe_open(path, framework="np") as file:
@@ -126,7 +126,7 @@ def _read(path: Path) -> Iterator[tuple[tuple[str, int], Pixels | None, Pixels |
 
 
 def _bytes(images: Tensor) -> Pixels:
-    """[0, 1] -> uint8, (B, C, H, W)."""
+    """Convert images in [0, 1] to uint8, (B, C, H, W)."""
     shown: Pixels = (images.clamp(0, 1) * 255).round().byte().numpy()
     return shown
 
@@ -141,7 +141,7 @@ _MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text and what was read of it.
+    """A text and what was reconstructed of it.
 
     Attributes:
         original: ``None`` where nobody knows it.
@@ -157,7 +157,7 @@ class Sentence:
 def write_sentences(
     folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker = Attacker.PLAIN
 ) -> Path:
-    """Write what ``attacker`` read in ``round`` into ``folder``; a second call for a round adds a file."""
+    """Write what ``attacker`` reconstructed in ``round`` into ``folder``; a second call for a round adds a file."""
     rows = [
         {
             "id": str(score.id),
@@ -178,7 +178,7 @@ def write_sentences(
 
 
 def read_sentences(folder: Path) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
-    """(victim id, number in its batch) -> sentence of all files in ``folder``, and a line on each unreadable one."""
+    """Return the sentences of all files in ``folder`` by (victim id, number), and a line on each unreadable one."""
     found: dict[tuple[str, int], Sentence] = {}
     problems = []
     for path in sorted(folder.glob(SENTENCE_FILES)):
@@ -250,7 +250,7 @@ class Film:
 def film_of(
     found: Reconstruction, score: VictimScore, pieces: Callable[[Tensor], Sequence[str]]
 ) -> Film | TextFilm | None:
-    """The film of ``found``, and which image or text it turned out to be of; ``None`` where nothing was filmed.
+    """Return the film of ``found``, with the image or text it turned out to be of; ``None`` where nothing was filmed.
 
     Args:
         found: with snapshots.
@@ -291,7 +291,7 @@ def _told(film: Film | TextFilm) -> dict[str, object]:
 
 
 def _free(folder: Path, rest: str) -> Path:
-    """The first path ``film-<number>-<rest>`` that is not there."""
+    """Return the first path ``film-<number>-<rest>`` that does not exist."""
     number = 1
     while (path := folder / f"film-{number:04d}-{rest}").exists():
         number += 1
@@ -299,7 +299,7 @@ def _free(folder: Path, rest: str) -> Path:
 
 
 def read_films(folder: Path) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm]], list[str]]:
-    """Attacker -> films of all files in ``folder``, and a line on each file that can't be read."""
+    """Return films of all files in ``folder`` by attacker, and a line on each unreadable file."""
     found: dict[Attacker, list[Film | TextFilm]] = {}
     problems = []
     for path in sorted([*folder.glob("film-*.safetensors"), *folder.glob("film-*.json")]):
@@ -340,7 +340,7 @@ def _read_texts(path: Path) -> tuple[Attacker, Sequence[Film | TextFilm]]:
 
 
 def _name(number: int) -> str:
-    """Of a film in its file."""
+    """Name a film in its file."""
     return f"film-{number:02d}"
 
 
@@ -352,7 +352,7 @@ def _film(row: Mapping[str, object], frames: Pixels) -> Film:
 
 
 def _whose(row: Mapping[str, object], frames: int) -> tuple[str, int, str, tuple[int, ...]]:
-    """Victim, number in its batch, member, and when each of so many ``frames`` was."""
+    """Parse victim, number in its batch, member, and when each of the ``frames`` frames was taken."""
     id, image, member, at = row["id"], row["image"], row["member"], row["at"]
     if not (isinstance(id, str) and isinstance(image, int) and isinstance(member, str) and fits(at, list[int])):
         raise ValueError("it does not say whose films it holds")

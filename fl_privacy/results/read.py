@@ -38,7 +38,7 @@ _FIGURES = list[float | None]
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionTable:
-    """Who has what: ``counts[client][class]`` examples."""
+    """Examples of each client and class: ``counts[client][class]``."""
 
     class_names: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
@@ -85,28 +85,28 @@ class Run:
         return self.path.name
 
     def of_kind(self, kind: str, attacker: Attacker = Attacker.PLAIN) -> list[Mapping[str, Any]]:
-        """The records of one kind, see ``schema.RECORDS``; those of attacks by ``attacker``."""
+        """Return the records of one kind, see ``schema.RECORDS``; those of attacks by ``attacker``."""
         return records_of(self.records, kind, attacker)
 
     def read_pairs(self) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
-        """(victim id, image) -> original and guess, and what is wrong with the files they are in."""
+        """Return originals and guesses by (victim id, image), and what is wrong with the files they are in."""
         return read_pairs(self.path / "reconstructions")
 
     def read_sentences(self) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
-        """Likewise, the texts of a run that attacked these."""
+        """Return the texts by (victim id, number), and what is wrong with the files they are in."""
         return read_sentences(self.path / "reconstructions")
 
     def read_rows(self) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
-        """Likewise, the rows of a run that attacked a table."""
+        """Return the rows by (victim id, number), and what is wrong with the files they are in."""
         return read_rows(self.path / "reconstructions")
 
     def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm]], list[str]]:
-        """How each attacker came to guesses, and what is wrong with the files they are in."""
+        """Return how each attacker came to guesses, and what is wrong with the files they are in."""
         return read_films(self.path / "reconstructions")
 
 
 def read_run(path: Path) -> Run:
-    """What the run in folder ``path`` recorded; a killed run gives what it had written.
+    """Read what the run in folder ``path`` recorded; a killed run gives what it had written.
 
     Raises:
         UserError: ``path`` is not the folder of a run, or was damaged by something else than a kill.
@@ -155,14 +155,14 @@ def read_run(path: Path) -> Run:
 
 
 def read_summary(path: Path) -> Summary | None:
-    """The summary of the run in folder ``path``; ``None`` if it has not finished."""
+    """Return the summary of the run in folder ``path``; ``None`` if it has not finished."""
     expect_regular_files(path, without=(CAPTURES, WAITING))
     stored = _read_json(path / SUMMARY)
     return None if stored is None else _summary(path, stored, read_records(path / METRICS)[0])
 
 
 def read_environment(path: Path) -> Mapping[str, Any]:
-    """Versions, hardware and seed of the run in folder ``path``; empty if they were not recorded.
+    """Return versions, hardware and seed of the run in folder ``path``; empty if they were not recorded.
 
     Raises:
         UserError: they are damaged.
@@ -174,7 +174,7 @@ def read_environment(path: Path) -> Mapping[str, Any]:
 
 
 def read_identity(path: Path) -> Identity:
-    """The content of the file ``path``, a ``run.json``.
+    """Return the content of the file ``path``, a ``run.json``.
 
     Raises:
         UserError: it is damaged, or written by a later version.
@@ -201,7 +201,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _read_text(path: Path) -> str:
-    """Empty where there is no such file."""
+    """Return the text of a file; empty where there is no such file."""
     if not path.is_file():
         return ""
     if path.stat().st_size > MOST_BYTES:
@@ -213,7 +213,7 @@ def _read_text(path: Path) -> str:
 
 
 def _summary(path: Path, stored: object, records: Sequence[Mapping[str, Any]]) -> Summary:
-    """Of a finished run: what its records add up to, and the two figures that they do not have."""
+    """Sum up a finished run: its records, and the two figures that they do not have."""
     seconds = stored.get("seconds") if isinstance(stored, Mapping) else None
     accuracy = stored.get("undefended_accuracy") if isinstance(stored, Mapping) else None
     total = seconds.get("total") if isinstance(seconds, Mapping) else None
@@ -233,7 +233,7 @@ def _partition(content: Mapping[str, Any]) -> PartitionTable:
 
 
 def failed_attackers(path: Path) -> dict[Attacker, str]:
-    """Those that failed on every image in the run in folder ``path``, with their most common reason."""
+    """Return attackers that failed on every image of the run in folder ``path``, with their most common reason."""
     records, _ = read_records(path / METRICS)
     found: dict[Attacker, str] = {}
     for attacker in Attacker:
@@ -252,7 +252,7 @@ class Baseline:
 
 
 def find_baseline(out: Path, config: Mapping[str, Any]) -> Baseline | None:
-    """The finished undefended run in folder ``out`` whose training differs from ``config`` in the defense alone."""
+    """Find the finished undefended run in ``out`` whose training differs from ``config`` in the defense alone."""
     wanted = training_hash(config)
     for summary in sorted(out.glob("*/summary.json")):
         try:

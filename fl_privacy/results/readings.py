@@ -42,7 +42,7 @@ TRANSFORMED_METRIC = "transformed_psnr"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reading:
-    """What one attacker read in one round.
+    """Leakage by one attacker in one round.
 
     Attributes:
         attacker: who.
@@ -59,25 +59,25 @@ class Reading:
     undefended: bool = False
 
     def statistic(self, metric: str) -> Statistic | None:
-        """Over the images of the round; ``None`` if it was not measured, or the attack failed on all of them."""
+        """Return the statistic over the images of the round; ``None`` if unmeasured, or the attack failed on all."""
         return self.leakage.metrics.get(metric)
 
     @property
     def main(self) -> str:
-        """The metric that is shown first."""
+        """Return the metric that is shown first."""
         return self.leakage.main
 
     @property
     def counts(self) -> Counts:
-        """How many were read."""
+        """Return how many were reconstructed."""
         return self.leakage.counts
 
     def counted_by(self, metric: str) -> Recognized | None:
-        """The count that a paper made by a threshold of ``metric``; ``None`` where it was not measured."""
+        """Return the count that a paper made by a threshold of ``metric``; ``None`` where it was not measured."""
         return self.leakage.recognized_by(metric)
 
     def among(self, others: Sequence[Reading]) -> str:
-        """What tells it from ``others`` in words; empty if nothing does."""
+        """Say what distinguishes it from ``others``; empty if nothing does."""
         words = [f"{self.attacker} attacker"] if len({other.attacker for other in others}) > 1 else []
         words += [self.attack] if len({other.attack for other in others}) > 1 else []
         words += [f"round {self.round}"] if len({other.round for other in others}) > 1 else []
@@ -110,7 +110,7 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)
 
 
 def extent_of(found: Sequence[Reading], *, told: int = 0, unknown_is_read: bool = True) -> Extent:
-    """How much all of ``found`` leak together: each figure of the reading that it is worst for.
+    """Return how much all of ``found`` leak together: each figure of the reading that it is worst for.
 
     Args:
         found: of one run, training or defense.
@@ -137,13 +137,13 @@ def _share(count: int, reading: Reading, of_all: bool) -> float:
 
 
 def leaks_most(found: Sequence[Reading]) -> Reading | None:
-    """The reading of largest extent among those of which any example was judged; of equals the first."""
+    """Return the reading of largest extent among those of which any example was judged; of equals the first."""
     known = [(extent_of([reading], unknown_is_read=False), reading) for reading in found if reading.counts.judged]
     return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def readings_of(summary: Summary, attack: str = "", *, undefended: bool = False) -> list[Reading]:
-    """All that a run's ``summary`` holds, round by round."""
+    """Return all readings in a run's ``summary``, round by round."""
     return [
         Reading(attacker=attacker, leakage=leakage, round=entry.round, attack=attack, undefended=undefended)
         for entry in summary.attacked
@@ -152,38 +152,38 @@ def readings_of(summary: Summary, attack: str = "", *, undefended: bool = False)
 
 
 def worst_by(metric: str, found: Sequence[Reading]) -> Reading | None:
-    """The one with the worst mean of ``metric``, for that metric's column; of equals the first."""
+    """Return the reading with the worst mean of ``metric``, for that metric's column; of equals the first."""
     measured = [(reading, s.mean) for reading in found if (s := reading.statistic(metric)) is not None]
     sign = 1 if metric not in METRICS or METRICS[metric].leaks == "high" else -1
     return max(measured, key=lambda pair: sign * pair[1])[0] if measured else None
 
 
 def most_exposed(found: Sequence[Reading]) -> Recognized | None:
-    """The largest share of images that came out as what a defense put in their place; ``None`` if none did."""
+    """Return the largest share of images that came out as a defense's substitutes; ``None`` if none did."""
     bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None
 
 
 def kind_of(found: Sequence[Reading]) -> Literal["image", "text", "row"]:
-    """What was attacked, in a word."""
+    """Name what was attacked, ``image`` or ``text``."""
     mains = {reading.main for reading in found}
     return "text" if TEXT_METRIC in mains else "row" if TABLE_METRIC in mains else "image"
 
 
 def main_of(found: Sequence[Reading]) -> str:
-    """The metric by which all of ``found`` can be compared; empty where images and texts were read."""
+    """Return the metric by which all of ``found`` can be compared; empty where images and texts were attacked."""
     known = {reading.main for reading in found if reading.leakage.metrics}
     return known.pop() if len(known) == 1 else "" if known else IMAGE_METRIC
 
 
 def in_round(found: Sequence[Reading], round: int) -> list[Reading]:
-    """Those of one round."""
+    """Return the readings of one round."""
     return [reading for reading in found if reading.round == round]
 
 
 def few(statistic: Statistic, kind: str = "image") -> str:
-    """A warning in words where there are too few images, or others of a ``kind``, for an interval; else empty."""
+    """Warn where there are too few images, or others of a ``kind``, for an interval; else return nothing."""
     number, n = statistic.groups, statistic.n
     if number >= FEW:
         return ""
@@ -220,7 +220,7 @@ class AttackedUploads(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AttackFacts:
-    """What was tried.
+    """The attack: by whom, with what budget and knowledge, on which uploads.
 
     Attributes:
         attack: its name; empty where nothing was attacked or the name is not known.
@@ -252,7 +252,7 @@ class AttackFacts:
 
 
 def facts_of(run: Run) -> AttackFacts:
-    """What the attackers of ``run`` tried."""
+    """Return what the attackers of ``run`` tried."""
     return described_facts(run.identity, run.records, threats=run.threat_model, defenses=run.defenses)
 
 
@@ -263,7 +263,7 @@ def described_facts(
     threats: Sequence[str] = (),
     defenses: Sequence[str] = (),
 ) -> AttackFacts:
-    """The same from the parts that a run's folder holds.
+    """Return what the attackers tried, from the parts that a run's folder holds.
 
     Args:
         identity: of the run.
@@ -295,7 +295,7 @@ def described_facts(
 
 
 def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], threats: Sequence[str]) -> AttackedUploads:
-    """As recorded with each attack; of a run of an older version by its threat model and the ids of its victims."""
+    """Return the recorded kind of uploads; for older runs, infer it from the threat model and the victims' ids."""
     told = {str(record.get("uploads")) for record in records if record["kind"] == "attack"}
     recorded = [source for source in AttackedUploads if source in told]
     if len(recorded) == 1:
@@ -307,7 +307,7 @@ def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], thre
 
 
 def _chosen(identity: Identity, group: str) -> tuple[str, Mapping[str, Any]]:
-    """The option of a configuration group by its name, and its settings."""
+    """Return the option of a configuration group by its name, and its settings."""
     choices, section = identity.config.get("choices"), identity.config.get(group)
     settings = section if isinstance(section, Mapping) else {}
     option = called(str(choices.get(group) or ""), section) if isinstance(choices, Mapping) else ""

@@ -94,7 +94,7 @@ _OPTIONAL = frozenset({"date", "packages", "gpus"})
 
 
 def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:
-    """What is wrong with a mapping that should have ``fields``, in words; ``None`` if nothing is."""
+    """Say what is wrong with a mapping that should have ``fields``; ``None`` if nothing is."""
     if not isinstance(content, Mapping):
         return f"it is {_shown(content)}, no mapping"
     for name, annotation in fields.items():
@@ -108,7 +108,7 @@ def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:
 
 
 def wrong_identity(content: object) -> str | None:
-    """What is wrong with the content of ``run.json``, in words; ``None`` if nothing is."""
+    """Say what is wrong with the content of ``run.json``; ``None`` if nothing is."""
     if (wrong := wrong_field(content, IDENTITY)) or not isinstance(content, Mapping):
         return wrong
     config = content["config"]
@@ -117,7 +117,7 @@ def wrong_identity(content: object) -> str | None:
 
 
 def wrong_partition(content: object) -> str | None:
-    """What is wrong with the content of ``partition.json``, in words; ``None`` if nothing is."""
+    """Say what is wrong with the content of ``partition.json``; ``None`` if nothing is."""
     if (wrong := wrong_field(content, PARTITION)) or not isinstance(content, Mapping):
         return wrong
     names, counts = content["class_names"], content["counts"]
@@ -126,7 +126,7 @@ def wrong_partition(content: object) -> str | None:
 
 
 def wrong_record(record: Mapping[str, Any]) -> str | None:
-    """What is wrong with a record of ``metrics.jsonl``, in words; ``None`` if nothing is."""
+    """Say what is wrong with a record of ``metrics.jsonl``; ``None`` if nothing is."""
     kind = record["kind"]
     fields = RECORDS.get(kind) if isinstance(kind, str) else None
     if not isinstance(kind, str) or not fits(record.get("attacker", "plain"), Literal["plain", "adaptive"]):
@@ -202,7 +202,7 @@ class RecordWriter:
 
 
 def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The records in ``path`` and what is wrong with them: a last line that a killed run left half written.
+    """Read the records in ``path``, and say what is wrong: a last line that a killed run left half written.
 
     Raises:
         UserError: another line is damaged.
@@ -232,7 +232,7 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def records_of(records: Iterable[Mapping[str, Any]], kind: str, attacker: Attacker) -> list[Mapping[str, Any]]:
-    """Those of one kind and attacker; what names no attacker belongs to the plain one."""
+    """Return the records of one kind and attacker; those that name no attacker belong to the plain one."""
     return [r for r in records if r["kind"] == kind and r.get("attacker", Attacker.PLAIN) == attacker]
 
 
@@ -246,12 +246,12 @@ def _record(line: bytes) -> dict[str, Any]:
 
 
 def dump_json(value: Any, *, indent: int | None = None) -> str:
-    """``value`` as standard JSON: infinities become ``"inf"`` and ``"-inf"``, NaN becomes null."""
+    """Write ``value`` as standard JSON: infinities become ``"inf"`` and ``"-inf"``, NaN becomes null."""
     return json.dumps(_standard(value), allow_nan=False, indent=indent, ensure_ascii=False)
 
 
 def parse_json(text: str) -> Any:
-    """What ``dump_json`` wrote, infinities restored; NaN comes back as ``None``."""
+    """Parse what ``dump_json`` wrote, infinities restored; NaN comes back as ``None``."""
     try:
         return _restored(json.loads(text))
     except RecursionError as error:

@@ -83,7 +83,7 @@ def write_rows(folder: Path, round: int, scores: Sequence[VictimScore], attacker
 
 
 def read_rows(folder: Path) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
-    """(victim id, number in its batch) -> row of all files in ``folder``, and a line on each unreadable one."""
+    """Return the rows of all files in ``folder`` by (victim id, number), and a line on each unreadable one."""
     found: dict[tuple[str, int], RowPair] = {}
     problems = []
     for path in sorted(folder.glob(ROW_FILES)):

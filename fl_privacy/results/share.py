@@ -59,7 +59,7 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
 
 
 def shared_as(folder: Path) -> Shared | None:
-    """What the copy in ``folder`` holds; ``None`` if it is the folder of the run itself.
+    """Return what the copy in ``folder`` holds; ``None`` if it is the folder of the run itself.
 
     Raises:
         UserError: the note on it is damaged.
@@ -92,7 +92,7 @@ def _copy_configuration(source: Path, destination: Path, write: Any) -> None:
 
 
 def _absolute_paths(value: Any) -> dict[str, str]:
-    """Every absolute path in ``value`` -> its last part."""
+    """Map every absolute path in ``value`` to its last part."""
     match value:
         case str() if Path(value).is_absolute() and Path(value).name:
             return {value: Path(value).name}

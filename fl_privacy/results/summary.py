@@ -76,11 +76,11 @@ class Leakage:
 
     @property
     def main(self) -> str:
-        """The metric that is shown first: of images PSNR, of texts the F1 of their tokens."""
+        """Return the metric that is shown first: of images PSNR, of texts the F1 of their tokens."""
         return next((name for name in (TEXT_METRIC, TABLE_METRIC) if name in self.metrics), IMAGE_METRIC)
 
     def recognized_by(self, metric: str) -> Recognized | None:
-        """The count of a paper by ``metric``; ``None`` where that was not measured."""
+        """Return the count of a paper by ``metric``; ``None`` where that was not measured."""
         return next((bound for bound in self.thresholds if bound.metric == metric), None)
 
 
@@ -125,13 +125,13 @@ class Spent:
 
     @property
     def promises_little(self) -> bool:
-        """Whether there is an epsilon, but one that must not be taken for protection."""
+        """Say whether there is an epsilon, but one that must not be taken for protection."""
         return self.epsilon is not None and promises_little(epsilon=self.epsilon, delta=self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """How long it took; ``defense`` is summed over clients, ``total`` is wall time, ``None`` where it is not known."""
+    """Time it took; ``defense`` is summed over clients, ``total`` is wall time, ``None`` where it is not known."""
 
     training: float
     defense: float
@@ -142,7 +142,7 @@ class Seconds:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Of a run.
+    """Summary of a run.
 
     Attributes:
         finished: whether it came to its end.
@@ -177,22 +177,24 @@ class Summary:
     inferred: tuple[Finding, ...] = ()
 
     def last_by(self, attacker: Attacker) -> Leakage | None:
-        """What ``attacker`` achieved in the last round that it attacked; ``None`` if it attacked none."""
+        """Return what ``attacker`` achieved in the last round that it attacked; ``None`` if it attacked none."""
         return next((entry.by[attacker] for entry in reversed(self.attacked) if attacker in entry.by), None)
 
     @property
     def plain(self) -> Leakage:
-        """By the plain attacker in the last round; nothing where there was none."""
+        """Return the leakage by the plain attacker in the last round; nothing where there was none."""
         return self.last_by(Attacker.PLAIN) or Leakage()
 
     @property
     def adaptive(self) -> Leakage | None:
-        """By the adaptive attacker in the last round."""
+        """Return the leakage by the adaptive attacker in the last round."""
         return self.last_by(Attacker.ADAPTIVE)
 
     def as_json(self) -> dict[str, Any]:
-        """What ``summary.json`` holds beside the verdict: what the plain attacker read in the last round, and all else
-        beside it."""
+        """Return the content of ``summary.json`` without the verdict.
+
+        What the plain attacker reconstructed in the last round, and all else beside it.
+        """
         content = asdict(self)
         del content["finished"], content["countermeasures"]
         seconds = content["seconds"].pop("adaptive")
@@ -226,7 +228,7 @@ def summarize(
     undefended_accuracy: float | None,
     total_seconds: float | None,
 ) -> Summary:
-    """What ``records`` of ``metrics.jsonl`` add up to.
+    """Summarize ``records`` of ``metrics.jsonl``.
 
     Args:
         records: in their order.
@@ -276,7 +278,7 @@ def _upload(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
 
 
 def _on_node(records: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
-    """Of a client's round on a small device, as it was measured last."""
+    """Return statistics of a client's round on a small device, as it was measured last."""
     last = next((r for r in reversed(records) if r["kind"] == "node"), None)
     if last is None:
         return {}
@@ -318,7 +320,7 @@ def _attacked(records: Sequence[Mapping[str, Any]]) -> list[AttackedRound]:
 
 
 def _leakage(images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, Any]]) -> Leakage:
-    """Intervals are over uploads, whose images were attacked together."""
+    """Compute leakage with intervals over uploads, whose images were attacked together."""
     columns = {name: [value for _, value in pairs] for name, pairs in _columns(images).items()}
     sources = Counter(v["label_source"] for v in images if v.get("label_source") and not v["failure"])
     return Leakage(
@@ -360,7 +362,7 @@ def _tracing(traced: Sequence[Mapping[str, Any]]) -> Traced | None:
 
 
 def _columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mapping[str, Any], float]]]:
-    """Figure -> its values with their records; those of failures and those that could not be computed left out."""
+    """Return each figure's values with their records; failures and what could not be computed are left out."""
     columns: dict[str, list[tuple[Mapping[str, Any], float]]] = {}
     for record in records:
         if record.get("failure") is None:
@@ -374,7 +376,7 @@ def _columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mappi
 def _statistics(
     records: Iterable[Mapping[str, Any]], *, group: Callable[[Mapping[str, Any]], str]
 ) -> dict[str, Statistic]:
-    """Of every figure in ``records``, where those of one ``group`` are not independent."""
+    """Compute the statistic of every figure in ``records``, where those of one ``group`` are not independent."""
     found = {}
     for name, pairs in _columns(records).items():
         within = METRICS[name].range if name in METRICS else _RANGES.get(name, ANY_VALUE)
@@ -385,7 +387,7 @@ def _statistics(
 
 
 def _batch(record: Mapping[str, Any]) -> str:
-    """The same for updates of several rounds that come from the same examples, or from the same client's."""
+    """Return a key that updates of several rounds share if they come from the same examples or the same client's."""
     return VictimId.parse(str(record["id"])).source
 
 

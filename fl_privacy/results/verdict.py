@@ -81,7 +81,7 @@ class Ground(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """What a guarantee of differential privacy leaves to whoever attacks.
+    """What a guarantee of differential privacy leaves to any attacker.
 
     Attributes:
         epsilon: spent.
@@ -102,7 +102,7 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Verdict:
-    """What may be said.
+    """All that may be said of a run.
 
     Attributes:
         tone: see ``Tone``.
@@ -134,11 +134,11 @@ class Verdict:
 
     @property
     def counts(self) -> Counts:
-        """Of the reading that leaks most."""
+        """Return the counts of the reading that leaks most."""
         return self.most.counts if self.most else Counts()
 
     def as_plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         most = self.most
         return {
             "tone": self.tone,
@@ -153,12 +153,12 @@ class Verdict:
 
 
 def verdict_of(run: Run) -> Verdict:
-    """What may be said of ``run``."""
+    """Return what may be said of ``run``."""
     return judged(run.summary, facts_of(run), claim_is_false=any(claim.is_false for claim in run.claims))
 
 
 def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False) -> Verdict:
-    """What may be said of what a run came to.
+    """Judge what a run came to, and return what may be said of it.
 
     Args:
         summary: of the run.
@@ -193,7 +193,7 @@ _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.TOLD: LEAK, Ground.BO
 
 
 def tone_of(found: Sequence[Reading], source: AttackedUploads = AttackedUploads.PROBES) -> Tone:
-    """Red where any of ``found`` read something of a client beyond chance, else gray: no reading makes anything green.
+    """Return red where any of ``found`` leaks beyond chance, else gray: no reading makes anything green.
 
     Args:
         found: of one run, training or defense.
@@ -203,12 +203,12 @@ def tone_of(found: Sequence[Reading], source: AttackedUploads = AttackedUploads.
 
 
 def is_read(found: Sequence[Reading]) -> bool:
-    """Whether any of ``found`` read something, and more than chance allows all of them together (Bonferroni)."""
+    """Say whether any of ``found`` leaks, and more than chance allows all of them together (Bonferroni)."""
     return any(r.counts.read and r.counts.by_chance < LEVEL / len(found) for r in found)
 
 
 def lacks_truth(counts: Counts) -> bool:
-    """Whether fewer examples were judged than have no known original: too few to speak for all."""
+    """Say whether fewer examples were judged than have no known original: too few to speak for all."""
     return counts.unknown > counts.judged
 
 
@@ -220,7 +220,7 @@ def _ground(
     bound: Bound | None,
     source: AttackedUploads,
 ) -> Ground:
-    """The first that holds."""
+    """Return the first ground that holds."""
     counts = [reading.counts for reading in found]
     judged, read = any(c.judged for c in counts), is_read(found)
     cases = (
@@ -239,7 +239,7 @@ def _ground(
 
 
 def _bound(privacy: Spent | None, found: Sequence[Reading], inferred: Sequence[Finding]) -> Bound | None:
-    """Of a guarantee that was computed here, under assumptions that hold, and that nothing contradicts."""
+    """Return the bound of a guarantee computed here, under assumptions that hold, and that nothing contradicts."""
     if privacy is None or privacy.epsilon is None or not math.isfinite(privacy.epsilon):
         return None
     if privacy.unit is None or not privacy.covered or disproves(inferred, epsilon=privacy.epsilon):

@@ -19,6 +19,9 @@ LEAST_ROWS, LEAST_SHARE = 5, 0.5
 LEAST_DISTINCT = 4
 """Different values without which equal numbers say nothing."""
 
+LEAST_STATISTIC = 1e-6
+"""Below which a number is not compared with figures of columns."""
+
 LONG_TEXT = 200
 """Letters from which on a text is shown to the reader as one that may hold data."""
 
@@ -49,7 +52,7 @@ class Leak:
     why: str
 
     def at(self, where: str) -> "Leak":
-        """The same elsewhere."""
+        """Return the same leak elsewhere."""
         return replace(self, where=where)
 
 
@@ -79,7 +82,7 @@ class Loaded:
 
 
 def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: bool) -> list[Leak]:
-    """What a reply gives away in clear.
+    """List what a reply gives away in clear.
 
     Args:
         sent: the reply.
@@ -104,7 +107,7 @@ def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: 
 
 
 def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int]) -> Iterator[Leak]:
-    """What an array is, where what was loaded tells."""
+    """Yield what an array is, where what was loaded shows it."""
     if array.dtype.kind in "SUO" or (array.dtype == np.uint8 and array.ndim == 1):
         yield from _of_bytes(array.tobytes(), where)
         return
@@ -123,7 +126,7 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int]) -
 
 
 def _of_each(array: np.ndarray, where: str) -> Leak:
-    """An array with an entry for each example."""
+    """Report an array with an entry for each example."""
     entry = "one number" if array.size == len(array) else f"one vector of {array[0].size} numbers"
     return Leak(
         severity="facts",
@@ -153,6 +156,13 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
             yield _raw_column(column, len(value), where)
         elif _is_class_count(array, loaded):
             yield _class_counts(where)
+        elif _is_histogram(array, loaded):
+            yield Leak(
+                severity="facts",
+                what=f"a histogram of the client's {int(array.sum())} examples",
+                where=where,
+                why="Bins with few examples point at people, and it tells how this client's differ from others.",
+            )
         elif len(value) > 1 and len(value) == loaded.examples:
             yield Leak(
                 severity="facts",
@@ -163,6 +173,13 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
     elif isinstance(value, list):
         for text in value[:100]:
             yield from _of_text(text, where) if isinstance(text, str) else _of_bytes(text, where)
+    elif isinstance(value, float) and (told := _statistic(value, loaded)) is not None:
+        yield Leak(
+            severity="facts",
+            what=f"the {told[0]} of the column {told[1]} over the client's {told[2]} examples",
+            where=where,
+            why="Of few examples such figures tell the examples, and two of nearly the same people tell one apart.",
+        )
     elif _EXAMPLE_COUNTS.search(key) and isinstance(value, int | float) and value < 2:
         yield Leak(
             severity="facts",
@@ -173,7 +190,7 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
 
 
 def stated_privacy(sent: Sent) -> dict[str, float]:
-    """Figures of differential privacy that a reply states, by name."""
+    """Return figures of differential privacy that a reply states, by name."""
     return {
         key: float(value)
         for (_, key), value in sent.values.items()
@@ -232,7 +249,7 @@ def _is_text(content: bytes) -> bool:
 
 
 def _equal_rows(array: np.ndarray, loaded: Loaded) -> int:
-    """Rows of ``array`` that are rows of what was loaded, 0 where they are too few to say."""
+    """Count the rows of ``array`` that are rows of what was loaded, 0 where they are too few to say."""
     if array.ndim < 2 or array.dtype.kind not in "fiu" or not len(array):
         return 0
     flat = array.reshape(len(array), -1).astype(np.float32)
@@ -263,7 +280,7 @@ def _equal_column(array: np.ndarray, loaded: Loaded, counts: set[int]) -> str | 
 
 
 def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
-    """Whether ``array`` says how many, or what share, of the client's examples are of each class."""
+    """Say whether ``array`` is how many, or what share, of the client's examples are of each class."""
     labels = loaded.labels
     if labels is None or not len(labels) or array.ndim != 1 or array.dtype.kind not in "fiu" or len(array) < 2:
         return False
@@ -271,6 +288,34 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
     if len(counts) != len(array) or len(np.unique(counts)) < 2:
         return False
     return bool(np.array_equal(counts, array)) or bool(np.allclose(counts / counts.sum(), array, rtol=1e-5, atol=1e-7))
+
+
+def _statistic(value: float, loaded: Loaded) -> tuple[str, str, int] | None:
+    """Which figure of which loaded column a number is, and of how many examples; ``None`` where it is none."""
+    if value == 0 or not np.isfinite(value) or abs(value) < LEAST_STATISTIC:
+        return None
+    for name, column in loaded.columns.items():
+        if column.dtype.kind not in "fiu" or len(column) < 2:
+            continue
+        values = column.astype(np.float64)
+        figures = {
+            "sum": values.sum(),
+            "mean": values.mean(),
+            "sum of squares": np.square(values).sum(),
+            "standard deviation": values.std(ddof=1),
+        }
+        for figure, number in figures.items():
+            if abs(number - value) <= 1e-9 * abs(value):
+                return figure, name, len(column)
+    return None
+
+
+def _is_histogram(array: np.ndarray, loaded: Loaded) -> bool:
+    """Whether whole numbers add up to the rows of what was loaded."""
+    if array.dtype.kind not in "iu" or len(array) < LEAST_DISTINCT or (array < 0).any():
+        return False
+    total = int(array.sum())
+    return total >= LEAST_ROWS and any(total == len(column) for column in loaded.columns.values())
 
 
 def _class_counts(where: str) -> Leak:

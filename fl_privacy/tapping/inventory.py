@@ -37,7 +37,7 @@ class Sent:
 
     @property
     def size(self) -> int:
-        """Bytes of arrays, and of values as they are written."""
+        """Return the bytes of arrays, and of values as they are written."""
         return sum(a.nbytes for a in self.arrays.values()) + sum(_size(v) for v in self.values.values())
 
 
@@ -91,7 +91,7 @@ class Inventory:
             self._lines[(*way, record, key, _kind(value))].append((_size(value), sent.round, shown(value)))
 
     def lines(self) -> list[Line]:
-        """What clients send first, in the order in which it was first seen."""
+        """List what is sent, what clients send first, in the order in which it was first seen."""
         found = [
             Line(
                 direction=direction,
@@ -110,7 +110,7 @@ class Inventory:
 
 
 def shown(value: Any) -> str:
-    """A value, shortened."""
+    """Return a value, shortened."""
     if isinstance(value, bytes):
         text = f"{len(value)} bytes, first {value[:8].hex(' ')}"
     elif isinstance(value, list):

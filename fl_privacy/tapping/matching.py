@@ -81,7 +81,7 @@ def matched(
 
 
 def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) -> dict[str, str]:
-    """Arrays whose bytes are those of a value, else whose numbers are but for their type; the alike in their order."""
+    """Match arrays to values of equal bytes, else of equal numbers but for their type; equal ones in their order."""
     found: dict[str, str] = {}
     holders: dict[tuple[tuple[int, ...], str], list[str]] = defaultdict(list)
     for name, value in values.items():
@@ -110,7 +110,7 @@ def _by_place(
     taken: set[str],
     known: set[str],
 ) -> dict[str, str]:
-    """Arrays named, or placed, and shaped as arrays that were sent, which values at the start of training tell."""
+    """Match arrays named, or placed, and shaped as arrays that were sent, by values at the start of training."""
     if not sent:
         return {}
     origin = _by_value(sent, before)
@@ -126,7 +126,7 @@ def _by_place(
 
 
 def _kind(uploaded: Mapping[str, np.ndarray], sent: Mapping[str, np.ndarray], placed: Mapping[str, str]) -> str:
-    """``weights`` where arrays are nearer to those sent than to zero."""
+    """Return ``weights`` where arrays are nearer to those sent than to zero, else ``delta``."""
     apart = near = 0.0
     names = list(sent)
     for place, (key, array) in enumerate(uploaded.items()):

@@ -13,6 +13,10 @@ MOST_DEEP = 3
 """Attributes within attributes of what a module returned, in which tensors are looked for."""
 
 
+MOVES = {"to", "cpu", "cuda", "contiguous", "float", "double", "half", "long", "type", "type_as", "requires_grad_"}
+"""Functions that return their argument itself where it is of the kind asked for: then nothing was done."""
+
+
 @dataclass(frozen=True)
 class Ref:
     """Stands for the tensor of this number."""
@@ -165,6 +169,8 @@ class Recorder:
     def note(self, function: Any, module: nn.Module | None, args: Any, kwargs: Any, made: Any) -> None:
         """Take down one call that returned ``made``."""
         outputs = tensors_in(made)
+        if function is not None and args and made is args[0] and getattr(function, "__name__", "") in MOVES:
+            return
         if module is not None and not self._entered:
             self._calls.clear()  # how the batch was prepared
             self._entered = True

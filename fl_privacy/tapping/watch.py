@@ -24,6 +24,9 @@ from fl_privacy.tapping.program import Program, Recorder, tensors_in
 MOST_EXAMPLES, MOST_BYTES = 4096, 1 << 26
 """Of a client that are kept for comparison."""
 
+MOST_LABELS = 1 << 20
+"""Of a client's examples that are counted."""
+
 SETTINGS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "amsgrad", "maximize")
 """Of an optimizer that are kept."""
 
@@ -37,6 +40,7 @@ class Watched:
         before: values of their parameters and buffers at the first call, by name.
         names: of parameters and buffers by ``id``: ``parts.<number>.<name>``.
         batches: tensors of training batches, as loaders gave them, at most so many.
+        labels: of these batches, whole numbers one an example, where there is one such column; of all batches.
         loaded: examples in all that loaders gave while gradients were on.
         entered: shapes of what entered the modules, in words, and how often.
         optimizers: class and settings, and how many steps each took.
@@ -50,6 +54,7 @@ class Watched:
     before: dict[str, Tensor] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     batches: list[Any] = field(default_factory=list)
+    labels: list[Tensor] = field(default_factory=list)
     loaded: int = 0
     entered: Counter[str] = field(default_factory=Counter)
     inputs: list[Any] = field(default_factory=list)
@@ -81,11 +86,13 @@ class OnlyExamples:
         first: counted through the loader's batches.
         number: of examples; ``None`` the loader's own first batch.
         repeats: give it again in later passes.
+        evaluation: modules answer in evaluation mode: no batch norm over the batch, no dropout.
     """
 
     first: int = 0
     number: int | None = 1
     repeats: bool = False
+    evaluation: bool = False
 
 
 class _Mode(TorchFunctionMode):
@@ -146,7 +153,8 @@ class Watch:
             watch._entering(module, args, kwargs)
             watch._depth += 1
             try:
-                made = call(module, *args, **kwargs)
+                with _evaluating(module, watch._only is not None and watch._only.evaluation):
+                    made = call(module, *args, **kwargs)
             finally:
                 watch._depth -= 1
             if watch._recorder is not None:
@@ -159,7 +167,7 @@ class Watch:
         seen = self.seen
         if not any(module is known for known in seen.modules):
             if not seen.modules:
-                seen.training = module.training
+                seen.training = module.training and not (self._only is not None and self._only.evaluation)
             prefix = f"parts.{len(seen.modules)}."
             seen.modules.append(module)
             for name, value in (*module.named_parameters(), *module.named_buffers()):
@@ -198,6 +206,9 @@ class Watch:
         number = len(tensors[0]) if tensors else 0
         if number and self.seen.loaded < MOST_EXAMPLES and self._room(tensors):
             self.seen.batches.append(tree_map(lambda t: t.detach().clone() if isinstance(t, Tensor) else t, batch))
+        whole = [t for t in tensors if t.dim() == 1 and len(t) == number and not t.is_floating_point()]
+        if len(whole) == 1 and self.seen.loaded < MOST_LABELS:
+            self.seen.labels.append(whole[0].detach().clone())
         self.seen.loaded += number
 
     def _some(self, loader: DataLoader[Any], iterate: Callable[..., Any]) -> Iterator[Any]:
@@ -246,6 +257,19 @@ class Watch:
             return backward(tensors, *args, **kwargs)
 
         return differentiated
+
+
+@contextmanager
+def _evaluating(module: nn.Module, wanted: bool) -> Iterator[None]:
+    """``module`` in evaluation mode until the block ends, where that is ``wanted``."""
+    before = [each for each in module.modules() if each.training] if wanted else []
+    for each in before:
+        each.training = False
+    try:
+        yield
+    finally:
+        for each in before:
+            each.training = True
 
 
 class _Counting:

@@ -21,7 +21,7 @@ _BLACK, _GREY = 0, 128
 
 
 def translate(images: Tensor, shift: tuple[int, int]) -> Tensor:
-    """The pixel that was at (x + shift_x, y + shift_y) comes to (x, y); vacated pixels are black.
+    """Move the pixel at (x + shift_x, y + shift_y) to (x, y); vacated pixels are black.
 
     Args:
         images: (..., H, W), uint8 or float in [0, 1].
@@ -32,7 +32,7 @@ def translate(images: Tensor, shift: tuple[int, int]) -> Tensor:
 
 
 def rotate(images: Tensor, degrees: float) -> Tensor:
-    """Counterclockwise about the center, nearest pixels, as ``PIL.Image.rotate``; vacated pixels are grey."""
+    """Rotate counterclockwise about the center, nearest pixels, as ``PIL.Image.rotate``; vacated pixels are grey."""
     height, width = images.shape[-2:]
     angle = -math.radians(degrees)
     cosine, sine = round(math.cos(angle), 15), round(math.sin(angle), 15)
@@ -43,7 +43,7 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
 
 
 def shear_vertically(images: Tensor, slope: float) -> Tensor:
-    """Column x moves up by ``slope`` (x + 1/2) pixels, bicubic as ``PIL.Image.transform``; vacated pixels are black."""
+    """Move column x up by ``slope`` (x + 1/2) pixels, bicubic as ``PIL.Image.transform``; vacated pixels are black."""
     height = images.shape[-2]
     x, y = _grid(images)
     at = y.double() + 0.5 + slope * (x.double() + 0.5)
@@ -57,7 +57,7 @@ def shear_vertically(images: Tensor, slope: float) -> Tensor:
 
 
 def _cubic(v1: Tensor, v2: Tensor, v3: Tensor, v4: Tensor, t: Tensor) -> Tensor:
-    """Cubic convolution with a = -1 at ``t`` between ``v2`` and ``v3``, evaluated in the library's order."""
+    """Interpolate by cubic convolution with a = -1 at ``t`` between ``v2`` and ``v3``, in the library's order."""
     return v2 + t * (v3 - v1 + t * (2 * (v1 - v2) + v3 - v4 + t * (v2 - v1 + v4 - v3)))
 
 
@@ -72,7 +72,7 @@ def _fixed_point(row: Sequence[float], x: Tensor, y: Tensor) -> Tensor:
 
 
 def _grid(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Coordinates x and y, (H, W) int64 each."""
+    """Return coordinates x and y, (H, W) int64 each."""
     height, width = images.shape[-2:]
     y, x = torch.meshgrid(
         torch.arange(height, device=images.device), torch.arange(width, device=images.device), indexing="ij"
@@ -93,7 +93,7 @@ def _take(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _filling(images: Tensor, level: int) -> Tensor:
-    """``level`` of 255 in the unit of ``images``."""
+    """Return ``level`` of 255 in the unit of ``images``."""
     return images.new_full((), level / 255 if images.is_floating_point() else level)
 
 
@@ -107,7 +107,7 @@ LEVELS = 10
 
 
 def _torchvision(name: str) -> Callable[..., Any]:
-    """The operation of ``torchvision.transforms.v2.functional``, which brings all of its models: imported by use."""
+    """Return an operation of ``torchvision.transforms.v2.functional``, imported by use: it brings all of its models."""
 
     def apply(*arguments: Any) -> Any:
         return getattr(import_module("torchvision.transforms.v2.functional"), name)(*arguments)
@@ -135,7 +135,7 @@ class Kind:
     signed: bool = False
 
     def magnitude(self, level: int) -> float:
-        """Of ``level`` 0 to 9."""
+        """Return the magnitude of ``level`` 0 to 9."""
         return self.low + (self.high - self.low) * level / (LEVELS - 1)
 
 
@@ -155,16 +155,16 @@ class Operation:
 
     @property
     def signed(self) -> bool:
-        """Whether it comes in two directions."""
+        """Say whether it comes in two directions."""
         return KINDS[self.name].signed
 
     @property
     def magnitude(self) -> float:
-        """Without its sign, in the unit of its kind."""
+        """Return the magnitude without its sign, in the unit of its kind."""
         return KINDS[self.name].magnitude(self.level)
 
     def __call__(self, images: Tensor, sign: int = 1) -> Tensor:
-        """``images`` transformed.
+        """Transform ``images``.
 
         Args:
             images: (..., C, H, W). On uint8 the result is that of the Python Imaging Library within rounding; on
@@ -175,7 +175,7 @@ class Operation:
 
 
 def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """``exact`` is a staircase on uint8; its slope on floats is taken to be 1."""
+    """Make ``exact``, a staircase on uint8, differentiable: its slope on floats is taken to be 1."""
 
     def apply(images: Tensor) -> Tensor:
         if not images.is_floating_point():
@@ -194,7 +194,7 @@ def _limited(images: Tensor) -> Tensor:
 def _enhancement(
     exact: Callable[[Tensor, float], Tensor], away_from: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor, float], Tensor]:
-    """Moves images away from a duller version of themselves by a share of the difference, or towards it."""
+    """Build an operation that moves images away from a duller version by a share of the difference, or towards it."""
 
     def apply(images: Tensor, change: float) -> Tensor:
         if not images.is_floating_point():
@@ -205,7 +205,7 @@ def _enhancement(
 
 
 def _smooth(images: Tensor) -> Tensor:
-    """Weighted mean with the eight neighbors; the outermost pixels stay."""
+    """Average each pixel with its eight neighbors, weighted; the outermost pixels stay."""
     kernel = images.new_tensor([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
     inner = conv2d(images.reshape(-1, 1, *images.shape[-2:]), kernel[None, None])
     inner = inner.reshape(*images.shape[:-2], *inner.shape[-2:])

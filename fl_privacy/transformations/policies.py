@@ -29,7 +29,7 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str | int, table: Table = "paper") -> "Policy":
-        """The policy written ``i-j-k``, of the operations in ``table``.
+        """Parse the policy written ``i-j-k``, of the operations in ``table``.
 
         Raises:
             UserError: it is not.
@@ -47,7 +47,7 @@ class Policy:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """In order."""
+        """Return the operations in order."""
         return tuple(TABLES[self.table][index] for index in self.indices)
 
 
@@ -58,7 +58,7 @@ UNTRANSFORMED = Policy(())
 def transform(
     images: Tensor, policies: Sequence[Policy], rng: torch.Generator, *, by_probability: bool = False
 ) -> Tensor:
-    """Each image by a policy drawn uniformly, with signs drawn uniformly.
+    """Transform each image by a policy drawn uniformly, with signs drawn uniformly.
 
     Args:
         images: (N, C, H, W) in [0, 1]; they are brought to 256 levels, which those of image files have.
@@ -95,14 +95,14 @@ def check_shape(input_shape: Sequence[int]) -> None:
 
 
 def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor:
-    """All of ``images`` (..., C, H, W) by ``policy``, its operations with ``signs`` 1 or -1; see ``Operation``."""
+    """Transform all ``images`` (..., C, H, W) by ``policy``, its operations with ``signs`` 1 or -1."""
     for operation, sign in zip(policy.operations, signs, strict=True):
         images = operation(images, sign)
     return images
 
 
 def _apply(operation: Operation, images: Tensor, rows: Tensor, positive: Tensor) -> Tensor:
-    """``operation`` on the images ``rows`` with the signs given."""
+    """Apply ``operation`` to the images ``rows`` with the signs given."""
     directions = ((1, rows[positive]), (-1, rows[~positive])) if operation.signed else ((1, rows),)
     for sign, some in directions:
         if len(some):
@@ -111,7 +111,7 @@ def _apply(operation: Operation, images: Tensor, rows: Tensor, positive: Tensor)
 
 
 def read_policies(source: str | int | Sequence[str | int], table: Table | None = None) -> tuple[Policy, ...]:
-    """Policies by name, a list of names, or the file that ``fl-privacy search-policies`` wrote.
+    """Read policies by name, a list of names, or the file that ``fl-privacy search-policies`` wrote.
 
     Args:
         source: the policies.
@@ -160,7 +160,7 @@ POLICY_FILE = "policies.json"
 
 
 def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, table: Table = "paper") -> list[Policy]:
-    """``number`` different policies, uniform among all of at most ``longest`` operations of ``table``.
+    """Draw ``number`` different policies, uniform among all of at most ``longest`` operations of ``table``.
 
     Raises:
         UserError: there are not so many.
@@ -185,7 +185,7 @@ def _decode(code: int, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def disjoint(policies: Sequence[Policy], number: int) -> list[Policy]:
-    """The first ``number`` of ``policies`` that have no operation in common with an earlier one of the result.
+    """Choose the first ``number`` of ``policies`` that have no operation in common with an earlier one of the result.
 
     Operations of one kind and magnitude are the same, whatever their indices.
     """

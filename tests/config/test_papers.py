@@ -2,6 +2,7 @@
 
 import pytest
 
+from fl_privacy.attacks import GradientInversion
 from fl_privacy.config import compose_run
 from fl_privacy.defenses import ClientState
 from fl_privacy.defenses.defense import LocalStep
@@ -70,3 +71,82 @@ def test_an_epsilon_of_a_tenth_is_no_bound_on_the_network_of_refiners_attacks() 
     assert distance("experiment=refiner_paper_attack", "defense.epsilon=0.1") == free
     assert distance("model=lenet", "defense.epsilon=1e6") > 0.3
     assert distance("model=lenet", "defense.epsilon=0.1") == pytest.approx(0.1, rel=1e-4)
+
+
+PUBLISHED: dict[str, tuple[list[str], dict[str, object]]] = {
+    "SAPAG, Table I": (
+        ["experiment=sapag_paper"],
+        {
+            "attack.iterations": None, "attack.lr": None, "attack.optimizer": "lbfgs", "attack.form": "literal",
+            "attack.per": "layer", "attack.bandwidth": 1.0, "model.strides": [1, 1, 1, 1], "model.init": "uniform_0.5",
+        },
+    ),
+    "SAPAG, Table II": (
+        ["experiment=sapag_paper_resnet"],
+        {
+            "attack.iterations": 20_000, "attack.lr": 0.001, "attack.optimizer": "adamw", "model.width": 64,
+            "model.activation": "sigmoid", "model.norm": "none", "model.strides": [1, 1, 1, 1],
+        },
+    ),
+    "SAPAG, Figure 6": (
+        ["experiment=sapag_paper_trained"], {"intercept.rounds": [1, 5, 10], "federation.plan.epochs": 1}
+    ),
+    "SAPAG, Table III": (
+        ["experiment=sapag_paper_text"],
+        {
+            "model.width": 5000, "model.layers": 2, "model.heads": 4, "model.hidden": 200, "data.max_length": 15,
+            "data.target": "next_token", "attack.iterations": 20_000, "attack.optimizer": "adamw",
+        },
+    ),
+    "Refiner, Table 12, Inverting Gradients": (
+        ["experiment=refiner_paper_attack"], {"attack.iterations": 4000, "attack.lr": 0.01, "victims": 1000}
+    ),
+    "Refiner, Table 12, iDLG": (
+        ["attack=idlg_refiner_paper"], {"attack.iterations": 300, "attack.lr": 1.0, "attack.layers": None}
+    ),
+    "Refiner, Table 12, GGL": (
+        ["attack=ggl_refiner", "attack.generator=x"],
+        {"attack.weight": 1.0, "attack.relative": False, "attack.lr": 0.01}
+    ),
+    "Refiner, 5.2": (
+        ["experiment=refiner_paper"],
+        {
+            "defense.epsilon": 0.1, "defense.alpha": 0.5, "defense.beta": 1.0, "defense.iterations": 10,
+            "defense.decay": 0.95, "defense.utility": "absolute", "federation.rounds": 8000,
+            "federation.server_lr": 0.01,
+        },
+    ),
+    "Refiner, Appendix D": (
+        ["experiment=refiner_paper", "partition=class_shares"], {"partition.alpha": 1.0, "federation.clients": 10}
+    ),
+    "SPN, Table 2": (
+        ["experiment=spn_paper"],
+        {"federation.rounds": 3000, "federation.plan.lr": 0.001, "defense.bits": 64, "model.init": "uniform_0.3"},
+    ),
+    "FDL-PP, Table 4": (["attack=dlg_fdl_pp"], {"attack.lr": 0.01, "attack.iterations": 300}),
+    "ATS, 5.1": (["model=convnet8"], {"model.width": 8}),
+}  # fmt: skip
+"""What papers print -> settings of the preset."""
+
+
+@pytest.mark.parametrize("place", PUBLISHED)
+def test_a_preset_has_what_its_paper_prints(place: str) -> None:
+    overrides, expected = PUBLISHED[place]
+    config = compose_run(overrides).plain()
+    for key, value in expected.items():
+        found = config
+        for name in key.split("."):
+            found = found[name]
+        assert found == value, key
+
+
+def test_the_same_number_per_class_is_the_iid_of_spn_and_the_shares_of_classes_those_of_refiner() -> None:
+    assert compose_run(["experiment=spn_paper"]).choices.partition == "even_classes"
+    assert compose_run(["experiment=spn_federated_paper"]).choices.partition == "even_classes"
+
+
+def test_sapag_takes_as_many_iterations_as_its_optimizer_has_in_the_paper() -> None:
+    for name, iterations in (("lbfgs", 500), ("adamw", 20_000)):
+        for form in ("sapag", "sapag_paper"):
+            attack = build_attack(compose_run([f"attack={form}", f"attack.optimizer={name}"]).attack)
+            assert isinstance(attack, GradientInversion) and attack.iterations == iterations

@@ -21,6 +21,13 @@ def test_usual_names_are_found(columns, image, label):
     assert find_column(columns, columns[1], LABEL_COLUMNS, kind="label", name="some") == columns[1]
 
 
+def test_case_decides_only_between_two_columns():
+    """The hub's CelebA has Smiling, other copies smiling."""
+    assert find_column(["image", "smiling"], "Smiling", LABEL_COLUMNS, kind="label", name="celeba") == "smiling"
+    both = ["image", "smiling", "Smiling"]
+    assert find_column(both, "Smiling", LABEL_COLUMNS, kind="label", name="celeba") == "Smiling"
+
+
 @pytest.mark.parametrize("chosen", [None, "labell"])
 def test_missing_column_lists_what_there_is(chosen):
     with pytest.raises(UserError, match=r"image, kind; set data\.label_column") as error:

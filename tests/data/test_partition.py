@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fl_privacy.data import Dirichlet, Iid, Natural, Pathological, partition_table
+from fl_privacy.data import ClassShares, Dirichlet, EvenClasses, Iid, Natural, Pathological, partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator
 
@@ -12,6 +12,9 @@ IidPartitioner = pytest.importorskip("flwr_datasets.partitioner").IidPartitioner
 
 PARTITIONS = [
     Iid(),
+    EvenClasses(),
+    ClassShares(alpha=1),
+    ClassShares(alpha=0.01),
     Dirichlet(alpha=0.1),
     Dirichlet(alpha=1, self_balancing=True),
     Pathological(classes_per_client=3),
@@ -170,3 +173,23 @@ def test_table_counts(labelled):
     examples = labelled(count=6, classes=3)
     table = partition_table(examples, [torch.tensor([0, 1, 3]), torch.tensor([2, 4, 5])])
     assert table.tolist() == [[2, 1, 0], [0, 1, 2]]
+
+
+def test_even_classes_are_the_same_number_of_each_class_for_each_client(labelled):
+    examples = labelled(count=1003)
+    table = partition_table(examples, EvenClasses()(examples, num_clients=10, seed=0))
+    assert int((table.max(0).values - table.min(0).values).max()) <= 1
+    assert int(table.sum(1).max() - table.sum(1).min()) <= 1
+
+
+def test_class_shares_are_drawn_by_each_client_for_itself(labelled):
+    """Hsu et al. 2019: clients have equally many examples, a client's shares are Dirichlet whatever others draw."""
+    examples = labelled(count=60_000)
+    parts = ClassShares(alpha=1.0)(examples, num_clients=400, seed=0)
+    assert {len(part) for part in parts} == {150}
+    first = partition_table(examples, parts[:200]).double() / 150
+    # Shares of Dirichlet(1) over ten classes have the variance 1/10 * 9/10 / 11, and drawing 150 adds its own.
+    expected = 0.1 * 0.9 / 11 * (1 - 1 / 150) + 0.1 * 0.9 / 150
+    assert float(first.var(0).mean()) == pytest.approx(expected, rel=0.15)
+    even = partition_table(examples, ClassShares(alpha=1e4)(examples, num_clients=400, seed=0)).double() / 150
+    assert float(even[:200].var(0).mean()) < expected / 5

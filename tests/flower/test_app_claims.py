@@ -10,7 +10,7 @@ import torch
 from fl_privacy.dp_check.asked import Asked
 from fl_privacy.dp_check.verdict import ClaimVerdict, Status
 from fl_privacy.errors import UserError
-from fl_privacy.flower.app_claims import claims_of_app, read_app
+from fl_privacy.flower.app_claims import begun_app, claims_of_app
 from fl_privacy.flower.opacus_watch import watched_opacus
 
 SERVER = """
@@ -158,7 +158,7 @@ def test_a_training_that_fails_leaves_what_is_stated(folder: Path) -> None:
 
 
 def test_the_server_app_stops_where_its_training_would_begin(folder: Path) -> None:
-    app = read_app(write(folder, rounds=7))
+    app = begun_app(write(folder, rounds=7))
     assert app.rounds == 7
     assert app.config == {"lr": 0.1}
     assert app.arrays is not None and set(app.arrays) == {"weight", "bias"}

@@ -22,13 +22,15 @@ from fl_privacy.models import (
     ResNet10,
     ResNet18,
     ResNet20,
+    ResNet34,
+    ResNet50,
 )
 from fl_privacy.types import Batch, ModelState
 
 SMALL = {model: {"width": 4} for model in (AlexNet, VGG16, ConvNet)} | {
-    model: {"width": 8} for model in (ResNet10, ResNet18, ResNet20)
+    model: {"width": 8} for model in (ResNet10, ResNet18, ResNet20, ResNet34)
 }
-MODELS = [MLP, LeNet, DLNet, AlexNet, VGG16, ConvNet, ResNet10, ResNet18, ResNet20]
+MODELS = [MLP, LeNet, DLNet, AlexNet, VGG16, ConvNet, ResNet10, ResNet18, ResNet20, ResNet34]
 
 
 @pytest.mark.parametrize("model_class", MODELS)
@@ -51,6 +53,9 @@ def test_published_parameter_counts():
     assert count(ResNet18(**cifar)) == 11_173_962
     assert count(ResNet10(**cifar)) == 4_903_242
     assert count(ResNet20(**cifar, width=16)) == 272_474
+    # Of its 3x3-stem sibling of 34 layers 21,282,122, and of torchvision's ResNet-50 for ImageNet 25,557,032.
+    assert count(ResNet34(**cifar)) == 21_282_122
+    assert count(ResNet50(in_channels=3, image_size=224, num_classes=1000)) == 25_557_032
     assert ConvNet(**cifar).classifier.in_features == 36 * 64
     # ConvNet64 in the authors' code: convolutions with biases of 64, 128, 128 and five times 256 channels, batch norm.
     assert count(ConvNet(**cifar)) == 2_904_970

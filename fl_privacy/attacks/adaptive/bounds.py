@@ -28,7 +28,7 @@ _THRESHOLD = 3.0
 
 
 def where_shared(effect: Sparse) -> Rule:
-    """Elements that are zero may have been anything; if the largest were kept, anything below the smallest of these.
+    """Build the rule for sparse updates: zeros may have been anything below the smallest value that was kept.
 
     Where noise or clipping came after, they are no longer zero: then they are the share that is known, the smallest.
     """
@@ -47,8 +47,10 @@ def where_shared(effect: Sparse) -> Rule:
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """The largest magnitude among the elements of ``values`` (n,) that may have been dropped, and what they had at
-    most; of no element is the magnitude below 0."""
+    """Return the largest magnitude among possibly dropped elements of ``values`` (n,), and a bound on what they were.
+
+    The magnitude is below 0, which no element has, where noise hides what was dropped.
+    """
     sizes = values.abs()
     dropped = int((effect.dropped or 0.0) * len(sizes) + 1e-6)
     least = float(sizes.kthvalue(dropped).values) if dropped else 0.0
@@ -63,12 +65,15 @@ def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, fl
 
 
 def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
-    """Whether those of ``values`` that were not ``dropped`` are smaller, by their root mean square, than the noise."""
+    """Say whether the values that were kept are smaller, by root mean square, than the noise."""
     return noise_std > 0 and float(values.square().mean()) <= (2 - dropped) * noise_std**2
 
 
 def within_bins(effect: Quantized) -> Rule:
-    """Elements may have been anything that rounds to what is observed, unless the noise is more than that."""
+    """Build the rule for quantized updates: elements may be anything that rounds to the observed level.
+
+    Where the noise is larger than the bins, the values are taken as observed.
+    """
     stochastic = effect.rounding != "nearest"
 
     def rule(update: Tensors, noise_std: float) -> Bounds:
@@ -81,7 +86,7 @@ def within_bins(effect: Quantized) -> Rule:
 
 
 def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor, Tensor]:
-    """Least and largest value of each element, none beyond the largest magnitude, which the levels reach."""
+    """Return the least and largest value of each element, never beyond the largest magnitude."""
     largest = tensor.abs().max()
     if bits == 1 and not stochastic:
         inf = torch.full_like(tensor, torch.inf)
@@ -92,7 +97,10 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
 
 
 def shared_columns(weight: str, dropped: float | None) -> Rule:
-    """Columns of ``weight`` that are zero may have been anything, or where noise came after, the smallest share."""
+    """Build the rule for muted columns: columns of ``weight`` that are zero may have been anything.
+
+    Where noise came after, the columns with the smallest norms count as zero.
+    """
 
     def rule(update: Tensors, noise_std: float) -> Bounds:
         if weight not in update:
@@ -109,7 +117,7 @@ def shared_columns(weight: str, dropped: float | None) -> Rule:
 
 
 def only_layer(layer: str) -> Rule:
-    """All tensors but those of ``layer`` may have been anything."""
+    """Build the rule by which all tensors but those of ``layer`` may have been anything."""
 
     def rule(update: Tensors, noise_std: float) -> Bounds:
         return {
@@ -122,7 +130,7 @@ def only_layer(layer: str) -> Rule:
 
 
 def widest(bounds: Iterable[Bounds]) -> Bounds:
-    """What all of ``bounds`` allow together: the least low and the largest high."""
+    """Join ``bounds`` into the widest: the least low and the largest high of each element."""
     result: dict[str, tuple[Tensor, Tensor]] = {}
     for one in bounds:
         for name, (low, high) in one.items():
@@ -132,7 +140,7 @@ def widest(bounds: Iterable[Bounds]) -> Bounds:
 
 
 def all_known(bounds: Bounds) -> bool:
-    """Whether every value is as it was observed."""
+    """Say whether every value is known as it was observed."""
     return all(torch.equal(low, high) for low, high in bounds.values())
 
 
@@ -142,7 +150,7 @@ Transform = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class AssumedTransform:
-    """What each guessed image is taken to have gone through.
+    """Transforms that each guessed image is assumed to have gone through.
 
     Attributes:
         transforms: that there are.
@@ -153,7 +161,7 @@ class AssumedTransform:
     chosen: Tensor
 
     def __call__(self, images: Tensor) -> Tensor:
-        """(V, B, C, H, W) -> the same."""
+        """Apply the chosen transform to each image, (V, B, C, H, W) -> the same shape."""
         flat, chosen = images.flatten(0, 1), self.chosen.flatten()
         rows = [(chosen == number).nonzero().flatten() for number in range(len(self.transforms))]
         changed = [transform(flat[some]) for transform, some in zip(self.transforms, rows, strict=True) if len(some)]
@@ -165,7 +173,7 @@ class AssumedTransform:
 
 
 def choose_transforms(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
-    """(B,) one of ``number`` transforms for each image of a batch of ``size`` in an attempt.
+    """Choose one of ``number`` transforms (B,) for each image of a batch of ``size`` in an attempt.
 
     The attempts at a single image try one after the other; those at a batch draw, since its images differ.
     """
@@ -175,7 +183,7 @@ def choose_transforms(number: int, restart: int, size: int, generator: torch.Gen
 
 
 def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Transform, ...]:
-    """Everything that ``policies`` can do to an image: all signs of all of them, each outcome once.
+    """List everything that ``policies`` can do to an image: all combinations of signs, each outcome once.
 
     Args:
         policies: names.

@@ -27,7 +27,7 @@ class Clip:
     counted: Tensors = field(default_factory=dict)
 
     def __call__(self, gradients: Tensors) -> Tensors:
-        """(V, *shape) by name."""
+        """Clip gradients (V, *shape) by name to each victim's norm."""
         tiny = torch.finfo(self.norms.dtype).tiny
         left = {name: g * self.counted[name] if name in self.counted else g for name, g in gradients.items()}
         squares = {name: g.flatten(1).square().sum(1) for name, g in left.items()}
@@ -52,7 +52,7 @@ class Clips:
     parts: tuple[Clip, ...]
 
     def __call__(self, gradients: Tensors) -> Tensors:
-        """(V, *shape) by name."""
+        """Apply all clips in turn to gradients (V, *shape) by name."""
         for clip in self.parts:
             gradients = clip(gradients)
         return gradients
@@ -63,7 +63,7 @@ class Clips:
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """How the clients clip, in the units of what is matched.
+    """How the clients clip, in the units of the tensors that are matched.
 
     Attributes:
         norm: to which; ``None`` where it is to be estimated from the update.
@@ -76,7 +76,7 @@ class Clipping:
     scope: Scope
 
     def of(self, matched: Sequence[Tensors], counted: Tensors) -> Clip:
-        """For the victims whose updates are ``matched``; what is ``counted`` is as of :class:`Clip`."""
+        """Build the clip of the victims whose updates are ``matched``; ``counted`` as for :class:`Clip`."""
         return Clip(torch.tensor([self._norm_of(update) for update in matched]), self.scope, counted)
 
     def _norm_of(self, matched: Tensors) -> float:

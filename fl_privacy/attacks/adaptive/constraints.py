@@ -26,13 +26,13 @@ class HiddenGradient:
     weight_rms: float | None
 
     def unknowns(self, weight: Tensor) -> "Unknowns":
-        """What is guessed of them, where the layer's own weight is ``weight`` (K, F)."""
+        """Return the variables to guess for the hidden gradient in front of a layer with weight ``weight`` (K, F)."""
         return Unknowns(weight.shape[1], self.strength * (self.weight_rms or float(weight.square().mean().sqrt())))
 
 
 @dataclass(frozen=True)
 class Unknowns:
-    """Variables that stand for a hidden gradient: so many an example of a round, in this unit."""
+    """Variables that stand for a hidden gradient: ``features`` of them an example of a round, in this unit."""
 
     features: int
     unit: float
@@ -40,7 +40,7 @@ class Unknowns:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UpdateConstraints:
-    """What is known of V victims' updates of one round.
+    """Bounds and clipping known of V victims' updates of one round.
 
     Attributes:
         bounds: (V, *shape) each, of the tensors that are not known exactly.
@@ -51,7 +51,7 @@ class UpdateConstraints:
     clip: Clips | None
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "UpdateConstraints":
-        """On ``device`` and in ``dtype``."""
+        """Move all tensors to ``device`` and ``dtype``."""
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device=device, dtype=dtype)
@@ -62,7 +62,7 @@ class UpdateConstraints:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownFeatures:
-    """Of V victims: what entered a layer, where its gradient gives that away exactly.
+    """Inputs of a layer of V victims, where its gradient gives them away exactly.
 
     Attributes:
         front: what the model does up to the layer, images (B, C, H, W) -> (B, F).
@@ -75,20 +75,20 @@ class KnownFeatures:
     weight: Tensor
 
     def mismatch(self, images: Tensor) -> Tensor:
-        """Squared distance (V,) of the features of ``images`` (V, B, C, H, W), as a share of their own length's."""
+        """Return the features' squared distance (V,) of ``images`` (V, B, C, H, W), relative to the known ones."""
         guessed = self.front(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         squared = self.values.flatten(1).square().sum(1)
         apart: Tensor = (guessed - self.values).flatten(1).square().sum(1)
         return self.weight * apart / torch.where(squared > 0, squared, 1)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "KnownFeatures":
-        """With every tensor changed whose rows are victims."""
+        """Return a copy with every tensor changed whose rows are victims."""
         return KnownFeatures(front=self.front, values=change(self.values), weight=change(self.weight))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Constraints:
-    """What is known of V victims' images and losses.
+    """All that is known of V victims' images and losses.
 
     Attributes:
         transform: what the client did to its images, done to the guessed ones too. Priors of natural images look at
@@ -109,7 +109,7 @@ class Constraints:
     features: KnownFeatures | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Constraints":
-        """With every tensor changed whose rows are victims."""
+        """Return a copy with every tensor changed whose rows are victims."""
         return Constraints(
             transform=self.transform and self.transform.map(change),
             smoothness=None if self.smoothness is None else change(self.smoothness),

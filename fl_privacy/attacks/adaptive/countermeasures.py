@@ -65,7 +65,7 @@ class Circumstances:
 
 @dataclass(frozen=True, kw_only=True)
 class Countermeasure:
-    """What is done against one defense.
+    """Measures that an attack takes against one defense.
 
     Attributes:
         sentence: for the report.
@@ -101,7 +101,7 @@ sent back into the features is as large as the head's weights."""
 
 
 def looks_noisy(effect: Effect) -> bool:
-    """Whether every element is off by some noise, of which the update shows how much.
+    """Say whether every element carries noise whose size shows in the update.
 
     Few levels, up or down to which values are rounded at random, are noise of about a step; signs alone are too few.
     """
@@ -112,17 +112,17 @@ def looks_noisy(effect: Effect) -> bool:
 
 @singledispatch
 def countermeasures_against(effect: Effect, circumstances: Circumstances) -> Sequence[Countermeasure] | None:
-    """What is done against ``effect``, which the attacker is told of; ``None`` where nothing is known to do.
+    """Return the countermeasures against a known ``effect``; ``None`` where none is known.
 
-    A function under ``@countermeasures_against.register`` adds what is done against another effect. Fields
-    of an effect that are not told are ``None``.
+    A function under ``@countermeasures_against.register`` adds those against another effect. Fields of an effect that
+    are not given are ``None``.
     """
     return None
 
 
 @countermeasures_against.register
 def _against_sparsity(effect: Sparse, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Pruning and selective sharing."""
+    """Counter pruning and selective sharing: match only the values that were shared."""
     return [
         Countermeasure(
             sentence="It matches the update where that is not zero; elsewhere it only keeps the guess below what would"
@@ -135,7 +135,10 @@ def _against_sparsity(effect: Sparse, circumstances: Circumstances) -> Sequence[
 
 @countermeasures_against.register
 def _against_quantization(effect: Quantized, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Quantization: measured against a straight-through quantizer of the guess, bins reach further."""
+    """Counter quantization: accept every gradient within the bins.
+
+    Measured against a straight-through quantizer of the guess, bins get further.
+    """
     if looks_noisy(effect):
         return _smooth_away(circumstances)
     return [
@@ -149,7 +152,10 @@ def _against_quantization(effect: Quantized, circumstances: Circumstances) -> Se
 
 @countermeasures_against.register
 def _against_soteria(effect: MutedFeatures, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Soteria: muting the columns that are zero reaches a little further than muting the whole layer."""
+    """Counter Soteria: mute the columns that are zero.
+
+    This gets a little further than muting the whole layer.
+    """
     if circumstances.head is None:
         return []
     return [
@@ -163,25 +169,28 @@ def _against_soteria(effect: MutedFeatures, circumstances: Circumstances) -> Seq
 
 @countermeasures_against.register
 def _against_mixing(effect: SlicedNoise, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """The improved Soteria, which leaves nothing to mute: noise like any other."""
+    """Counter the improved Soteria, which leaves nothing to mute, as any other noise."""
     return _smooth_away(circumstances)
 
 
 @countermeasures_against.register
 def _against_refiner(effect: RobustGradient, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Refiner: robust data look like noise, and where their noise is drawn anew it averages out over rounds."""
+    """Counter Refiner by smoothness: robust data look like noise.
+
+    Where their noise is drawn anew each round, it averages out over rounds.
+    """
     return _prefer_smooth(circumstances, BLURRED)
 
 
 @countermeasures_against.register
 def _against_misleading(effect: AdversarialPerturbation, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """RecUP-FL: what misleads classifiers of an attribute is, to who looks for an image, noise like any other."""
+    """Counter RecUP-FL by smoothness: its perturbation is noise to an attack that looks for images."""
     return _prefer_smooth(circumstances, BLURRED)
 
 
 @countermeasures_against.register
 def _against_ats(effect: Transformed, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """ATS: the original is looked for through every transformation that may have been drawn."""
+    """Counter ATS: search the original image through every transformation that may have been drawn."""
     transforms = outcomes(effect.policies or (), table=effect.table, by_probability=effect.by_probability)
     if not transforms:
         return []
@@ -197,7 +206,7 @@ def _against_ats(effect: Transformed, circumstances: Circumstances) -> Sequence[
 
 @countermeasures_against.register
 def _against_noise(effect: Noise, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Noise on the update, or on the gradient of every local step, after clipping it."""
+    """Counter noise on the update, or on the gradient of every local step, after clipping it."""
     unit = circumstances.matched_per_uploaded
     if effect.at == "gradient":
         unit, clips = 1.0, not circumstances.unrolls
@@ -210,14 +219,14 @@ def _against_noise(effect: Noise, circumstances: Circumstances) -> Sequence[Coun
 
 @countermeasures_against.register
 def _against_clipping(effect: Clipped, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Clipping without noise."""
+    """Counter clipping without noise: clip the guess too."""
     clips = circumstances.unrolls or not circumstances.plan.weight_decay
     return _clip(effect, circumstances.matched_per_uploaded, 0.0, circumstances) if clips else []
 
 
 @countermeasures_against.register
 def _against_dp_sgd(effect: ClippedExamples, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Noise on the sum of clipped gradients of single examples; that of a single one can be clipped likewise."""
+    """Counter DP-SGD's noise on the sum of clipped gradients; clip the guess for a batch of one example."""
     norm, multiplier = effect.norm, effect.noise_multiplier
     std = norm * multiplier if norm is not None and multiplier is not None else None
     alone = circumstances.batch_size == 1 and not circumstances.unrolls
@@ -227,7 +236,7 @@ def _against_dp_sgd(effect: ClippedExamples, circumstances: Circumstances) -> Se
 
 @countermeasures_against.register
 def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """SPN, whose private loss acts on the public model through one vector of features an example.
+    """Counter SPN, whose private loss acts on the public model through one feature vector per example.
 
     Whatever head and codes are, their gradient by the backbone is that of <q, features>, with one unknown vector q an
     example. This is the surrogate that is learned: F unknowns in place of the (F + 1) K weights and K bits that make
@@ -267,12 +276,15 @@ def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[
 
 @countermeasures_against.register
 def _against_split(effect: PrivateLayers, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Private layers, of which only stand-ins are known; model inversion also finds them with the image."""
+    """Counter private layers, of which only stand-ins are known, by smoothness.
+
+    Model inversion also finds the layers along with the image.
+    """
     return _prefer_smooth(circumstances, BLURRED)
 
 
 def _clip(clip: Clipped, unit: float, std: float | None, circumstances: Circumstances) -> list[Countermeasure]:
-    """The guess is clipped as the client clips, in units of what is matched; to a norm that is not told, as a whole."""
+    """Clip the guess as the client clips, in units of what is matched; a norm that is not given counts as global."""
     scope = clip.scope if clip.norm else "global"
     if scope == "global" and not (circumstances.scales and circumstances.complete):
         return []
@@ -286,7 +298,10 @@ def _clip(clip: Clipped, unit: float, std: float | None, circumstances: Circumst
 
 
 def _prefer_smooth(circumstances: Circumstances, share: float) -> list[Countermeasure]:
-    """Many images fit an update that is not known exactly; attacks with total variation have one to choose by."""
+    """Prefer smooth images, since many fit an update that is known only in part.
+
+    Attacks with total variation of their own need no other.
+    """
     if circumstances.smooths:
         return []
     return [
@@ -295,7 +310,10 @@ def _prefer_smooth(circumstances: Circumstances, share: float) -> list[Counterme
 
 
 def _smooth_away(circumstances: Circumstances) -> list[Countermeasure]:
-    """Of noisy updates: how smooth is likeliest follows from the noise, also for attacks with total variation."""
+    """Counter noisy updates by smoothness, whose likeliest weight follows from the noise.
+
+    Also for attacks with total variation of their own.
+    """
     if not circumstances.pixels:
         return []
     sentence = "Of the images that fit it prefers those as smooth as the noise calls for (total variation)."

@@ -18,7 +18,7 @@ _FEWEST = 64
 
 
 def estimate_noise_std(update: Tensors) -> float:
-    """Standard deviation of noise that was added to every element: the least robust spread among the tensors.
+    """Estimate the standard deviation of noise added to every element: the least robust spread among the tensors.
 
     The spread is the median magnitude over 0.6745, that of a normal variable. In most tensors of a gradient the typical
     element is far below the largest ones, so that the tensor with the least spread holds little else than noise; the
@@ -29,7 +29,7 @@ def estimate_noise_std(update: Tensors) -> float:
 
 
 def estimate_clip_norm(update: Tensors, noise_std: float) -> float:
-    """Norm that an update was clipped to: what is observed, without the part of the noise.
+    """Estimate the norm that an update was clipped to: the observed norm without the noise's part.
 
     Noise of standard deviation s adds n s^2 to the squared norm of n elements. At least a hundredth of the observed
     norm, since the difference of the two may drown in noise.
@@ -40,7 +40,7 @@ def estimate_clip_norm(update: Tensors, noise_std: float) -> float:
 
 
 def estimate_step(tensor: Tensor) -> float:
-    """Distance of the levels of a quantized tensor: the least difference of two values that occur, 0 if there is one.
+    """Estimate the spacing of a quantized tensor's levels: the least difference of two values, 0 if there is one.
 
     Exact where two neighboring levels occur, as they do with few bits.
     """

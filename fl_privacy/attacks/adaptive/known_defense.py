@@ -34,7 +34,7 @@ Matched = Callable[[Observation], Tensors]
 
 @dataclass(frozen=True)
 class KnownDefense:
-    """What is done against one known defense.
+    """Countermeasures against one known defense.
 
     Attributes:
         countermeasures: in the order of the defense's parts.
@@ -46,7 +46,7 @@ class KnownDefense:
 
     @classmethod
     def of(cls, observation: Observation, circumstances: Circumstances) -> "KnownDefense":
-        """That which ``observation`` knows of; a line in the log on what there is no countermeasure for."""
+        """Build the countermeasures against the defense that ``observation`` knows; log the parts that have none."""
         parts = observation.knowledge.defense or ()
         found = _taken(parts, circumstances)
         if any(countermeasure.rule for countermeasure in found):  # bounds are in the units of what was clipped
@@ -58,7 +58,7 @@ class KnownDefense:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What is done, and what of it can't be, for the report."""
+        """Return sentences for the report: what is done, and what can't be."""
         said = [countermeasure.sentence for countermeasure in self.countermeasures]
         if self.hidden and (others := {h.weight for h in self._hidden} - {self.hidden.weight}):
             said.append(f"It leaves out what private heads send back elsewhere, before {', '.join(sorted(others))}.")
@@ -72,7 +72,7 @@ class KnownDefense:
 
     @property
     def hidden(self) -> HiddenGradient | None:
-        """What is guessed of private losses; ``None`` where there is none.
+        """Return what is guessed of private losses; ``None`` where there are none.
 
         Several that act on the same features add up to one unknown vector, in the unit of the strongest; of those that
         act on different ones it is the strongest that is guessed.
@@ -85,12 +85,12 @@ class KnownDefense:
 
     @property
     def loss_factor(self) -> float:
-        """Of the cross entropy in the clients' loss."""
+        """Return the factor of the cross entropy in the clients' loss."""
         return math.prod(countermeasure.loss_factor for countermeasure in self.countermeasures)
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
-        """What the client may have done to its images; empty where it does nothing to them.
+        """Return what the client may have done to its images; empty where it does nothing to them.
 
         Where several defenses change them it is every sequence of theirs, in their order, up to ``MOST_SEQUENCES``.
         """
@@ -107,26 +107,26 @@ class KnownDefense:
 
     @property
     def smoothness(self) -> float:
-        """Weight of total variation in units of ``Problem.blank_loss``, of one round."""
+        """Return the weight of total variation of one round, in units of ``Problem.blank_loss``."""
         return max((m.smoothness for m in self.countermeasures), default=0.0)
 
     @property
     def noisy(self) -> bool:
-        """Whether smoothness follows from the noise in those updates of which all values are known."""
+        """Say whether smoothness follows from the noise, in updates of which all values are known."""
         return any(m.noisy for m in self.countermeasures)
 
     def bounds(self, update: Tensors) -> Bounds:
-        """Where the undefended tensors of ``update`` must have been; names that are missing are as observed."""
+        """Bound where the undefended tensors of ``update`` must have been; tensors not named are as observed."""
         return self._bounds(update, len(self.countermeasures))
 
     def _bounds(self, update: Tensors, number: int) -> Bounds:
-        """By the first ``number`` countermeasures."""
+        """Bound the tensors of ``update`` by the first ``number`` countermeasures."""
         rules = [m.rule for m in self.countermeasures[:number] if m.rule]
         std = self._noise_std(update) if rules else 0.0
         return widest(rule(update, std) for rule in rules)
 
     def _noise_std(self, update: Tensors) -> float:
-        """Of the noise in ``update``: as told, but not more than the update can have."""
+        """Return the standard deviation of the noise in ``update``: as given, but at most what the update can have."""
         if not self.noise_stds:
             return 0.0
         told = [std for std in self.noise_stds if std is not None]
@@ -134,7 +134,7 @@ class KnownDefense:
         return min(most, math.hypot(*told)) if len(told) == len(self.noise_stds) else most
 
     def update_constraints(self, observations: Sequence[Observation], matched: Matched) -> UpdateConstraints:
-        """What the countermeasures say of the updates of ``observations``."""
+        """Return what the countermeasures say of the updates of ``observations``."""
         updates = [o.update() for o in observations]
         clippings = [(number, m.clipping) for number, m in enumerate(self.countermeasures) if m.clipping]
         clipped = [matched(o) for o in observations] if clippings else []
@@ -148,8 +148,10 @@ class KnownDefense:
         )
 
     def _left(self, updates: Sequence[Tensors], number: int) -> Tensors:
-        """(V, *shape) by the first ``number`` countermeasures, 0 where what was dropped, or nearly, may have had either
-        sign, else 1."""
+        """Mark (V, *shape) with 0 the elements that may have had either sign after ``number`` countermeasures, else 1.
+
+        These are elements that were dropped, or nearly.
+        """
         each = [self._bounds(update, number) for update in updates]
         return {
             name: torch.stack([1 - ((b[name][0] < 0) & (b[name][1] > 0)).float() for b in each]) for name in each[0]
@@ -157,7 +159,7 @@ class KnownDefense:
 
 
 def uncountered(parts: Description) -> list[str]:
-    """Names of those of ``parts`` that nothing is known to do against: they are attacked as if unknown."""
+    """Name the ``parts`` that no countermeasure is known against; they are attacked as if unknown."""
     unknown = countermeasures_against.dispatch(object)
     names = [part.name for part in parts if countermeasures_against.dispatch(type(part.effect)) is unknown]
     return list(dict.fromkeys(names))
@@ -168,7 +170,7 @@ def _taken(parts: Description, circumstances: Circumstances) -> list[Countermeas
 
 
 def _noise_std(effect: Effect, circumstances: Circumstances) -> float | None:
-    """Of an element of the update; ``None`` where it is not told, or does not follow."""
+    """Return the noise of one element of the update; ``None`` where it is not given or does not follow."""
     std, unit = None, 1.0 / circumstances.matched_per_uploaded
     if isinstance(effect, Noise) and effect.at == "upload":
         std, unit = effect.std, 1.0

@@ -125,12 +125,12 @@ class AutoAttack:
 
     @property
     def _named(self) -> int | None:
-        """Evaluations of a victim; ``None`` where the budget is in seconds."""
+        """Return the evaluations of a victim; ``None`` where the budget is in seconds."""
         return self.evaluations or EVALUATIONS.get(str(self.budget))
 
     @property
     def _seconds(self) -> float:
-        """Of a victim; infinitely many where the budget is a number of evaluations."""
+        """Return the seconds of a victim; infinite where the budget is a number of evaluations."""
         return math.inf if self._named else float(self.budget)
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
@@ -159,7 +159,7 @@ class AutoAttack:
     def _race(
         self, group: Group, partly: dict[int, list[Given]], features: dict[int, HiddenFeatures], seed: int
     ) -> tuple[Race, int]:
-        """With the evaluations of each victim: those asked for, or as many as there is time for."""
+        """Set up the race, with the evaluations of each victim: the number asked for, or what the time allows."""
 
         def entered(evaluations: int) -> Race:
             own = entries(group.first, most_attempts(evaluations), self._placed)
@@ -179,14 +179,14 @@ class AutoAttack:
         return (race if most_attempts(found) == 1 else entered(found)), found
 
     def _placed(self, attack: GradientInversion) -> GradientInversion:
-        """``attack`` where and how this one computes."""
+        """Return ``attack`` on this one's device, in its dtype and with its number of victims at once."""
         return replace(attack, dtype=self.dtype, device=self.device, most_victims=self.most_victims)
 
 
 def _solved(
     group: Group, seed: int, evaluations: int | None, report: Report
 ) -> tuple[dict[int, Reconstruction], dict[int, list[Given]]]:
-    """By position: victims that need no descent on their update, and images of others that one may start from."""
+    """Solve the victims that equations give, by position, and images of others that a descent may start from."""
     if group.first.knowledge.features is not None:
         return _from_features(group, seed, evaluations, report), {}
     if any(isinstance(part.effect, Transformed) for part in group.first.knowledge.defense or ()):
@@ -207,7 +207,7 @@ def _solved(
 
 
 def _taken_apart(group: Group, seed: int, *, steps: int, report: Report) -> dict[int, Reconstruction]:
-    """By position, batches that a fully connected first layer has mixed."""
+    """Solve, by position, batches that a fully connected first layer has mixed."""
     if group.first.upload.num_examples == 1:
         return {}
     found = CocktailParty(steps=steps)(list(group.observations.values()), seed=seed, progress=_shares(report))
@@ -219,7 +219,7 @@ def _taken_apart(group: Group, seed: int, *, steps: int, report: Report) -> dict
 
 
 def _features_of(group: Group, seed: int) -> dict[int, HiddenFeatures]:
-    """By position, what a later fully connected layer gives away exactly, for the descents in front of it."""
+    """Find, by position, features that a later fully connected layer gives away exactly."""
     path = first_hidden_layer(group.first)
     if path is None:
         return {}
@@ -234,7 +234,7 @@ def _features_of(group: Group, seed: int) -> dict[int, HiddenFeatures]:
 
 
 def _from_features(group: Group, seed: int, evaluations: int | None, report: Report) -> dict[int, Reconstruction]:
-    """What private layers put out says more than the update; of victims for which it does, by position."""
+    """Attack, by position, the victims whose private layers' outputs say more than their updates."""
     asked = list(group.observations.values())
 
     def inversion(evaluations: int) -> ModelInversion:
@@ -253,7 +253,7 @@ def _from_features(group: Group, seed: int, evaluations: int | None, report: Rep
 
 
 def _shares(report: Report) -> Progress:
-    """What takes the progress of an attack whose share of the work is all that ``report`` takes."""
+    """Turn ``report``, which takes a share of the work, into an attack's progress callback."""
     return lambda done, total: report(done / max(total, 1))
 
 

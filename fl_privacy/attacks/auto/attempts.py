@@ -48,23 +48,23 @@ class Attempt:
 
     @property
     def order(self) -> tuple[float, int, int]:
-        """The least is the best."""
+        """Return the key that sorts attempts, the best first."""
         return self.score, self.member, self.start
 
     @property
     def left_below(self) -> float:
-        """The mismatch of the widest tensor down to which images that were given are not left."""
+        """Return the mismatch of the widest tensor below which other images may replace the given ones."""
         return self.widest * math.exp(-self.margin)
 
     def judged(self, judged: Judgment, row: int) -> "Attempt":
-        """With what the ``row`` of it says."""
+        """Return a copy with the judgment in its ``row``."""
         mismatch, widest = float(judged.mismatch[row]), float(judged.widest[row])
         return replace(self, mismatch=mismatch, widest=widest, score=float(judged.score[row]))
 
     def after(
         self, variables: Tensor, judged: Judgment, row: int, losses: Tensor, film: Sequence[Snapshot]
     ) -> "Attempt":
-        """What was found from it, in the ``row`` of what was ``judged``, or itself where that is no better.
+        """Return what was found from it, in the ``row`` of ``judged``, or itself where that is no better.
 
         Images that equations of a layer gave are left only for others that suit the widest tensor better as well, by
         more than free pixels suit noise: where noise was added, a smoother guess that does not is none of theirs.
@@ -78,7 +78,10 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The best first; behind images that were given, others that suit the widest tensor worse, as in ``after``."""
+    """Sort attempts, the best first.
+
+    Behind images that were given stand others that suit the widest tensor worse, as in ``after``.
+    """
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)

@@ -46,7 +46,7 @@ _PILOTED = 0.1
 
 @dataclass(frozen=True)
 class Rung:
-    """A step of successive halving: so many attempts at a victim, each with so many evaluations.
+    """A step of successive halving: a number of attempts at a victim, each with the same number of evaluations.
 
     Attributes:
         attempts: that are left.
@@ -77,13 +77,13 @@ def expect_budget(budget: object, evaluations: int | None) -> None:
 
 
 def most_attempts(evaluations: int) -> int:
-    """How many attempts can be told apart with so many evaluations in all."""
+    """Return the most attempts that ``evaluations`` in all suffice to compare."""
     most = [n for n in range(1, _MOST + 1) if n * LEAST * _early(n) <= (1 - _LAST) * evaluations]
     return max(most, default=1)
 
 
 def affordable(evaluations: float, beside: int) -> int:
-    """The number of evaluations a victim whose rungs take no more than these, at least those of one attempt.
+    """Return the most evaluations a victim whose rungs fit in ``evaluations``, at least those of one attempt.
 
     Args:
         evaluations: that there is time for.
@@ -96,7 +96,7 @@ def affordable(evaluations: float, beside: int) -> int:
 
 
 def time_of_one(seconds_of_each: Callable[[int], float]) -> float:
-    """How long an evaluation takes, by what measures it by so many; by the more of them, the more time there is."""
+    """Measure the seconds of one evaluation, by ever more of them while there is time."""
     each = 0.0
     for evaluations in _PILOTS:
         if evaluations * each > _PILOTED * seconds_left():
@@ -106,14 +106,14 @@ def time_of_one(seconds_of_each: Callable[[int], float]) -> float:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """That ``work`` takes."""
+    """Measure the seconds that ``work`` takes."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
-    """What a budget in seconds came to, and whether that repeats all of it.
+    """Say how many evaluations a budget in seconds came to, and whether they repeat all of it.
 
     Args:
         evaluations: of a victim.
@@ -125,12 +125,12 @@ def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
 
 
 def _taken(evaluations: int, attempts: int) -> int:
-    """By all rungs; no attempt gets less than ``LEAST``."""
+    """Sum the evaluations of all rungs; no attempt gets less than ``LEAST``."""
     return sum(rung.attempts * rung.evaluations for rung in rungs(evaluations, attempts))
 
 
 def _early(attempts: int) -> int:
-    """Rungs before the last one."""
+    """Count the rungs before the last one."""
     numbers = 0
     while attempts > 1:
         attempts, numbers = math.ceil(attempts / _KEPT), numbers + 1
@@ -138,7 +138,7 @@ def _early(attempts: int) -> int:
 
 
 def rungs(evaluations: int, attempts: int) -> list[Rung]:
-    """Successive halving (Jamieson and Talwalkar 2016) that starts with ``attempts`` and ends with one.
+    """Plan successive halving (Jamieson and Talwalkar 2016) that starts with ``attempts`` and ends with one.
 
     What the last one does not get is dealt out evenly among the others. The last is cut in stages. No attempt gets
     less than one iteration of L-BFGS, also where all of them together take more than ``evaluations`` then.

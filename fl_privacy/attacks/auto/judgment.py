@@ -31,7 +31,7 @@ _LEAST_VARIATION = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Judgment:
-    """Of V attempts.
+    """Judgment of V attempts, by which they are compared.
 
     Attributes:
         mismatch: (V,) geometric mean, over the uploaded tensors, of half the squared distance of the guessed tensor's
@@ -63,7 +63,7 @@ class _OfAllLayers(Cosine):
         return torch.stack(terms).mean(0).exp()
 
     def of_widest(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Of the tensor with the most elements."""
+        """Return the statistic of the tensor with the most elements."""
         return self._of_layer(max(statistics.values(), key=lambda one: one.target.size))
 
 
@@ -72,7 +72,7 @@ _common, _angle = _OfAllLayers(epsilon=1e-12), Cosine()
 
 @torch.no_grad()
 def judge(problem: Problem, variables: Tensor) -> Judgment:
-    """The attempts ``variables`` (V, N) at ``problem``, with their images cut to [0, 1]."""
+    """Judge the attempts ``variables`` (V, N) at ``problem``, with their images cut to [0, 1]."""
     images = problem.images(variables).clamp(0, 1)
     transform = problem.constraints.transform
     seen = transform(images) if transform else images
@@ -91,7 +91,7 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """By which the logarithm of the widest tensor's mismatch falls for nothing where all pixels are free.
+    """Return by how much the logarithm of the widest tensor's mismatch falls merely because all pixels are free.
 
     Twice the number of pixels over that of the tensor's elements (Akaike 1974): free pixels also suit noise, and the
     fewer outputs a layer has, the better.
@@ -102,7 +102,7 @@ def margin(problem: Problem) -> float:
 def _common_mismatch(
     problem: Problem, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(V,) of all tensors, of the widest one and of all as a whole, means over the rounds."""
+    """Return mismatches (V,) of all tensors, of the widest one and of all as a whole, means over the rounds."""
     found = []
     for one, own in zip(problem.rounds, hidden, strict=True):
         statistics = one.statistics(images, labels, own)
@@ -112,7 +112,7 @@ def _common_mismatch(
 
 
 def _is_underdetermined(problem: Problem) -> Tensor:
-    """(V,) whether some values of the updates are known exactly, of those with bounds, and in all fewer than pixels."""
+    """Say for each victim (V,) whether some values are known exactly, and in all fewer than there are pixels."""
     targets = [target for one in problem.rounds for target in one.targets.values()]
     bounds = [(target.low, target.high) for target in targets]
     bounded = [low.eq(high).sum(1) for low, high in bounds if low is not None and high is not None]

@@ -35,7 +35,7 @@ _MOVES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Faint:
-    """Pixels near gray, from where descents get further than from noise; no two images of a batch are alike.
+    """Starts near gray, from which descents get further than from noise; no two images of a batch are alike.
 
     Attributes:
         spread: of the pixels around 0.5.
@@ -44,13 +44,13 @@ class Faint:
     spread: float = 0.2
 
     def __call__(self, blank: Blank) -> Tensor:
-        """Variables of ``blank.shape``."""
+        """Return variables of ``blank.shape`` near gray."""
         return blank.space.to_variables(0.5 + self.spread * (torch.rand(blank.shape, generator=blank.generator) - 0.5))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contender:
-    """A descent, whose attempts are told apart by where they start and by how smooth the image is to be.
+    """A descent, whose attempts differ in where they start and in how smooth the image is to be.
 
     Attributes:
         name: as records and pages show it.
@@ -65,7 +65,7 @@ class Contender:
     staged: bool = False
 
     def settings(self, evaluations: int) -> GradientInversion:
-        """For so many evaluations."""
+        """Return the attack for a given number of evaluations."""
         return replace(self.attack, iterations=max(1, evaluations // self.evaluations))
 
 
@@ -77,7 +77,7 @@ of a zero gradient."""
 def entries(
     observation: Observation, most: int, placed: Callable[[GradientInversion], GradientInversion]
 ) -> list[Entry]:
-    """At most so many attempts at a victim, those first that read most alone.
+    """List at most ``most`` attempts at a victim, those first that leak most alone.
 
     Args:
         observation: of a victim.
@@ -117,10 +117,12 @@ def entries(
 
 
 def _contenders(observation: Observation) -> Sequence[Contender]:
-    """L-BFGS on the angle, on that of each layer and on the distance; signed Adam without and with statistics.
+    """List the descents that compete: three by L-BFGS, two by signed Adam.
+
+    L-BFGS on the angle, on that of each layer and on the distance; signed Adam with and without statistics.
 
     Gradients in front of a saturating activation can be a thousand times smaller than those of the output layer, which
-    then decides the angle of all together alone, and of itself tells little of the image.
+    then decides the angle of all together alone, and of itself says little of the image.
     """
     base = replace(
         inverting_gradients(),
@@ -150,19 +152,19 @@ def _contenders(observation: Observation) -> Sequence[Contender]:
 
 
 def _labels(observation: Observation) -> LabelPolicy:
-    """Optimized with the images where nothing tells them."""
+    """Choose the label policy: optimize labels with the images where nothing gives them away."""
     layer = output_layer(observation.model, observation.num_classes)
     seen = layer is not None and any(name in observation.upload.tensors for name in layer if name)
     return "auto" if seen or observation.knowledge.labels is not None else "optimize"
 
 
 def _is_smooth(model: nn.Module) -> bool:
-    """Whether no layer has a kink and none is of a transformer: what quasi-Newton methods get far on."""
+    """Say whether no layer has a kink or is a transformer's, so that quasi-Newton methods get far."""
     return not any(isinstance(module, _ROUGH) for module in model.modules())
 
 
 def _share_known(observation: Observation) -> float:
-    """Values of the update that a defense left, over the number of pixels; infinite where it leaves out none."""
+    """Return the number of values that a defense left in the update over that of pixels; infinite where it left all."""
     parts = observation.knowledge.defense or ()
     if not any(isinstance(part.effect, Sparse) for part in parts):
         return math.inf
@@ -177,7 +179,7 @@ def _share_known(observation: Observation) -> float:
 
 
 def _is_noisy(observation: Observation) -> bool:
-    """Whether noise says how smooth the images are."""
+    """Say whether the noise in the update implies how smooth the images are."""
     known = _known_defense(observation)
     return (
         known.noisy and all_known(known.bounds(observation.update())) and noise_over_gradient(observation) is not None
@@ -185,7 +187,7 @@ def _is_noisy(observation: Observation) -> bool:
 
 
 def _known_defense(observation: Observation) -> KnownDefense:
-    """As a descent on all of the update sees it."""
+    """Build the countermeasures as a descent on all of the update has them."""
     layer = output_layer(observation.model, observation.num_classes)
     plan, size = observation.plan, observation.upload.num_examples
     unrolls = needs_unrolling(plan, size, "unroll")
@@ -205,13 +207,13 @@ def _known_defense(observation: Observation) -> KnownDefense:
 
 
 def normalizes_by_batch(observation: Observation) -> bool:
-    """Whether the client's batch norm took mean and variance of its own batch."""
+    """Say whether the client's batch norm took mean and variance of its own batch."""
     layers = (module for module in observation.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
     return observation.plan.batch_norm == "train" and any(True for _ in layers)
 
 
 def _shares_statistics(observation: Observation) -> bool:
-    """Whether running statistics of batch norm were sent, of a model that has learned some."""
+    """Say whether running statistics of batch norm were sent, of a model that has learned some."""
     layers = [m for m in observation.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     return any(layer.track_running_stats for layer in layers) and any(
         name.endswith("running_mean") and bool(value.any()) for name, value in observation.sent.buffers.items()

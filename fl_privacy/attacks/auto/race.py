@@ -42,7 +42,7 @@ from fl_privacy.types import Batch, Observation, Tensors
 
 @torch.no_grad()
 def other_labels(prepared: Prepared, observation: Observation, number: int) -> list[Tensor]:
-    """So many label counts of a batch (B,) that are the next likely ones after those inferred, or fewer."""
+    """Return up to ``number`` alternative label vectors (B,), most likely first, without the inferred one."""
     layer = output_layer(observation.model, observation.num_classes)
     size = observation.upload.num_examples
     if layer is None or size == 1 or prepared.rounds[0].unrolls:
@@ -56,14 +56,14 @@ def other_labels(prepared: Prepared, observation: Observation, number: int) -> l
 
 
 def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: Tensor) -> Tensors:
-    """Of the output layer, unscaled."""
+    """Return the gradient of the output layer, without the loss scale."""
     scale = observation.plan.loss_scale
     return {name: g.to(like) / scale for name, g in as_gradient(observation).items() if name in layer}
 
 
 @torch.no_grad()
 def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
-    """Labels (B,) whose counts follow from what the model makes of ``images``; ``None`` where they stay as they are.
+    """Infer labels (B,) anew from what the model makes of ``images``; ``None`` where they stay the same.
 
     Counts are inferred from the mean gradient of the output layer, p - y, with the mean p of guessed images. At first
     these are noise, which a trained model takes for something else than photographs; what a descent has made of them is
@@ -136,7 +136,7 @@ class Race:
         self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.victims}
 
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
-        """All but the first attempts at a batch whose labels are inferred try the next likely ones."""
+        """Give all but the first attempt at a batch with inferred labels the next likely labels."""
         known = self._features.get(victim.position)
         if known is not None:
             free = [replace(attempt, labels=known.labels) for attempt in blank]
@@ -151,13 +151,13 @@ class Race:
         return [replace(attempt, labels=labels) for attempt, labels in zip(blank, tried, strict=True)]
 
     def _with_transforms(self, entered: Sequence[Entry]) -> Sequence[Entry]:
-        """Where the client may have transformed its images, each transformation gets an attempt of the first member."""
+        """Enter an attempt of the first member for each transformation that the client may have done."""
         transforms = len(self._prepared[0].rounds[0].known.transforms)
         member, _, rough = entered[0]
         return entered if transforms < 2 else [(member, start, rough) for start in range(max(transforms, len(entered)))]
 
     def add(self, position: int, batch: Batch, found_by: str = "") -> None:
-        """Let the first member also start from images that are known by other means, no rougher than these need."""
+        """Add an attempt of the first member from images known by other means, no rougher than these need."""
         if position not in self.attempts:
             return
         labels = None if batch.labels.is_floating_point() else batch.labels
@@ -174,7 +174,7 @@ class Race:
         self.attempts[position].append(replace(given.judged(judged, 0), roughness=rough, margin=margin(problem)))
 
     def seconds_per_evaluation(self, evaluations: int) -> float:
-        """Of one victim among all, measured by so many, or by an iteration; the clock decides, so that no two agree."""
+        """Measure the seconds of one evaluation of one victim, over ``evaluations`` of them or one iteration."""
         positions = list(self.attempts)[: self._prepared[0].capacity]
         jobs = [(position, Attempt(0, 0, self._rough)) for position in positions]
         number = max(evaluations, self._members[0].evaluations)
@@ -182,11 +182,11 @@ class Race:
 
     @property
     def most(self) -> int:
-        """Attempts at a victim, at least 1."""
+        """Return the most attempts at a victim, at least 1."""
         return max(map(len, self.attempts.values()), default=1)
 
     def run(self, rungs: Sequence[Rung], report: Report) -> None:
-        """All rungs; of each victim the best attempt is left."""
+        """Run all rungs, which leaves the best attempt at each victim."""
         total = sum(rung.attempts * rung.evaluations for rung in rungs)
         done = 0.0
         for number, rung in enumerate(rungs):
@@ -203,7 +203,7 @@ class Race:
         self._keep(1)
 
     def _keep(self, best: int) -> None:
-        """Of each victim so many attempts."""
+        """Keep the ``best`` first attempts at each victim."""
         for position, attempts in self.attempts.items():
             self.attempts[position] = ranked(attempts)[:best]
 
@@ -255,7 +255,7 @@ class Race:
     def _staged(
         self, member: int, jobs: Sequence[tuple[int, Attempt]], rung: Rung, report: Report
     ) -> Sequence[Attempt]:
-        """Each attempt after a rung."""
+        """Run one rung in its stages, and return each attempt after it."""
         stages = rung.stages if self._members[member].staged else 1
         for stage in range(stages):
 
@@ -269,7 +269,7 @@ class Race:
     def _descend(
         self, member: int, jobs: Sequence[tuple[int, Attempt]], evaluations: int, report: Report
     ) -> list[Attempt]:
-        """Each attempt after so many evaluations, or as it was where it got no better."""
+        """Descend from each attempt, and return what it found, or the attempt where that is no better."""
         prepared = self._prepared[member]
         victims = [self._victims[member][position] for position, _ in jobs]
         settings, known = self._members[member].settings(evaluations), [attempt.variables for _, attempt in jobs]
@@ -302,7 +302,7 @@ class Race:
         ]
 
     def _problem(self, member: int, jobs: Sequence[tuple[int, Attempt]]) -> Problem:
-        """Of ``jobs``, with total variation beside the member's own priors."""
+        """Build the problem of ``jobs``, with total variation beside the member's own priors."""
         prepared = self._prepared[member]
         victims = [_relabeled(self._victims[member][position], attempt) for position, attempt in jobs]
         problem = prepared.problem(victims, [attempt.start for _, attempt in jobs])
@@ -320,7 +320,10 @@ class Race:
     def _known_features(
         self, prepared: Prepared, jobs: Sequence[tuple[int, Attempt]], zero: Tensor
     ) -> KnownFeatures | None:
-        """Of the attempts that are held to them; the others' have no weight. ``zero`` (V,) is the unit of a weight."""
+        """Return the known features of the attempts that are held to them; other attempts give them no weight.
+
+        ``zero`` (V,) is the unit of a weight.
+        """
         own = [self._features[position] if attempt.held else None for position, attempt in jobs]
         some = next((one for one in own if one is not None), None)
         if some is None:
@@ -331,7 +334,7 @@ class Race:
         return KnownFeatures(front=front, values=values.to(zero), weight=weights.to(zero) * zero)
 
     def winner(self, position: int) -> Winner | None:
-        """Of a victim; ``None`` where no attempt came to a number."""
+        """Return the best attempt at a victim; ``None`` where none came to a number."""
         (attempt,) = self.attempts[position]
         if attempt.variables is None or not math.isfinite(attempt.score):
             return None

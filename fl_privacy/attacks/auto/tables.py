@@ -25,7 +25,7 @@ _ATTEMPTS = 10
 
 
 def of_tables(observations: Sequence[Observation]) -> bool:
-    """Whether ``observations`` are of rows of a table."""
+    """Say whether ``observations`` are of rows of a table."""
     return bool(observations) and all(schema_of(o.model) is not None for o in observations)
 
 
@@ -44,7 +44,7 @@ class TableMembers:
     most_victims: int | None = None
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
-        """One reconstruction for each of ``observations``, which are of rows."""
+        """Reconstruct each of ``observations``, which are of rows."""
         rounds = max(1, min(400, self.evaluations // 12)) if self.evaluations else 400
         with within(SOLVED * seconds_left()) as limit:
             found = ExactInversion(rounds=rounds)(observations, seed=seed)
@@ -67,7 +67,7 @@ class TableMembers:
         return replace(attack, device=self.device, most_victims=self.most_victims)
 
     def _affordable(self, asked: Sequence[Observation], seed: int) -> int:
-        """Evaluations of a victim that there is time for."""
+        """Return the evaluations of a victim that there is time for."""
 
         def seconds_of_each(evaluations: int) -> float:
             return seconds_of(lambda: self._member(evaluations)(asked, seed=seed)) / evaluations
@@ -76,7 +76,7 @@ class TableMembers:
 
 
 def _nearer(observation: Observation, one: Reconstruction, other: Reconstruction) -> Reconstruction:
-    """The one of two whose rows come nearer to the update, where both can be compared."""
+    """Return the one of two whose rows come nearer to the update, where both can be compared."""
     if other.batch is None:
         return one if one.batch is not None else other
     apart = _apart(observation, other)
@@ -86,7 +86,7 @@ def _nearer(observation: Observation, one: Reconstruction, other: Reconstruction
 
 
 def _apart(observation: Observation, found: Reconstruction) -> float:
-    """How far the gradient of rows is from the update; infinite where that is no gradient."""
+    """Return how far the gradient of rows is from the update; infinite where that is no gradient."""
     assert found.batch is not None
     if needs_unrolling(observation.plan, observation.upload.num_examples, "unroll"):
         return math.inf

@@ -28,9 +28,9 @@ TAG_RATE, TAG_DECAY = 0.2, 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class TextMembers:
-    """DAGER, and for what it does not prove the bag of words, and descents on angle and distance of the gradients.
+    """DAGER, and for what it does not prove the bag of words and descents on angle and distance of the gradients.
 
-    Tokens leave no slope, so that the members are compared by how far the gradient of the tokens that each has read is
+    Tokens leave no slope, so that the members are compared by how far the gradient of the tokens that each has found is
     from the update; the truth is never seen.
 
     Attributes:
@@ -45,7 +45,7 @@ class TextMembers:
     most_victims: int | None = None
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
-        """One reconstruction for each of ``observations``, which are of texts, with the words that were read."""
+        """Reconstruct each of ``observations``, which are of texts, with the words that were found."""
         bags = BagOfWords()(observations, seed=seed)
         with within(SOLVED * seconds_left()) as limit:
             exact = Dager()(observations, seed=seed, progress=_part_of(progress, 0.0, _SHOWN))
@@ -63,7 +63,7 @@ class TextMembers:
         seed: int,
         progress: Progress,
     ) -> list[Reconstruction]:
-        """``best`` but for those that are not certain, where a descent or the bag of words comes nearer."""
+        """Replace reconstructions that are not certain where a descent or the bag of words comes nearer."""
         left = [k for k, one in enumerate(best) if one.certainty is Certainty.APPROXIMATE]
         for k in left:
             best[k] = _nearer(observations[k], best[k], replace(bags[k], member="bag of words"), bags[k])
@@ -88,7 +88,7 @@ class TextMembers:
         return best
 
     def _members(self, evaluations: int) -> dict[str, GradientInversion]:
-        """The descents by name, with so many evaluations of a victim together."""
+        """Return the descents by name, which share ``evaluations`` of a victim."""
         each = max(1, evaluations // 2)
         placed = {"device": self.device, "most_victims": self.most_victims}
         return {
@@ -97,7 +97,7 @@ class TextMembers:
         }
 
     def _affordable(self, asked: Sequence[Observation], seed: int) -> int:
-        """Evaluations of a victim that there is time for."""
+        """Return the evaluations of a victim that there is time for."""
 
         def seconds_of_each(evaluations: int) -> float:
             return seconds_of(lambda: self._members(2 * evaluations)["tag"](asked, seed=seed)) / evaluations
@@ -108,7 +108,7 @@ class TextMembers:
 def _nearer(
     observation: Observation, one: Reconstruction, other: Reconstruction, bag: Reconstruction
 ) -> Reconstruction:
-    """``other`` where ``one`` made no guess, a word outside an exact ``bag``, or is farther from the update."""
+    """Return ``other`` where ``one`` has no guess, a word outside an exact ``bag``, or a larger distance."""
     if other.batch is None:
         return one
     if one.batch is None or not _within_bag(one, bag):
@@ -117,7 +117,7 @@ def _nearer(
 
 
 def _within_bag(found: Reconstruction, bag: Reconstruction) -> bool:
-    """Whether all tokens of ``found`` are in ``bag``, where that is exact."""
+    """Say whether all tokens of ``found`` are in ``bag``, where that is exact."""
     if bag.words is None or not bag.words_exact or found.batch is None:
         return True
     tokens = found.batch.inputs
@@ -125,7 +125,7 @@ def _within_bag(found: Reconstruction, bag: Reconstruction) -> bool:
 
 
 def _with_words(found: Reconstruction, bag: Reconstruction) -> Reconstruction:
-    """``found`` with the words of ``bag``; of a text that is certain these are its own."""
+    """Return ``found`` with the words of ``bag``; a text that is certain has its own."""
     if found.batch is not None and found.certainty is not Certainty.APPROXIMATE:
         tokens = found.batch.inputs
         return replace(found, words=tokens[tokens >= 0].cpu(), words_exact=True)
@@ -133,17 +133,17 @@ def _with_words(found: Reconstruction, bag: Reconstruction) -> Reconstruction:
 
 
 def _part_of(progress: Progress, begin: float, end: float) -> Progress:
-    """What takes the progress of a part of the work, from ``begin`` to ``end`` of it."""
+    """Map the progress of a part of the work to the span from ``begin`` to ``end`` of the whole."""
     return lambda done, total: progress(int(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 
 def of_texts(observations: Sequence[Observation]) -> bool:
-    """Whether ``observations`` are of texts."""
+    """Say whether ``observations`` are of texts."""
     return bool(observations) and all(isinstance(o.model, TextModel) for o in observations)
 
 
 def _apart(observation: Observation, found: Reconstruction) -> float:
-    """How far the gradient of what was ``found`` is from the update; infinite where nothing was."""
+    """Return how far the gradient of ``found`` is from the update; infinite where nothing was found."""
     if found.batch is None:
         return float("inf")
     reproduction = Reproduction(observation, model_as_sent(observation))

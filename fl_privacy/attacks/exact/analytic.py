@@ -63,7 +63,7 @@ class AnalyticInversion:
         return attack_in_groups(observations, self._attack, progress=progress, as_victims=one_each)
 
     def _attack(self, group: Group, report: Report) -> dict[int, Reconstruction]:
-        """As many victims at a time as memory is meant for."""
+        """Attack the victims of a group, as many at a time as memory is meant for."""
         first = group.first
         expect_gradient(first)
         layer = find_first_layer(first.model, first.sent, first.input_shape)

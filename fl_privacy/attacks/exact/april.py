@@ -35,7 +35,7 @@ _MOST_OTHERS = 16
 
 @dataclass(frozen=True, eq=False)
 class PatchEmbedding:
-    """A convolution on patches that do not overlap, and the parameter that is added to what it puts out.
+    """A convolution on patches that do not overlap, and the parameter that is added to its output.
 
     Attributes:
         weight, bias: names of the convolution's parameters (D, C, P, P) and (D,).
@@ -56,25 +56,25 @@ class PatchEmbedding:
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """Of the parameters."""
+        """Return the names of the parameters."""
         return self.weight, self.bias, self.position
 
     @property
     def patches(self) -> int:
-        """N."""
+        """Return the number of patches N."""
         return (self.image[1] // self.patch[0]) * (self.image[2] // self.patch[1])
 
     def pixels(self, patches: Tensor) -> Tensor:
-        """What entered the convolution (N, C P P) -> image (C, H, W)."""
+        """Turn the convolution's inputs (N, C P P) into an image (C, H, W)."""
         entered = F.fold(patches.T[None], self.image[1:], self.patch, stride=self.patch)[0]
         return (entered - self.shift) / self.scale
 
     def cut(self, image: Tensor) -> Tensor:
-        """Image (C, H, W) -> its patches (N, C P P)."""
+        """Cut an image (C, H, W) into its patches (N, C P P)."""
         return F.unfold(image[None], self.patch, stride=self.patch)[0].T
 
     def output_gradient(self, gradients: Tensors) -> Tensor:
-        """Of what the convolution puts out, (N, D) float64."""
+        """Return the gradient of the convolution's outputs, (N, D) float64."""
         position = gradients[self.position].double()
         return position.reshape(-1, position.shape[-1])[self.first : self.first + self.patches]
 
@@ -98,7 +98,7 @@ class PatchSolution:
 def find_patch_embedding(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool
 ) -> PatchEmbedding | None:
-    """That of ``model`` at ``state``, ``None`` where its first layer is no such convolution or nothing is added to it.
+    """Find the patch embedding of ``model`` at ``state``; ``None`` where its first layer is none.
 
     Raises:
         NotFullyConnectedError: the model calls no layer with parameters.
@@ -117,7 +117,7 @@ def find_patch_embedding(
 
 
 def solve(embedding: PatchEmbedding, gradients: Tensors) -> PatchSolution:
-    """The image of an update of a single one."""
+    """Solve for the image of an update of a single one."""
     outputs, weight = embedding.output_gradient(gradients), gradients[embedding.weight].double().flatten(1)
     left, values, right = torch.linalg.svd(outputs, full_matrices=False)
     kept = values > _RANK * values[0]
@@ -134,7 +134,7 @@ def solve(embedding: PatchEmbedding, gradients: Tensors) -> PatchSolution:
 
 
 def _cuts_patches(layer: nn.Conv2d, seen: Probed) -> bool:
-    """Whether each pixel enters ``layer`` in exactly one patch, by itself."""
+    """Say whether each pixel enters ``layer`` in exactly one patch, by itself."""
     height, width = seen.random.shape[1:]
     alone = layer.stride == layer.kernel_size and layer.padding in ("valid", (0, 0)) and layer.dilation == (1, 1)
     whole = height % layer.kernel_size[0] == 0 and width % layer.kernel_size[1] == 0
@@ -143,7 +143,7 @@ def _cuts_patches(layer: nn.Conv2d, seen: Probed) -> bool:
 
 
 def _added(model: nn.Module, state: ModelState, seen: Probed) -> tuple[str, int] | None:
-    """Name and first row of the parameter whose gradient is that of what the first layer puts out."""
+    """Find the parameter whose gradient is that of the first layer's outputs: its name and first row."""
     device = seen.random.device
     frozen = frozen_copy(model, state, LocalPlan(batch_norm="eval"), device=device, dtype=torch.float64)
     parameters = {name: value.requires_grad_() for name, value in frozen.named_parameters()}

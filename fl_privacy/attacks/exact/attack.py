@@ -118,7 +118,7 @@ class ExactInversion:
     def _inputs(
         self, observation: Observation, layer: FirstLayer, rng: torch.Generator, report: Report
     ) -> tuple[Tensor, bool]:
-        """What entered the layer (B, N), and whether nothing else could have."""
+        """Solve for the layer's inputs (B, N), and say whether nothing else could have entered."""
         gradient, count = as_gradient(observation), observation.upload.num_examples
         weight, bias = gradient[layer.weight], gradient[layer.bias]
         if count == 1:
@@ -144,7 +144,7 @@ def _patched(observation: Observation, embedding: PatchEmbedding) -> Read:
 
 
 def _recursed(group: Group, chain: Chain, report: Report) -> dict[int, Reconstruction]:
-    """Images behind convolutions, by position; some at a time."""
+    """Solve the images behind convolutions, by position, some at a time."""
     observations, results = list(group.observations.items()), dict[int, Reconstruction]()
     model, device = model_as_sent(group.first), chain.shift.device
     for begin in counted("exact", range(0, len(observations), _TOGETHER)):
@@ -165,7 +165,7 @@ def _recursed(group: Group, chain: Chain, report: Report) -> dict[int, Reconstru
 
 
 def _certified_in_range(reproduction: Reproduction, read: Read) -> Reconstruction:
-    """What was ``read``, cut to [0, 1] unless only what goes beyond gives the update."""
+    """Certify the solved images, cut to [0, 1] unless only what goes beyond gives the update."""
     cut = certified(reproduction, replace(read, images=read.images.clamp(0, 1)))
     if cut.certainty is not Certainty.APPROXIMATE:
         return cut
@@ -174,7 +174,7 @@ def _certified_in_range(reproduction: Reproduction, read: Read) -> Reconstructio
 
 
 def _source(observation: Observation) -> FirstLayer | PatchEmbedding | Chain:
-    """What the images are read from, where its gradient was uploaded."""
+    """Find the layers that the images are solved from, where their gradients were uploaded."""
     model, sent, shape = observation.model, observation.assumed(), observation.input_shape
     fixed = observation.plan.batch_norm == "eval"
     source: FirstLayer | PatchEmbedding | Chain | None = None

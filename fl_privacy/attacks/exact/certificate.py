@@ -33,7 +33,7 @@ _NEARLY_SAME = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """What a layer's equations gave.
+    """Images that solve a layer's equations.
 
     Attributes:
         images: (B, C, H, W).
@@ -48,7 +48,7 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Reproduction:
-    """The gradient of a batch beside the one observed, in double precision on the device of the values sent.
+    """Compares the gradient of a batch with the one observed, in double precision on the device of the values sent.
 
     Attributes:
         observation: of one update, taken for a mean gradient at the values sent.
@@ -59,7 +59,7 @@ class Reproduction:
     model: nn.Module
 
     def labels(self, images: Tensor) -> Tensor | None:
-        """Classes (B,) or probabilities (B, K), each of the image at its place; ``None`` without an output layer.
+        """Infer each image's class (B,) or probabilities (B, K), in order; ``None`` without an output layer.
 
         The gradient of the output layer is a sum of what enters the layer for each image times p - y of the image. With
         the images known only y is not, one least squares system for all classes. Where p - y is the same multiple of
@@ -71,24 +71,24 @@ class Reproduction:
         return self._solved(self.model, self._entering(images))
 
     def classes(self, images: Tensor) -> Tensor | None:
-        """The likeliest class (B,) of each image (B, C, H, W), also where images are not exact; ``None`` as above."""
+        """Return the likeliest class (B,) of each image (B, C, H, W); ``None`` without an output layer."""
         if not is_plain(self.loss):
             return self.labels(images)
         found = self._errors(self.model, self._entering(images))
         return None if found is None else found[1].argmin(1)
 
     def labels_of(self, features: Tensor, path: str) -> Tensor | None:
-        """The same from ``features`` (B, ...) that enter the layer at ``path``, which lies in front of the output's."""
+        """Infer labels from ``features`` (B, ...) that enter the layer at ``path``, in front of the output layer."""
         rest = Rest(self.model, path, self.observation.input_shape)
         return self._solved(rest, features.to(self._device, torch.float64))
 
     @property
     def loss(self) -> Loss:
-        """Of the client, as far as it is known."""
+        """Return the client's loss, as far as it is known."""
         return self.observation.loss or CROSS_ENTROPY
 
     def _solved(self, network: nn.Module, inputs: Tensor) -> Tensor | None:
-        """Labels of what enters ``network``."""
+        """Infer labels from what enters ``network``."""
         found = self._errors(network, inputs)
         if found is None or is_plain(self.loss):
             return _labels(found)
@@ -99,7 +99,7 @@ class Reproduction:
         return labels
 
     def _errors(self, network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
-        """p and p - y (B, K); ``None`` without an output layer."""
+        """Return p and p - y (B, K); ``None`` without an output layer."""
         observation = self.observation
         output = labeling.output_layer(observation.model, observation.num_classes)
         single, gradient = output is None, as_gradient(observation)
@@ -123,7 +123,7 @@ class Reproduction:
         return probabilities, torch.cat([-errors, errors], 1) if single else errors
 
     def _errors_of_one(self, network: nn.Module, inputs: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """The same from the gradient (K,) of the output layer's bias, which of one example says it all."""
+        """Return p and p - y from the gradient (K,) of the output layer's bias, which suffices for one example."""
         if bias is None or len(inputs) > 1:
             return None
         with torch.no_grad():
@@ -131,7 +131,7 @@ class Reproduction:
         return probabilities, bias.double()[None] / self.observation.plan.loss_scale
 
     def distance(self, batch: Batch, *, any_scale: bool = True) -> float:
-        """How far the gradient of ``batch`` is from the one observed, as a share of the latter's length.
+        """Return how far the gradient of ``batch`` is from the one observed, as a share of the latter's length.
 
         Up to a common factor, since clients clip, unless ``any_scale`` is off. The worst of the tensors counts whose
         length is not within rounding of zero, so that no small layer hides.
@@ -139,8 +139,10 @@ class Reproduction:
         return _distance(self._gradients(batch), as_gradient(self.observation), any_scale=any_scale)
 
     def share(self, batch: Batch, weight: float) -> float:
-        """How long the gradient of ``batch`` times ``weight`` is, as a share of the one observed: that of the tensor
-        where it is largest."""
+        """Return how long ``weight`` times the gradient of ``batch`` is, as a share of the one observed.
+
+        It is the share of the tensor where it is largest.
+        """
         found, observed = self._gradients(batch), as_gradient(self.observation)
         return max(weight * float(found[name].norm()) / float(v.norm()) for name, v in observed.items() if v.any())
 
@@ -156,7 +158,7 @@ class Reproduction:
         ).gradients
 
     def _entering(self, inputs: Tensor) -> Tensor:
-        """Images in double precision; tokens as they are."""
+        """Convert images to double precision; leave tokens as they are."""
         return inputs.to(self._device, torch.float64 if inputs.is_floating_point() else inputs.dtype)
 
     @property
@@ -165,7 +167,7 @@ class Reproduction:
 
 
 def least_squares(known: Tensor, sums: Tensor) -> Tensor:
-    """The shortest X (n, k) for which ``known`` (m, n) X is nearest to ``sums`` (m, k), of any rank.
+    """Find the shortest X (n, k) for which ``known`` (m, n) X is nearest to ``sums`` (m, k), of any rank.
 
     On the CPU: on a GPU ``torch.linalg.lstsq`` takes every matrix for one of full rank, and finds nothing where two
     examples of a batch are equal.
@@ -175,14 +177,16 @@ def least_squares(known: Tensor, sums: Tensor) -> Tensor:
 
 
 def model_as_sent(observation: Observation) -> nn.Module:
-    """The frozen model with the values that the attacker works with, in double precision where these are."""
+    """Return the frozen model with the attacker's values, in double precision where these are."""
     state, plan = observation.assumed(), observation.plan
     device = next(iter(state.parameters.values())).device
     return frozen_copy(observation.model, state, plan, device=device, dtype=torch.float64)
 
 
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
-    """What was ``read``, with labels that follow from it and how sure it is.
+    """Certify solved images: infer their labels and how sure the result is.
+
+    Args: reproduction: of the victim. read: its images. ordered: whether known labels go with the images as they are.
 
     Args:
         reproduction: of the victim.
@@ -213,7 +217,7 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
 
 
 def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) -> tuple[Tensor, tuple[str, ...]]:
-    """``images`` cut to [0, 1], unless they were ``solved`` for and are of another scale; then that, in a sentence.
+    """Cut ``images`` to [0, 1], unless they were ``solved`` for and have another scale; then return a note on it.
 
     Rows of a table, whose ``schema`` is known, are as they were solved for, or the nearest that the schema has.
     """
@@ -229,13 +233,18 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
 
 
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
-    """Whether columns of the gradient (M, N) are zero though ``shade`` (..., N), the pixels that make them so, is
-    neither black nor white everywhere: put there."""
+    """Say whether columns of the gradient (M, N) were muted: zero although their pixels are not all black or white.
+
+    ``shade`` (..., N): the pixels that would have to be black or white.
+    """
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
 
 def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Labels (B,) or (B, K) from outputs p and errors p - y (B, K); of classes a multiple of the errors will do."""
+    """Turn outputs p and errors p - y (B, K) into labels (B,) or (B, K).
+
+    For classes a multiple of the errors will do.
+    """
     if found is None:
         return None
     probabilities, errors = found

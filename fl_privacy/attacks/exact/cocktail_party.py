@@ -53,7 +53,7 @@ _LONGEST_STEP = 0.3
 
 
 def row_basis(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """R (V, B, N), rows that span those of G (V, M, N) with M >= B, and whether each G has this rank (V,)."""
+    """Find rows R (V, B, N) that span those of G (V, M, N) with M >= B, and whether each G has this rank (V,)."""
     gradients = weights.double()
     values, vectors = torch.linalg.eigh(gradients @ gradients.mT)
     top = vectors[..., -count:]
@@ -62,7 +62,7 @@ def row_basis(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-    """(V, B, N) what entered the layer, from ``directions`` (V, B, B) on the basis R, in their sign and scale."""
+    """Return the layer's inputs (V, B, N) from ``directions`` (V, B, B) on the basis R, in their sign and scale."""
     columns = weights.double() @ basis.mT
     gram = columns.mT @ columns
     balance = torch.linalg.solve_ex(gram, columns.mT @ biases.double()[..., None])[0]
@@ -71,8 +71,10 @@ def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) 
 
 
 def neighbors(images: Tensor) -> Tensor:
-    """(V, B, n) differences of neighboring pixels of (V, B, C, H, W): of the mean of the channels and of each channel
-    to it, every kind as strong as the others."""
+    """Return differences of neighboring pixels (V, B, n) of images (V, B, C, H, W).
+
+    They are those of the mean of the channels and of each channel to it, every kind as strong as the others.
+    """
     gray = images.mean(2, keepdim=True)
     kinds = [gray] if images.shape[2] == 1 else [gray, images[:, :, :-1] - gray]
     found = []
@@ -84,14 +86,16 @@ def neighbors(images: Tensor) -> Tensor:
 
 
 def number_of_neighbors(shape: Sequence[int]) -> int:
-    """n of :func:`neighbors` for images (C, H, W)."""
+    """Return n of :func:`neighbors` for images (C, H, W)."""
     channels, height, width = shape
     return (channels + (channels > 1)) * (height * (width - 1) + (height - 1) * width)
 
 
 def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
-    """Of ``features`` (B, n) as mixtures of what ``directions`` (B, B) make of them: minus the logarithm of their
-    likelihood, up to a constant, for components with tails as those that are searched for."""
+    """Return minus the log-likelihood of ``features`` (B, n) as mixtures that ``directions`` (B, B) separate.
+
+    Up to a constant, for components with tails like those of the search.
+    """
     found = directions @ features
     scale = found.square().mean(1, keepdim=True).sqrt()
     each = (1 + (found / scale).square()).log().mean(1) + scale[:, 0].log()
@@ -100,7 +104,7 @@ def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
 
 
 def independent_directions(features: Tensor, start: Tensor, *, iterations: int) -> Tensor:
-    """(V, B, B) whose products with ``features`` (V, B, n) are independent and heavy-tailed.
+    """Find directions (V, B, B) whose products with ``features`` (V, B, n) are independent and heavy-tailed.
 
     Args:
         features: mixtures.
@@ -117,7 +121,7 @@ def independent_directions(features: Tensor, start: Tensor, *, iterations: int) 
 
 
 def _uncorrelated(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
-    """FastICA with the hyperbolic tangent, all components at once."""
+    """Run FastICA with the hyperbolic tangent, all components at once."""
     for _ in range(iterations):
         bent = (directions @ white).tanh()
         slope = (1 - bent.square()).mean(2, keepdim=True)
@@ -127,7 +131,7 @@ def _uncorrelated(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
 
 
 def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
-    """Of components with the tails of Student's t of one degree of freedom, each in its own scale."""
+    """Maximize the likelihood of components with Student's t of one degree of freedom, each in its own scale."""
     found = directions @ white
     one = torch.eye(white.shape[1], dtype=white.dtype, device=white.device)
     for _ in range(iterations):
@@ -153,7 +157,7 @@ _SURE = (0.8, 0.95)
 
 
 def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: Tensor, shift: Tensor) -> Tensor | None:
-    """A (B, B) near ``start``, or ``None`` where that leads nowhere.
+    """Find A (B, B) near ``start`` by silent neurons, or ``None`` where that leads nowhere.
 
     Args:
         columns: C (M, B).
@@ -178,7 +182,7 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
 
 
 def _lowest(outputs: Tensor, share: float) -> Tensor:
-    """(B, M) which of the outputs (B, M) below zero are the lowest, so large a share of them for each image."""
+    """Mark in (B, M) the lowest of the outputs (B, M) below zero, the given share of them for each image."""
     order = outputs.argsort(1).argsort(1)
     return order < share * (outputs < 0).sum(1, keepdim=True)
 
@@ -270,7 +274,7 @@ class CocktailParty:
     def _taken_apart(
         self, observations: Mapping[int, Observation], layer: FirstLayer, model: nn.Module, seed: int, report: Report
     ) -> dict[int, Reconstruction]:
-        """Victims whose components are searched for together, by position."""
+        """Attack, by position, victims whose components are searched for together."""
         results, total = dict[int, Reconstruction](), len(observations)
         basis, inputs, enough = self._components(list(observations.values()), layer, seed)
         for row, (position, observation) in enumerate(counted("victim", list(observations.items()))):
@@ -291,7 +295,7 @@ class CocktailParty:
     def _components(
         self, observations: Sequence[Observation], layer: FirstLayer, seed: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """R (V, B, N), inputs (V, B, N) and whether the gradient has the rank of a batch (V,)."""
+        """Return R (V, B, N), inputs (V, B, N) and whether the gradient has the rank of a batch (V,)."""
         count, shape = observations[0].upload.num_examples, observations[0].input_shape
         gradients = [as_gradient(observation) for observation in observations]
         weights = torch.stack([gradient[layer.weight] for gradient in gradients])
@@ -306,7 +310,7 @@ class CocktailParty:
         return basis, unmixed(basis, directions, weights, biases), enough
 
     def _finished(self, mixed: "_Mixed", inputs: Tensor, report: Report) -> Reconstruction:
-        """From ``inputs`` (B, N) that components gave."""
+        """Finish a reconstruction from the ``inputs`` (B, N) that the components gave."""
         unique = False
         if self.steps and mixed.differ(inputs) and (labels := mixed.classes(inputs)) is not None:
             found = mixed.behind_zeros(inputs, labels)
@@ -340,17 +344,17 @@ class _Mixed:
 
     @cached_property
     def weight(self) -> Tensor:
-        """G (M, N)."""
+        """Return G (M, N)."""
         return as_gradient(self.reproduction.observation)[self.layer.weight]
 
     @cached_property
     def bias(self) -> Tensor:
-        """g (M,)."""
+        """Return g (M,)."""
         return as_gradient(self.reproduction.observation)[self.layer.bias]
 
     @cached_property
     def _values(self) -> tuple[Tensor, Tensor]:
-        """W (M, N) and b (M,)."""
+        """Return W (M, N) and b (M,)."""
         own = self.reproduction.observation.assumed().parameters
         return own[self.layer.weight], own[self.layer.bias]
 
@@ -367,24 +371,24 @@ class _Mixed:
         )
 
     def images(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) of what entered the layer (B, N)."""
+        """Return the images (B, C, H, W) of layer inputs (B, N)."""
         return self.layer.pixels(inputs).reshape(len(inputs), *self.reproduction.observation.input_shape)
 
     def differ(self, inputs: Tensor) -> bool:
-        """Whether none of the images (B, N) is a combination of the others."""
+        """Say whether none of the images (B, N) is a combination of the others."""
         values = torch.linalg.svdvals(inputs @ self.basis.T) if inputs.isfinite().all() else inputs.new_zeros(1)
         return bool(values[-1] > _DIFFERENT * values[0])
 
     def classes(self, inputs: Tensor) -> Tensor | None:
-        """(B,) the likeliest; ``None`` where nothing tells them."""
+        """Return the likeliest classes (B,); ``None`` where the gradient doesn't show them."""
         return self.reproduction.classes(self.images(inputs).clamp(0, 1))
 
     def _is_silent(self, mixing: Tensor, labels: Tensor) -> bool:
-        """Whether a ReLU comes behind the layer, as the network says at A (B, B)."""
+        """Say whether a ReLU follows the layer, as the network shows at A (B, B)."""
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """What the only images (B, N) that go with the zeros of the gradient are; ``None`` where there are no such."""
+        """Solve for the only images (B, N) that go with the gradient's zeros; ``None`` where there are none."""
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None
@@ -393,7 +397,7 @@ class _Mixed:
         return None if found is None or found.agreement < AGREEMENT else found.inputs
 
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int, report: Report) -> Tensor:
-        """The images (B, N) whose gradient it is, near ``inputs``; labels may turn out to be others on the way.
+        """Descend from ``inputs`` to the images (B, N) that explain the whole gradient; labels may change on the way.
 
         What the steps end at is taken where it is likelier than what they started from: by what it leaves of the
         equations, as normal errors of a variance that is not known, and by how independent the images are.
@@ -416,7 +420,7 @@ class _Mixed:
         return min(start, end, key=self._unlikeliness)[0] @ self.basis
 
     def _by_silence(self, first: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """A (B, B) and its classes (B,), from ``first``, where any are found."""
+        """Search A (B, B) and its classes (B,) by silent neurons, from ``first``; empty where nothing is found."""
         observed = self._mixture.observed
         found = unmixed_by_silence(
             observed[:, :-1], observed[:, -1], first, self._mixture.projected, self._mixture.bias
@@ -436,5 +440,5 @@ class _Mixed:
 
 
 def _or_worst(value: float) -> float:
-    """``value``, infinite where it is not a number: a network that says nothing at a guess is no reason to take it."""
+    """Return ``value``, or infinity where it is not a number: such a guess is never the best."""
     return math.inf if math.isnan(value) else value

@@ -25,7 +25,7 @@ _SMOOTH = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A convolution without groups, whose padding are zeros.
+    """A convolution without groups, padded with zeros.
 
     Attributes:
         module: in double precision.
@@ -37,7 +37,7 @@ class Convolution:
 
     @property
     def padding(self) -> tuple[int, ...]:
-        """Above and below, left and right, also where the module has it in words."""
+        """Return the padding above and below, left and right, also where the module has it in words."""
         padding, size = self.module.padding, zip(self.module.dilation, self.module.kernel_size, strict=True)
         if isinstance(padding, str):
             return tuple(step * (taps - 1) // 2 if padding == "same" else 0 for step, taps in size)
@@ -45,27 +45,27 @@ class Convolution:
 
     @property
     def gradients(self) -> int:
-        """Of the weight, for each input channel."""
+        """Return the number of the weight's gradients for each input channel."""
         return self.module.out_channels * self.module.kernel_size[0] * self.module.kernel_size[1]
 
     @property
     def numbers(self) -> int:
-        """That its equations take for one victim."""
+        """Return how many numbers its equations take for one victim."""
         pixels, parts = self.shape[1] * self.shape[2], _common_step(self) ** 2
         return pixels * self.gradients + (pixels * pixels // parts if _multiplies(self) else 0)
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """(V, C, H, W) -> (V, O, P, Q), without the bias."""
+        """Convolve (V, C, H, W) -> (V, O, P, Q), without the bias."""
         module = self.module
         return F.conv2d(inputs, module.weight, None, module.stride, self.padding, module.dilation)
 
     def back(self, deltas: Tensor, *, squared: bool = False) -> Tensor:
-        """Transposed: (V, O, P, Q) -> (V, C, H, W), by the weights or by their squares."""
+        """Apply the transposed convolution (V, O, P, Q) -> (V, C, H, W), by the weights or by their squares."""
         weight = self.module.weight.square() if squared else self.module.weight
         return self._transposed((len(deltas), *self.shape), weight, deltas)
 
     def moved(self, deltas: Tensor) -> Tensor:
-        """``deltas`` (V, O, P, Q) as what each tap of the kernel sees of each input channel: (V, O taps, H W)."""
+        """Shift ``deltas`` (V, O, P, Q) to where each kernel tap sees each input channel: (V, O taps, H W)."""
         module, (height, width) = self.module, self.shape[1:]
         taps = module.kernel_size[0] * module.kernel_size[1]
         alone = torch.eye(taps).to(deltas).view(1, taps, *module.kernel_size)
@@ -81,7 +81,7 @@ class Convolution:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What entered a convolution.
+    """Inputs of a convolution, solved for.
 
     Attributes:
         values: (V, C, H, W).
@@ -99,7 +99,7 @@ class Inputs:
 def solve_inputs(
     layer: Convolution, outputs: Tensor, slopes: Tensor, deltas: Tensor, gradient: Tensor, *, smooth: bool = False
 ) -> Inputs:
-    """The least squares solution x of ``W * x = outputs`` and ``deltas * x = gradient`` for V victims, in float64.
+    """Solve ``W * x = outputs`` and ``deltas * x = gradient`` for x of V victims by least squares, in float64.
 
     An output counts by the slope of the activation behind it, by whose inverse it was found: those of a ReLU that is
     silent not at all. Both kinds of equations together weigh the same.
@@ -153,12 +153,12 @@ class _System:
     enough: Tensor
 
     def both(self, inputs: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Left and right sides of both kinds."""
+        """Return left and right sides of both kinds of equations."""
         moved = self.moved @ inputs.flatten(2).mT
         return (self.weights * self.layer.outputs(inputs), self.outputs), (moved, self.gradients)
 
     def normal(self, inputs: Tensor) -> Tensor:
-        """The normal matrix times ``inputs`` (V, C, H, W)."""
+        """Multiply ``inputs`` (V, C, H, W) by the normal matrix."""
         found = self.layer.back(self.squared * self.layer.outputs(inputs))
         if self.products is None:
             found += ((inputs.flatten(2) @ self.moved.mT) @ self.moved).reshape(inputs.shape)
@@ -170,7 +170,7 @@ class _System:
 
     @property
     def right(self) -> Tensor:
-        """Of the normal equations, (V, C, H, W)."""
+        """Return the right side of the normal equations, (V, C, H, W)."""
         second = (self.gradients.mT @ self.moved).reshape(len(self.outputs), *self.layer.shape)
         return self.layer.back(self.weights * self.outputs) + second
 
@@ -211,36 +211,36 @@ def _system(
 
 
 def _number(rows: Tensor) -> Tensor:
-    """(V,) how many of each are true."""
+    """Count how many elements of each row are true, (V,)."""
     return rows.flatten(1).sum(1)
 
 
 def _apart(values: Tensor, step: int) -> Tensor:
-    """(V, C, H, W) as (V, S, C, H W / S): of each remainder of the places by ``step``, S its square."""
+    """Group pixels (V, C, H, W) by the remainders of their places by ``step``: (V, S, C, H W / S), S its square."""
     parts = F.pixel_unshuffle(values, step).reshape(*values.shape[:2], step * step, -1)
     return parts.transpose(1, 2)
 
 
 def _common_step(layer: Convolution) -> int:
-    """By which pixels that one tap of the kernel sees lie apart, where it divides the image."""
+    """Return the distance of the pixels that one tap of the kernel sees, where it divides the image, else 1."""
     down, across = (int(step) for step in layer.module.stride)
     whole = down == across and all(size % down == 0 for size in layer.shape[1:])
     return down if whole else 1
 
 
 def _multiplies(layer: Convolution) -> bool:
-    """Whether products of columns of the second kind take less work than both factors one after the other."""
+    """Say whether products of columns of the second kind take less work than both factors one after the other."""
     return layer.shape[1] * layer.shape[2] // _common_step(layer) ** 2 <= 2 * layer.gradients
 
 
 def _unlike_neighbors(images: Tensor) -> Tensor:
-    """Half the slope of the squared differences of neighbors in (..., H, W)."""
+    """Return half the slope of the squared differences of neighbors in (..., H, W)."""
     across, down = images.diff(dim=-1), images.diff(dim=-2)
     return F.pad(across, (1, 0)) - F.pad(across, (0, 1)) + F.pad(down, (0, 0, 1, 0)) - F.pad(down, (0, 0, 0, 1))
 
 
 def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
-    """x of ``normal(x) = right`` for V victims, each with its own steps, preconditioned by the ``diagonal``.
+    """Solve ``normal(x) = right`` for V victims, each with its own steps, preconditioned by the ``diagonal``.
 
     Where many x solve them it is the one of least length, by the diagonal.
 
@@ -271,7 +271,7 @@ def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diago
 
 
 def _products(one: Tensor, other: Tensor) -> Tensor:
-    """Inner products of rows, (V, 1, ...)."""
+    """Return inner products of rows, (V, 1, ...)."""
     products: Tensor = (one * other).flatten(1).sum(1)
     return products.view(-1, *(1 for _ in one.shape[1:]))
 

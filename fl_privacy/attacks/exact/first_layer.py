@@ -38,11 +38,11 @@ class FirstLayer:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Of its parameters."""
+        """Return the names of its parameters."""
         return self.weight, self.bias
 
     def pixels(self, inputs: Tensor) -> Tensor:
-        """Inputs of the layer (..., N) -> pixels (..., N)."""
+        """Turn inputs of the layer (..., N) into pixels (..., N)."""
         return (inputs - self.shift) / self.scale
 
 
@@ -65,7 +65,7 @@ class Probed:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether each pixel was at most shifted and scaled."""
+        """Say whether each pixel was at most shifted and scaled."""
         scale = self.white - self.black
         expected = self.black + scale * self.random.reshape(scale.shape)
         return torch.allclose(self.mixed, expected, rtol=1e-4, atol=1e-6) and bool(scale.all())
@@ -74,7 +74,7 @@ class Probed:
 def find_first_layer(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
 ) -> FirstLayer:
-    """The first layer of ``model`` at ``state``, found by watching where test images go.
+    """Find the first layer of ``model`` at ``state`` by watching where test images go.
 
     Args:
         model: architecture.
@@ -105,7 +105,7 @@ def find_first_layer(
 def probe_first_layer(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
 ) -> Probed:
-    """What enters the first layer with parameters; see :func:`find_first_layer`."""
+    """Observe what enters the first layer with parameters; see :func:`find_first_layer`."""
     values = next(iter(state.parameters.values()))
     plan = LocalPlan(batch_norm="eval")
     frozen = frozen_copy(model, state, plan, device=values.device, dtype=values.dtype).eval()
@@ -136,19 +136,19 @@ def _first_call(model: nn.Module, inputs: Tensor, *, beyond_norms: bool) -> tupl
 
 
 def _holds(module: nn.Module, others: Mapping[str, nn.Module]) -> bool:
-    """Whether ``module`` has a layer of ``others`` in it, so that its own parameters are added, as a class token is."""
+    """Say whether ``module`` contains a layer of ``others``; its own parameters are then added, as a class token."""
     inner = {id(each) for each in module.modules() if each is not module}
     return any(id(other) in inner for other in others.values())
 
 
 def fit(weights: Tensor, biases: Tensor) -> Tensor:
-    """(V, N) the least squares solution x of b x^T = W over all rows."""
+    """Solve b x^T = W for x (V, N) by least squares over all rows."""
     w, b = weights.double(), biases.double()
     return torch.einsum("vm,vmn->vn", b, w) / b.square().sum(1, keepdim=True)
 
 
 def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: float, alike: float) -> Tensor:
-    """(V, count, N) the ratios W_i / b_i that most rows have in common, none twice while there are others.
+    """Find the ratios W_i / b_i (V, count, N) that most rows have in common, none twice while there are others.
 
     Args:
         weights: (V, M, N).
@@ -176,7 +176,7 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
 
 
 def residual(weights: Tensor, biases: Tensor, inputs: Tensor) -> Tensor:
-    """(V,) ||W - b x^T|| / ||W||, where each row takes the one of its victim's x (V, B, N) that suits it best."""
+    """Return ||W - b x^T|| / ||W|| (V,), where each row takes the x of its victim's (V, B, N) that suits it best."""
     w, b, x = weights.double(), biases.double(), inputs.double()
     squared = w.square().sum(2)[..., None] + b.square()[..., None] * x.square().sum(2)[:, None]
     left = squared - 2 * b[..., None] * torch.einsum("vmn,vbn->vmb", w, x)

@@ -19,7 +19,7 @@ _ROUNDS, _STARTS = 20, 64
 
 @dataclass(frozen=True, eq=False)
 class HiddenFeatures:
-    """Of a victim.
+    """Inputs of a hidden layer of a victim, and their labels.
 
     Attributes:
         path: of the layer.
@@ -33,8 +33,9 @@ class HiddenFeatures:
 
 
 def first_hidden_layer(observation: Observation) -> str | None:
-    """Path of the first fully connected layer behind others whose gradient was uploaded; ``None`` where there is none
-    that one vector of features enters for each image, and where features are those of a whole batch.
+    """Find the path of the first uploaded fully connected layer behind others; ``None`` where there is none.
+
+    One vector of features has to enter it for each image; none fits where features are those of a whole batch.
     """
     model, sent = observation.model, observation.upload.tensors
     normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
@@ -57,7 +58,7 @@ def first_hidden_layer(observation: Observation) -> str | None:
 
 
 def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
-    """What entered the layer at ``path``, ``None`` where its gradient does not tell for certain.
+    """Recover what entered the layer at ``path``; ``None`` where its gradient doesn't show it for certain.
 
     Of a batch in front of a ReLU it is what SPEAR finds (:mod:`fl_privacy.attacks.exact.spear`). Of one image
     it would be the quotient of the gradients of weight and bias (Gu et al. 2021, Lemma 1), which descents match anyway
@@ -84,6 +85,6 @@ def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator)
 
 
 def _output(observation: Observation) -> str | None:
-    """Path of the output layer."""
+    """Return the path of the output layer."""
     layer = output_layer(observation.model, observation.num_classes)
     return layer[0].rpartition(".")[0] if layer else None

@@ -58,7 +58,7 @@ def _leaky(slope: float) -> Activation:
 
 
 def _above_noise(a: Tensor) -> Tensor:
-    """Outputs of a ReLU, where those are 0 that noise makes of silent ones: what is below 0 says how much there is."""
+    """Set to zero the outputs that noise makes of a ReLU's silent ones; values below 0 show how large it is."""
     least = a.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in a.shape[1:]))
     return torch.where(a > -_NOISE * least, a, 0)
 
@@ -98,13 +98,13 @@ ACTIVATIONS: Sequence[Activation] = (
 
 
 def telling(output: Tensor, rng: torch.Generator) -> Tensor:
-    """Numbers by which activations are told apart in place of an ``output``: of both signs, small and large."""
+    """Return numbers to probe an activation with in place of an ``output``: of both signs, small and large."""
     numbers = torch.linspace(-_FARTHEST, _FARTHEST, output.numel(), dtype=output.dtype)
     return numbers[torch.randperm(output.numel(), generator=rng)].view(output.shape).to(output.device)
 
 
 def activation_between(output: Tensor, after: Tensor) -> Activation | None:
-    """The activation that makes ``after`` of an ``output``; ``None`` where it is another, or more than that."""
+    """Return the activation that turns ``output`` into ``after``; ``None`` where it is another or more than that."""
     if output.shape[0] != after.shape[0] or output.numel() != after.numel():
         return None
     lowest = output.flatten().argmin()
@@ -127,7 +127,7 @@ _WRONG = 0.1
 
 @dataclass(frozen=True, eq=False)
 class ChainLayer:
-    """Of a chain.
+    """One layer of a chain.
 
     Attributes:
         name, module: of the layer, in double precision.
@@ -159,19 +159,19 @@ class Chain:
 
     @property
     def numbers(self) -> int:
-        """That the equations of a layer take for one victim, of the layer where they are most."""
+        """Return how many numbers the equations of a layer take for one victim, of the layer where they are most."""
         own = [_convolution(layer) for layer in self.layers if isinstance(layer.module, nn.Conv2d)]
         return max(convolution.numbers for convolution in own)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the parameters whose gradients are needed; that of the last layer's bias last."""
+        """Return the names of the parameters whose gradients are needed, that of the last layer's bias last."""
         return (*(f"{layer.name}.weight" for layer in self.layers), f"{self.layers[-1].name}.bias")
 
 
 @dataclass(frozen=True, eq=False)
 class Recursion:
-    """What came of a chain's equations for V victims.
+    """Images that solve a chain's equations for V victims.
 
     Attributes:
         images: (V, C, H, W).
@@ -183,14 +183,16 @@ class Recursion:
 
     @property
     def sound(self) -> Tensor:
-        """(V,) where they may be those of an image: no noise, nothing set to zero."""
+        """Say for which victims (V,) the result may be an image: no noise, nothing set to zero."""
         return self.left < _WRONG
 
 
 @torch.no_grad()
 def find_chain(observation: Observation) -> Chain | None:
-    """From the image to the first layer whose gradients give away what entered it; ``None`` where layers in between are
-    no chain, several images were taken, or what is needed was withheld."""
+    """Find the chain from the image to the first layer whose gradients give away what entered it.
+
+    ``None`` where layers in between are no chain, several images were taken, or what is needed was withheld.
+    """
     if observation.upload.num_examples != 1:
         return None
     model = model_as_sent(observation).eval()
@@ -218,12 +220,12 @@ def find_chain(observation: Observation) -> Chain | None:
 
 
 def _is_start(call: Call, told: Collection[str]) -> bool:
-    """Whether its gradients alone give what entered it and the slope by its outputs, whatever is behind it."""
+    """Say whether its gradients alone give what entered it and the slope by its outputs, whatever is behind it."""
     return isinstance(call.module, nn.Linear) and {f"{call.name}.weight", f"{call.name}.bias"} <= set(told)
 
 
 def _chained(call: Call, after: Call) -> ChainLayer | None:
-    """The layer of ``call``; ``None`` where equations aren't linear, or ``after`` takes more than its activations."""
+    """Return the layer of ``call``; ``None`` where its equations aren't linear or ``after`` takes more."""
     if not isinstance(call.module, nn.Linear) and not _is_plain(call.module, call.inputs.shape[1:]):
         return None
     activation = activation_between(call.output, after.inputs)
@@ -236,7 +238,7 @@ def _layer(call: Call, activation: Activation) -> ChainLayer:
 
 
 def _is_plain(module: nn.Module, shape: Sequence[int]) -> bool:
-    """Whether it is a convolution whose equations are linear in all of its input (C, H, W), and not too many."""
+    """Say whether it is a convolution whose equations are linear in all of its input (C, H, W), and not too many."""
     if not isinstance(module, nn.Conv2d) or module.groups > 1 or module.padding_mode != "zeros":
         return False
     spans = [step * (taps - 1) for step, taps in zip(module.dilation, module.kernel_size, strict=True)]
@@ -248,7 +250,7 @@ def _is_plain(module: nn.Module, shape: Sequence[int]) -> bool:
 
 @torch.no_grad()
 def recursed(chain: Chain, gradients: Tensors) -> Recursion:
-    """The images of V updates of one image each.
+    """Solve for the images behind V updates of one image each, layer by layer from the last (R-GAP).
 
     Args:
         chain: of the model that they were computed with.
@@ -290,7 +292,7 @@ def _convolution(layer: ChainLayer) -> Convolution:
 
 
 def _connected(layer: ChainLayer, gradients: Mapping[str, Tensor], delta: Tensor) -> tuple[Tensor, Tensor]:
-    """What entered a fully connected layer, and the loss's slope by it."""
+    """Recover what entered a fully connected layer, and the loss's slope by it."""
     weight, bias = gradients[f"{layer.name}.weight"].double(), gradients.get(f"{layer.name}.bias")
     delta = delta if bias is None else bias.double()
     squared = delta.square().sum(1, keepdim=True).clamp_min(torch.finfo(delta.dtype).tiny)

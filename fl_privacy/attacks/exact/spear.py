@@ -63,7 +63,7 @@ class SparseFactors:
 
 
 def column_space(weight: Tensor, count: int) -> Tensor | None:
-    """(M, B) orthonormal columns that span those of the gradient (M, N) of a weight, in float64.
+    """Return orthonormal columns (M, B) that span those of a weight's gradient (M, N), in float64.
 
     ``None`` unless the rank but for rounding is ``count``, that is B, the number of examples. The range is that of a
     few random combinations of the columns (Halko et al. 2011), which is all of it where the rank is as small as here.
@@ -82,7 +82,7 @@ def column_space(weight: Tensor, count: int) -> Tensor | None:
 def sparse_factors(
     weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, *, rng: torch.Generator, starts: int
 ) -> Iterator[SparseFactors | None]:
-    """Better and better factors of one victim's gradient, one value for each round of so many starts.
+    """Yield better and better factors of one victim's gradient, one value for each round of ``starts`` starts.
 
     Args:
         weight: G (M, N).
@@ -112,7 +112,7 @@ def sparse_factors(
 def factors_near(
     columns: Tensor, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor
 ) -> SparseFactors | None:
-    """The sparse factors that a guess at D (M, B) leads to; ``None`` where these are not independent.
+    """Polish a guess at D (M, B) to sparse factors; ``None`` where its columns become dependent.
 
     Args:
         columns: the guess.
@@ -126,7 +126,7 @@ def factors_near(
 
 
 def zeros(columns: Tensor) -> Tensor:
-    """Which elements of (..., M, B) are zero but for rounding."""
+    """Mark the elements of (..., M, B) that are zero but for rounding."""
     return columns.abs() < _ZERO * columns.abs().amax(-2, keepdim=True)
 
 
@@ -141,7 +141,7 @@ class _Search:
 
     @property
     def hopeless(self) -> bool:
-        """Whether nothing sparse was found by any kind in two rounds."""
+        """Say whether no kind found anything sparse in two rounds."""
         return self._tried and not any(self._found)
 
     @property
@@ -149,7 +149,7 @@ class _Search:
         return self._rounds >= 2 * len(self._kinds)
 
     def extended(self, pool: Tensor) -> Tensor:
-        """``pool`` with what one more round finds."""
+        """Extend ``pool`` by what one more round finds."""
         kind = self._rounds % len(self._kinds)
         if self._tried and not self._found[kind]:
             kind = len(self._kinds) - 1 - kind
@@ -159,7 +159,7 @@ class _Search:
         return more
 
     def _null_vectors(self) -> Tensor:
-        """From the null vectors of B - 1 random rows, by the logarithm of the elements."""
+        """Search from the null vectors of B - 1 random rows, by the logarithm of the elements."""
         total, rank = self._rows.shape
         picked = torch.stack([torch.randperm(total, generator=self._rng)[: rank - 1] for _ in range(self._starts)])
         some = self._rows[picked.to(self._rows.device)]
@@ -167,7 +167,7 @@ class _Search:
         return _sparsest(self._rows, null, [(0.5 * 0.7**step, 1.0) for step in range(36)])
 
     def _random_directions(self) -> Tensor:
-        """From random directions, by the sum of the elements in single precision and then by their logarithm."""
+        """Search from random directions, by the sum of the elements in single precision and then by their logarithm."""
         directions = torch.randn(self._rows.shape[1], self._starts, generator=self._rng, dtype=torch.float64)
         directions = directions.to(self._rows)
         blunt = [(0.2 * 0.85 ** max(0, step - 15), 0.5) for step in range(35)]
@@ -176,7 +176,7 @@ class _Search:
 
 
 def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, float]]) -> Tensor:
-    """Directions (B, K) moved to where rows @ directions is locally sparsest.
+    """Move directions (B, K) to where rows @ directions is locally sparsest.
 
     One step of reweighted least squares on the sphere for each of the schedule's (smoothing, power): the weights are
     (y^2 + smoothing^2)^-power.
@@ -192,7 +192,7 @@ def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, floa
 
 
 def _distinct(rows: Tensor, pool: Tensor) -> Tensor:
-    """Those of the pool with more zeros than any direction has, none twice, the sparsest first."""
+    """Keep the directions of the pool with more zeros than any direction has, none twice, the sparsest first."""
     count = zeros(rows @ pool).sum(0)
     sparse = count >= rows.shape[1] + 2
     pool, count = pool[:, sparse], count[sparse]
@@ -202,7 +202,7 @@ def _distinct(rows: Tensor, pool: Tensor) -> Tensor:
 
 
 def _independent(pool: Tensor) -> Tensor:
-    """The first directions of the pool none of which is a combination of those before."""
+    """Pick the first directions of the pool none of which is a combination of those before."""
     rank = len(pool)
     basis, chosen = pool.new_zeros(rank, 0), []
     for position in range(pool.shape[1]):
@@ -218,7 +218,7 @@ def _independent(pool: Tensor) -> Tensor:
 def _factors(
     weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, chosen: Tensor
 ) -> SparseFactors:
-    """Of the directions ``chosen`` (B, B)."""
+    """Build the sparse factors from the directions ``chosen`` (B, B)."""
     directions = _polished(basis * len(basis) ** 0.5, chosen)
     scales = torch.linalg.solve_ex(directions, basis.T @ bias.double())[0]
     columns = basis @ directions * scales
@@ -227,7 +227,7 @@ def _factors(
 
 
 def _polished(rows: Tensor, directions: Tensor) -> Tensor:
-    """The directions that are orthogonal to all rows in which they are zero: exact but for rounding."""
+    """Polish directions to be orthogonal to all rows in which they are zero: exact but for rounding."""
     silent = zeros(rows @ directions).to(rows)
     gram = torch.einsum("mb,mj,mk->bjk", silent, rows, rows)
     polished: Tensor = torch.linalg.eigh(gram)[1][:, :, 0].T
@@ -235,7 +235,7 @@ def _polished(rows: Tensor, directions: Tensor) -> Tensor:
 
 
 def _agreement(columns: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor) -> float:
-    """Share of neurons that are silent where they receive no gradient and only there, of the worst example.
+    """Return the share of neurons that are silent exactly where they receive no gradient, for the worst example.
 
     A neuron whose row of G is zero, dead on the whole batch or cut off behind the layer, says nothing, nor does an
     element that is neither zero nor clearly not, or whose neuron lies within rounding of its threshold.

@@ -58,7 +58,7 @@ class Behind:
     loss: Loss = CROSS_ENTROPY
 
     def signal(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """D (B, M), with its graph, of z (B, M) and classes (B,)."""
+        """Return D (B, M), with its graph, for z (B, M) and classes (B,)."""
         layer, black = self.model.get_submodule(self.path), outputs.new_zeros(len(outputs), *self.image_shape)
         with torch.enable_grad(), leaving({self.path: layer}, lambda *_: outputs):
             loss = self.loss(self.model(black), labels)
@@ -85,13 +85,16 @@ class Mixture:
     noise: float
 
     def signal(self, mixing: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """z and D (B, M) of A (B, B) and classes (B,), the latter with its graph."""
+        """Return z and D (B, M) for A (B, B) and classes (B,), the latter with its graph."""
         outputs = (mixing @ self.projected + self.bias).detach().requires_grad_()
         return outputs, self.behind.signal(outputs, labels)
 
 
 def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, behind: Behind) -> Mixture:
-    """Of G (M, N) and g (M,), W (M, N) and b (M,), and R (B, N); what G has beside its rank B is noise."""
+    """Build the mixture of G (M, N) and g (M,), W (M, N) and b (M,), and R (B, N).
+
+    What G has beyond its rank B is noise.
+    """
     gradient, (values, shift) = weight.double(), layer
     on_basis = gradient @ basis.T
     rest = float(gradient.square().sum() - on_basis.square().sum())
@@ -106,7 +109,10 @@ def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis
 
 
 def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps: int) -> Tensor:
-    """A (B, B) from ``start``, for classes (B,), after at most so many steps; none where the network says nothing."""
+    """Fit A (B, B) to the network by Gauss-Newton from ``start``, for classes (B,), in at most ``steps`` steps.
+
+    No step is taken where the network's values are not finite.
+    """
     point = _Point.at(mixture, start, None, labels)
     if not math.isfinite(point.misfit(torch.zeros_like(start), start)):
         return start
@@ -128,13 +134,13 @@ def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps
 
 
 def misfit(mixture: Mixture, mixing: Tensor, labels: Tensor) -> float:
-    """Squared distance of what the network says at A (B, B) and classes (B,) to what was observed."""
+    """Return the squared distance of the network's gradient at A (B, B) and classes (B,) from the one observed."""
     point = _Point.at(mixture, mixing, None, labels)
     return point.misfit(torch.zeros_like(mixing), mixing)
 
 
 def metric_of_changes(first: Tensor) -> Tensor:
-    """(B, B) in which changes E A_0 of ``first``, A_0 (B, B), are as long as E is."""
+    """Return the metric (B, B) in which changes E A_0 of ``first``, A_0 (B, B), are as long as E is."""
     metric: Tensor = torch.linalg.inv(first.T @ first)
     return metric
 
@@ -152,7 +158,7 @@ class _Point:
 
     @classmethod
     def at(cls, mixture: Mixture, mixing: Tensor, scale: Tensor | None, labels: Tensor) -> "_Point":
-        """With the scale that suits it best by default."""
+        """Build the point at ``mixing``, with the scale that suits it best by default."""
         outputs, signal = mixture.signal(mixing, labels)
         if scale is None:
             made = signal.detach().T @ _with_ones(mixing)
@@ -161,21 +167,21 @@ class _Point:
 
     @property
     def made(self) -> Tensor:
-        """D^T [A, 1]."""
+        """Return D^T [A, 1]."""
         return self.signal.detach().T @ _with_ones(self.mixing)
 
     def misfit(self, ridge: Tensor, first: Tensor) -> float:
-        """Of the equations, and of what was found before."""
+        """Return the misfit of the equations, and of what was found before."""
         left, apart = self.scale * self.made - self.mixture.observed, self.mixing - first
         return float(left.square().sum() + (apart @ ridge * apart).sum())
 
     def moved(self, ridge: Tensor, first: Tensor, damping: float) -> "_Point":
-        """After a step of Gauss and Newton."""
+        """Return the point after a step of Gauss and Newton."""
         size, signal, scale = len(self.mixing), self.signal.detach(), self.scale
         ones, made, projected = _with_ones(self.mixing), self.made, self.mixture.projected
 
         def down(values: Tensor) -> Tensor:
-            """The transposed derivative, of (M, B + 1)."""
+            """Apply the transposed derivative to (M, B + 1)."""
             by_signal = self._bent(ones @ values.T) @ projected.T + signal @ values[:, :size]
             return _joined(scale * by_signal, (made * values).sum())
 
@@ -194,14 +200,14 @@ class _Point:
         return _Point.at(self.mixture, self.mixing - mixing, self.scale - factor, self.labels)
 
     def _bent(self, direction: Tensor) -> Tensor:
-        """(B, M) product of the Hessian of the loss by z with it."""
+        """Multiply ``direction`` (B, M) by the Hessian of the loss by z."""
         (found,) = torch.autograd.grad(self.signal, self.outputs, direction, retain_graph=True)
         return found
 
 
 @dataclass(frozen=True, eq=False)
 class _Preconditioner:
-    """left X + X right = Y for X (B, B), and a number of its own, by the eigenvectors of both."""
+    """Solves left X + X right = Y for X (B, B), and a number of its own, by the eigenvectors of both."""
 
     left: Tensor
     right: Tensor
@@ -212,7 +218,7 @@ class _Preconditioner:
         return self._through(flat, 1 / self.values, 1 / self.own)
 
     def inverse(self, flat: Tensor) -> Tensor:
-        """Y of X."""
+        """Return Y of X."""
         return self._through(flat, self.values, self.own)
 
     def _through(self, flat: Tensor, values: Tensor, own: Tensor) -> Tensor:
@@ -228,7 +234,7 @@ def _preconditioner(left: Tensor, right: Tensor, own: Tensor) -> _Preconditioner
 
 
 def _solved(product: Callable[[Tensor], Tensor], right: Tensor, precondition: Callable[[Tensor], Tensor]) -> Tensor:
-    """By conjugate gradients."""
+    """Solve by preconditioned conjugate gradients."""
     found, rest = torch.zeros_like(right), right
     ahead = precondition(rest)
     direction, size = ahead, rest @ ahead

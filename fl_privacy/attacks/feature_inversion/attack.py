@@ -66,11 +66,11 @@ class InversionProblem:
         return int(torch.Size(self.shape).numel())
 
     def images(self, variables: Tensor) -> Tensor:
-        """(V, B, C, H, W)."""
+        """Return the images (V, B, C, H, W) of ``variables``."""
         return self.space.to_images(variables[:, : self.pixels].reshape(-1, *self.shape))
 
     def loss(self, variables: Tensor) -> Tensor:
-        """(V,)."""
+        """Return the loss (V,) of ``variables``."""
         images = self.images(variables)
         if self.unknown:
             values, strayed = self._values(variables[:, self.pixels :])
@@ -87,7 +87,7 @@ class InversionProblem:
         return loss
 
     def _values(self, flat: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The front's values (V, ...) by name, and how far they are from those that they started from, (V,)."""
+        """Return the front's values (V, ...) by name, and how far they are from where they started, (V,)."""
         pieces = torch.split(flat, [value.numel() for value in self.unknown.values()], 1)
         values = {
             name: piece.reshape(-1, *value.shape)
@@ -104,7 +104,7 @@ class InversionProblem:
         return loss.detach(), gradient
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor:
-        """The variables with their images brought to [0, 1]."""
+        """Bring the images of the variables to [0, 1]."""
         pixels = self.space.to_variables(project(self.images(variables), how)).flatten(1)
         return torch.cat([pixels, variables[:, self.pixels :]], 1)
 
@@ -126,7 +126,7 @@ def best_reconstruction(
     films: Mapping[int, tuple[Snapshot, ...]],
     sentences: tuple[str, ...] = (),
 ) -> Reconstruction:
-    """The best of the attempts ``rows`` at ``observation``.
+    """Return the best of the attempts ``rows`` at ``observation``.
 
     Args:
         observation: of the victim.
@@ -303,7 +303,7 @@ class ModelInversion:
         return results
 
     def _layer(self, observation: Observation) -> str:
-        """The module whose input the private layers put out."""
+        """Return the path of the module that takes the private layers' output."""
         known, knowledge = self.features != "recovered", observation.knowledge
         chosen = knowledge.features_at if known and knowledge.features is not None else self.recover_at
         return chosen or cut_layer(observation.model, observation.input_shape, observation.sent.parameters)
@@ -412,7 +412,7 @@ class ModelInversion:
 
 
 def _values_of_front(observation: Observation) -> ModelState:
-    """Those that the attacker works with, or of the colluding client's own trained model where that stands in."""
+    """Return the attacker's values, with the colluding client's own trained front where that stands in."""
     assumed, front = observation.assumed(), observation.knowledge.front
     if front is None:
         return assumed

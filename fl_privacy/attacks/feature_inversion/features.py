@@ -17,7 +17,7 @@ from fl_privacy.types import ModelState, Observation, Tensors
 
 
 def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor | None:
-    """The input of a layer from the gradients of its weight and bias, for a single example.
+    """Recover the input of a layer from the gradients of its weight and bias, for a single example.
 
     Where the layer's output has one position, the weight's gradient is the outer product of the bias's gradient and the
     input, ``grad_W = grad_b . O^T`` (Gu et al. 2021, Lemma 1; Geiping et al. 2020), which is solved in least squares.
@@ -42,7 +42,7 @@ def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor |
 
 
 def applies(layer: nn.Module, seen: tuple[int, ...], batch_size: int) -> bool:
-    """Whether ``recover_by_lemma`` is exact for ``layer`` when one example of shape ``seen`` enters it."""
+    """Say whether ``recover_by_lemma`` is exact for ``layer`` when one example of shape ``seen`` enters it."""
     if batch_size != 1:
         return False
     if isinstance(layer, nn.Linear):
@@ -54,7 +54,7 @@ def applies(layer: nn.Module, seen: tuple[int, ...], batch_size: int) -> bool:
 
 
 def layer_gradients(gradients: Tensors, layer: str) -> tuple[Tensor, Tensor] | None:
-    """Gradients of weight and bias of ``layer``; ``None`` where one was withheld."""
+    """Return gradients of weight and bias of ``layer``; ``None`` where one was withheld."""
     weight, bias = gradients.get(f"{layer}.weight"), gradients.get(f"{layer}.bias")
     return None if weight is None or bias is None else (weight, bias)
 
@@ -65,14 +65,14 @@ _ROOM = 2.0
 
 
 class _Stretched(nn.Module):
-    """``rest`` behind a map of [0, 1] onto the range [low, low + width] in which features are looked for."""
+    """``rest`` behind a map of [0, 1] onto the range [low, low + width] in which features are searched."""
 
     def __init__(self, rest: Rest, low: float, width: float) -> None:
         super().__init__()
         self.rest, self.low, self.width = rest, low, width
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Features in [0, 1] -> logits (B, K)."""
+        """Turn features in [0, 1] into logits (B, K)."""
         logits: Tensor = self.rest(self.low + self.width * inputs)
         return logits
 
@@ -91,7 +91,7 @@ class Recovery:
     def __call__(
         self, observations: Sequence[Observation], front: Front, *, seed: int, progress: Progress
     ) -> list[Tensor | str]:
-        """(B, ...) for each of ``observations``, which share model and values, or why there is none."""
+        """Recover the features (B, ...) of each of ``observations``, which share model and values, or say why not."""
         first, shape = observations[0], seen_shape(front, observations[0])
         layer = first.model.get_submodule(front.layer)
         if applies(layer, shape, first.upload.num_examples):

@@ -31,7 +31,7 @@ from fl_privacy.types import Batch, Observation, Reconstruction
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What was made of V victims.
+    """Solution of V victims: their images and labels, with the loss.
 
     Attributes:
         images: (V, B, C, H, W).
@@ -48,7 +48,7 @@ class Found:
     films: Mapping[int, tuple[Snapshot, ...]] = field(default_factory=dict)
 
     def or_better(self, other: "Found") -> "Found":
-        """Of each victim what has the lower loss, of two that went one after the other."""
+        """Keep for each victim whichever of two successive solutions has the lower loss."""
         rows = other.loss < self.loss
         labels = torch.where(rows.view(-1, *[1] * (self.labels.dim() - 1)), other.labels, self.labels)
         return Found(
@@ -258,7 +258,10 @@ def _reconstruction(victim: PreparedVictim, attempts: Sequence[_Restarted], prep
 
 
 def _rows(settings: Settings, attempts: Sequence[_Restarted], chosen: _Restarted) -> tuple[Tensor, Tensor]:
-    """Rows (B, F) of a table and how sure each cell (B, C) is: of the attempt that was accepted, or of all together."""
+    """Return rows (B, F) of a table and how sure each cell (B, C) is.
+
+    They are of the attempt that was accepted, or of all together.
+    """
     assert isinstance(settings.source, TableRows)
     schema, finite = settings.source.schema, [a for a in attempts if math.isfinite(a.loss)]
     pooled = pool(
@@ -304,7 +307,7 @@ class GradientInversion(Settings):
         )
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """What its generator of images (C, H, W) was trained on; ``None`` where it has none.
+        """Return what its generator of images (C, H, W) was trained on; ``None`` where it has none.
 
         Raises:
             UserError: there is no such generator.

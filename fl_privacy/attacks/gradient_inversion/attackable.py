@@ -13,7 +13,7 @@ class NotAttackableError(Exception):
 
 
 def why_not_attackable(observation: Observation, *, informative: bool = True) -> str | None:
-    """One line on why ``observation`` can't be attacked; ``None`` if it can.
+    """Say in one line why ``observation`` can't be attacked; ``None`` if it can.
 
     Args:
         observation: of one update.
@@ -32,7 +32,7 @@ def expect_images(observation: Observation) -> None:
 
 
 def _finite(tensor: Tensor) -> bool:
-    """Whether all values are; a finite sum, which is far cheaper, says so of all."""
+    """Say whether all values are finite; a finite sum, which is far cheaper, proves it."""
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 

@@ -35,7 +35,7 @@ SOFT_LABELS = (
 
 
 def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
-    """The loss of a client and a sentence on how it was found, empty where it is plain cross entropy.
+    """Find the loss of a client, with a sentence on how it was found, empty where it is plain cross entropy.
 
     Args:
         observation: whose loss is not known.
@@ -72,7 +72,7 @@ def _of_one(single: SingleExample) -> tuple[Loss, str]:
 
 
 def _of_many(observation: Observation, layer: tuple[str, str | None], gradient: Tensors) -> tuple[Loss, str]:
-    """Whether the gradient's columns add up to zero, as those of every softmax do.
+    """Find the loss of a batch by whether the gradient's columns add up to zero, as those of every softmax do.
 
     With one class for each example no more values of the bias's gradient, means of p - y, are negative than there are
     examples.
@@ -95,7 +95,7 @@ def _of_many(observation: Observation, layer: tuple[str, str | None], gradient: 
 
 
 def _denies_softmax(slopes: Tensor) -> bool:
-    """Tell whether the gradient (K,) of a bias is no cross entropy's, whose values add up to 0, and none was left out.
+    """Say whether the gradient (K,) of a bias is no cross entropy's, whose values add up to 0, and none was left out.
 
     A defense that zeroes features or values of an update makes no client one of another loss.
     """
@@ -103,7 +103,7 @@ def _denies_softmax(slopes: Tensor) -> bool:
 
 
 def _candidates(head: Head) -> list[Loss]:
-    """Those tried, the likeliest first."""
+    """List the losses to try, the likeliest first."""
     summed = [
         Loss(f"{loss.name}, summed over the outputs", _summed(loss), targets=loss.targets, takes="rows")
         for loss in (BINARY_CROSS_ENTROPY, SQUARED_ERROR)
@@ -131,7 +131,7 @@ class _Summed:
 
 
 def _likely(loss: Loss, labels: Tensor) -> bool:
-    """Whether they are targets that a client has: any number fits a squared error."""
+    """Say whether they are targets that a client has; any number fits a squared error."""
     if loss.targets == "classes":
         return True
     near = (labels - labels.round()).abs().max() < _WHOLE and bool(
@@ -141,7 +141,7 @@ def _likely(loss: Loss, labels: Tensor) -> bool:
 
 
 def _smoothed(labels: Tensor) -> Loss:
-    """Cross entropy of the soft labels (1, K), which are smoothed where all but one are the same."""
+    """Return the cross entropy of the soft labels (1, K), with label smoothing where all but one are the same."""
     others = labels[0].sort().values[:-1]
     share = float(others.mean()) * labels.shape[1]
     if labels.shape[1] > 2 and float(others.std()) < _WHOLE * float(others.mean()) and 0 < share < 1:

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 def angular_distance(
     guesses: Sequence[Tensor], observed: Sequence[Tensor], length: Tensor, observed_length: Tensor, elsewhere: Tensor
 ) -> Tensor:
-    """Half the squared distance (V,) of two unit vectors, whose parts ``guesses`` and ``observed`` lie here.
+    """Return half the squared distance (V,) of two unit vectors, given the parts ``guesses`` and ``observed`` of them.
 
     It is 1 minus their cosine and keeps its digits down to zero. The derivative by the guesses is that of the whole,
     the change of the length included.
@@ -52,7 +52,7 @@ class _AngularDistance(torch.autograd.Function):
 
 
 def squared_distance(one: Tensor, other: Tensor) -> Tensor:
-    """||one - other||^2 (V,) of (V, n), with a derivative by ``one`` alone."""
+    """Return ||one - other||^2 (V,) of (V, n), with a derivative by ``one`` alone."""
     found: Tensor = _SquaredDistance.apply(one, other)
     return found
 
@@ -78,7 +78,7 @@ def _squared_length(values: Tensor) -> Tensor:
 
 
 def absolute_differences(images: Tensor) -> Tensor:
-    """Mean absolute difference (V,) of pixels that are neighbors in a row, plus that of neighbors in a column.
+    """Return the mean absolute difference (V,) of horizontal neighbors, plus that of vertical ones.
 
     Where no pixel has such a neighbor, it is 0.
     """

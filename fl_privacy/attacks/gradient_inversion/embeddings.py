@@ -39,15 +39,15 @@ class WordEmbeddings:
     stages: int = 1
 
     def size(self, shape: Shape) -> int:
-        """B L d."""
+        """Return the number of variables, B L d."""
         return int(torch.Size(shape).numel())
 
     def start(self, blank: Blank) -> Tensor:
-        """(B L d,)."""
+        """Return the first variables (B L d,)."""
         return self.first(blank).flatten()
 
     def held(self, blank: Blank) -> Tensor:
-        """(B L,) 1 where there is a token."""
+        """Return a mask (B L,), 1 where there is a token."""
         batch, longest, _ = blank.shape
         lengths = known_lengths(blank.observation)
         if lengths is None:
@@ -55,13 +55,13 @@ class WordEmbeddings:
         return (torch.arange(longest) < lengths.cpu()[:, None]).float().flatten()
 
     def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
-        """(V, B, L, d + 1): the embeddings, and whether there is a token."""
+        """Return the embeddings and whether there is a token, (V, B, L, d + 1)."""
         batch, longest, width = shape
         there = held.reshape(-1, batch, longest, 1).to(variables.dtype)
         return torch.cat([self._unit * variables.reshape(-1, batch, longest, width), there], -1)
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
-        """(V,)."""
+        """Return the penalty (V,) on the embeddings' mean length."""
         if not self.norm:
             return variables.new_zeros(len(variables))
         lengths = variables.reshape(len(variables), -1, shape[-1]).norm(dim=-1).mean(1)
@@ -70,20 +70,20 @@ class WordEmbeddings:
         return apart
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        """As they are: an embedding may be anywhere."""
+        """Return ``variables`` unchanged: an embedding may be anywhere."""
         return variables
 
     def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
-        """Nothing."""
+        """Return ``None``: no source follows."""
         return None
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Not trained."""
+        """Return ``None``: nothing is trained."""
         return None
 
     @torch.no_grad()
     def read(self, inputs: Tensor) -> Tensor:
-        """(..., L, d + 1) -> tokens (..., L), -1 where there is none."""
+        """Turn embeddings (..., L, d + 1) into tokens (..., L), -1 where there is none."""
         found = inputs[..., :-1]
         if self.reading == "nearest":
             scores = torch.nn.functional.normalize(found, dim=-1) @ torch.nn.functional.normalize(self.table, dim=1).T
@@ -92,12 +92,12 @@ class WordEmbeddings:
         return scores.argmax(-1).masked_fill(inputs[..., -1] < 0.5, -1)
 
     def variables_of(self, tokens: Tensor) -> Tensor:
-        """Tokens (..., L), -1 where there is none -> variables (..., L, d) that are their embeddings."""
+        """Turn tokens (..., L), -1 where there is none, into the variables (..., L, d) that are their embeddings."""
         return self.table[tokens.clamp_min(0)] / self._unit * (tokens >= 0).unsqueeze(-1)
 
     @cached_property
     def _inverse(self) -> Tensor:
-        """(d, n)."""
+        """Return the pseudoinverse (d, n) of the table."""
         inverse: Tensor = torch.linalg.pinv(self.table)
         return inverse
 
@@ -107,7 +107,7 @@ class WordEmbeddings:
 
 
 def known_lengths(observation: Observation) -> Tensor | None:
-    """(B,) of the texts: those told, or that of a single one as the gradient of the positions shows it."""
+    """Return the lengths (B,) of the texts: those known, or a single one's from the gradient of the positions."""
     told, model = observation.knowledge.lengths, observation.model
     if told is not None or not isinstance(model, TextModel) or model.position_weight is None:
         return told
@@ -119,6 +119,6 @@ def known_lengths(observation: Observation) -> Tensor | None:
 
 
 def longest_text(observations: Sequence[Observation]) -> int:
-    """L, so that all texts of ``observations`` fit."""
+    """Return the length L that all texts of ``observations`` fit in."""
     found = [(known_lengths(o), o.input_shape[0]) for o in observations]
     return max(longest if lengths is None else int(lengths.max()) for lengths, longest in found)

@@ -41,8 +41,11 @@ CLIPPED: Description = (Part("norm", effect=Clipped(norm=None)),)
 
 @dataclass(frozen=True)
 class Usual:
-    """Of undefended gradients of a model: the share of scattered zeros, and of empty columns of the last layer, and
-    what of them looks like noise over their norm."""
+    """Statistics of undefended gradients of a model.
+
+    The share of scattered zeros, and of empty columns of the last layer, and what of them looks like noise over their
+    norm.
+    """
 
     scattered: float
     columns: float
@@ -50,7 +53,7 @@ class Usual:
 
 
 def usual_of(observation: Observation) -> Usual:
-    """From the gradients of a few images of noise; what a ReLU leaves zero is nobody's defense."""
+    """Measure undefended gradients of a few images of noise; what a ReLU leaves zero is nobody's defense."""
     rng = torch.Generator().manual_seed(0)
     count = observation.upload.num_examples
     like = next(iter(observation.sent.parameters.values()))
@@ -73,14 +76,14 @@ def usual_of(observation: Observation) -> Usual:
 
 @contextmanager
 def _same_draws(device: torch.device) -> Iterator[None]:
-    """Within the context a model that draws at random in training draws the same each time."""
+    """Make a model that draws at random in training draw the same each time, within the context."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         yield
 
 
 def evident_defense(observation: Observation, usual: Usual) -> Description:
-    """The parts of a defense that the update shows; empty where it looks like a gradient."""
+    """Infer the parts of a defense that the update shows; empty where it looks like a plain gradient."""
     update = observation.update()
     if (effect := _quantized(update)) is not None:
         return (Part("few levels", effect=effect),)
@@ -94,7 +97,7 @@ def evident_defense(observation: Observation, usual: Usual) -> Description:
 
 
 def seen_through(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
-    """Each by an attacker that takes what it sees in the update for the defense, where it was told none.
+    """Infer the defense of each observation from its update, where none is known to the attacker.
 
     Args:
         observations: of any models.
@@ -118,7 +121,10 @@ def seen_through(observations: Sequence[Observation], *, clips: bool = False) ->
 
 
 def _usual_if_any(observation: Observation) -> Usual | None:
-    """``None`` where the model does not take such images, which the attack says later."""
+    """Measure undefended gradients; ``None`` where the model doesn't take such images.
+
+    The attack says so later.
+    """
     try:
         return usual_of(observation)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
@@ -126,7 +132,7 @@ def _usual_if_any(observation: Observation) -> Usual | None:
 
 
 def scattered_zeros(update: Tensors) -> float:
-    """Share of the elements of weights that are zero, though neither all of their row nor all of their column is.
+    """Return the share of weight elements that are zero in neither an empty row nor an empty column.
 
     A silent neuron leaves a row or a column empty; zeros elsewhere are rare in what nobody has touched.
     """
@@ -140,7 +146,7 @@ def scattered_zeros(update: Tensors) -> float:
 
 
 def _empty_columns(observation: Observation, update: Tensors) -> float:
-    """Share of the columns of the last layer's weight that are zero, while its other columns are not."""
+    """Return the share of the last layer's columns that are zero, 0 if all are."""
     layer = output_layer(observation.model, observation.num_classes)
     if layer is None or layer[0] not in update:
         return 0.0
@@ -149,7 +155,7 @@ def _empty_columns(observation: Observation, update: Tensors) -> float:
 
 
 def _sparse(update: Tensors) -> Sparse:
-    """Zeros that were put there; in each layer the kept ones tell what the others may have been."""
+    """Describe zeros that were put there; in each layer the kept values show what the others may have been."""
     votes = total = 0
     for value in update.values():
         kept = value[value != 0].abs()
@@ -161,7 +167,7 @@ def _sparse(update: Tensors) -> Sparse:
 
 
 def _quantized(update: Tensors) -> Quantized | None:
-    """The grid that every large tensor lies on, where it is the same number of bits for all of them."""
+    """Find the grid that every large tensor lies on; ``None`` where they lie on none or on different ones."""
     found = {grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())}
     if len(found) == 0 or None in found:
         return None
@@ -169,7 +175,7 @@ def _quantized(update: Tensors) -> Quantized | None:
 
 
 def grid_bits(value: Tensor) -> int | None:
-    """Bits of an even grid up to the largest magnitude that ``value`` lies on; ``None`` if it lies on none."""
+    """Return the bits of an even grid up to the largest magnitude that ``value`` lies on; ``None`` if there is none."""
     most = max(2, min(2**_MOST_BITS, value.numel() // 2))
     if len(torch.unique(value.flatten()[: 2 * most])) > most:
         return None

@@ -35,7 +35,7 @@ _ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 
 def recording_pays(victims: int, evaluations: int) -> bool:
-    """Whether leaving out autograd wins back the second or some seconds that recording takes.
+    """Say whether leaving out autograd wins back the second or more that recording takes.
 
     Of many victims the numbers take the time, not the calls.
     """
@@ -55,7 +55,7 @@ class RecordedEvaluation:
         self._program: fx.GraphModule | None = None
 
     def __call__(self, problem: Problem, variables: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss (V,) and gradient (V, N)."""
+        """Return loss (V,) and gradient (V, N)."""
         self._calls += 1
         if self._calls < _FIRST:
             return problem.evaluate(variables)
@@ -71,7 +71,7 @@ class RecordedEvaluation:
 
 
 def tensors_of(problem: Problem) -> list[Tensor]:
-    """Those whose rows are victims."""
+    """List the tensors whose rows are victims."""
     found: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def tensors_of(problem: Problem) -> list[Tensor]:
 
 
 def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx.GraphModule:
-    """What ``problem.evaluate`` does, as a function of the variables and of the problem's tensors."""
+    """Trace ``problem.evaluate`` as a function of the variables and of the problem's tensors."""
     from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
 
     def evaluate(variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,7 +94,7 @@ def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx
 
 
 def _recorded(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx.GraphModule | None:
-    """``None`` where the operations differ from evaluation to evaluation, or can't be recorded."""
+    """Record the operations; ``None`` where they differ from evaluation to evaluation, or can't be recorded."""
     try:
         program = operations(problem, variables, tensors)
     except RuntimeError:
@@ -128,7 +128,7 @@ _WARM_UP_ON_GPU = 3
 
 
 def compiler() -> str | None:
-    """Path of the C++ compiler that ``torch.compile`` asks for; ``None`` where there is none."""
+    """Return the path of the C++ compiler that ``torch.compile`` asks for; ``None`` where there is none."""
     usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     return shutil.which(os.environ.get("CXX", usual))
 
@@ -147,7 +147,7 @@ def check_compiler() -> None:
 
 
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
-    """Whether a compiled program wins back the time that compiling takes.
+    """Say whether a compiled program wins back the time that compiling takes.
 
     All is counted and nothing measured, so that the answer is the same each time. On a CPU fused operations save a
     fifth to a quarter of the time, which grows with what is written; compiling takes one thread some seconds for each
@@ -182,7 +182,7 @@ class CompiledEvaluation:
         self._program: _Program | None = None
 
     def __call__(self, problem: Problem, variables: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss (V,) and gradient (V, N).
+        """Return loss (V,) and gradient (V, N).
 
         Raises:
             UserError: the program does not compile, but is demanded.
@@ -215,7 +215,10 @@ class CompiledEvaluation:
 
 
 def _compiled(problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) -> _Program:
-    """The double backward pass is unrolled by tracing first, since ``torch.compile`` itself does not follow it."""
+    """Compile the loss and its gradient, whose double backward pass is unrolled by tracing first.
+
+    ``torch.compile`` itself does not follow it.
+    """
     with for_a_compiler():
         graph = operations(problem, variables, list(tensors))
     mode = "reduce-overhead" if variables.is_cuda else None
@@ -231,7 +234,7 @@ def _compiled(problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) ->
 
 
 def _agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
-    """Victim by victim, where the expected values are finite."""
+    """Say whether loss and gradient agree, victim by victim, where the expected values are finite."""
     rows = [values.reshape(len(values), -1) for values in (*found, *expected)]
     return all(
         bool(((a - b).norm(dim=1) <= _TOLERANCE * b.norm(dim=1))[b.isfinite().all(1)].all())
@@ -248,13 +251,13 @@ _BYTES_ON_CPU = 4 * 2**30
 
 
 def written_bytes(problem: Problem, variables: Tensor) -> int:
-    """What the computation of the loss of one victim (1, N) writes."""
+    """Return the bytes that computing the loss of one victim (1, N) writes."""
     with differentiable_twice():
         return written_by(lambda: problem.loss(variables.detach().requires_grad_()))
 
 
 def victims_at_once(problem: Problem, variables: Tensor, optimizer: Optimizer | EvolutionStrategy) -> int:
-    """The chunk size, from a trial with one victim.
+    """Choose how many victims are attacked at once, by a trial with one.
 
     It does not depend on how much memory happens to be free, since sums over other chunks differ in their last bits,
     unless there is too little, which the log says.
@@ -291,7 +294,7 @@ compute, and win little where they don't."""
 
 @contextmanager
 def fitting_threads(multiplications: int) -> Iterator[None]:
-    """One CPU thread within the context where a layer takes less than ``WORTHWHILE``, else as many as were set.
+    """Use one CPU thread in the context where a layer takes less than ``WORTHWHILE``, else as many as were set.
 
     Memory that is freed stays for the next evaluation.
     """
@@ -301,7 +304,7 @@ def fitting_threads(multiplications: int) -> Iterator[None]:
 
 @torch.no_grad()
 def multiplications_of_a_layer(model: nn.Module, inputs: Tensor) -> int:
-    """Of ``inputs`` (V, B, ...), in the mean over the layers of ``model`` that multiply by a matrix or convolve."""
+    """Return the multiplications of ``inputs`` (V, B, ...) by a layer, on average."""
     with cpu_threads(1), leaving(owners(model)) as calls:
         model(inputs[0])
     numbers = [_multiplications(call.module, call.inputs, call.output) for call in calls]

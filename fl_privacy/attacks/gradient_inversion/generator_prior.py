@@ -23,7 +23,7 @@ LATENT = -1
 
 @dataclass(frozen=True)
 class NamedGenerator:
-    """A generator by its file, opened when it is first needed and then kept, whatever becomes of the file.
+    """A generator given by its file, opened when first needed and then kept, whatever becomes of the file.
 
     Attributes:
         path: see :func:`fl_privacy.pretrained.generator_files.find_generator`.
@@ -34,7 +34,7 @@ class NamedGenerator:
     def __call__(
         self, image: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> TrainedGenerator:
-        """The one for images (C, H, W).
+        """Return the generator for images (C, H, W).
 
         Raises:
             UserError: there is none.
@@ -49,7 +49,7 @@ class NamedGenerator:
         return {}
 
     def __reduce__(self) -> tuple[type["NamedGenerator"], tuple[str | None]]:
-        """Sent to another process it looks there."""
+        """Pickle the path alone, so that another process opens the file itself."""
         return NamedGenerator, (self.path,)
 
 
@@ -149,7 +149,7 @@ class Generated:
 
 
 def onto_l1_ball(vectors: Tensor, radius: Tensor) -> Tensor:
-    """The nearest to each of ``vectors`` (N, n) whose absolute values add up to at most ``radius`` (N,), at least 0.
+    """Project each of ``vectors`` (N, n) onto the l1 ball of radius ``radius`` (N,), at least 0.
 
     Duchi et al. 2008, Figure 1, for all rows at once.
     """

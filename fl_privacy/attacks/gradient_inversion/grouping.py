@@ -22,7 +22,7 @@ UNFORESEEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueE
 
 @dataclass(frozen=True, eq=False)
 class Victim:
-    """What one reconstruction is made of.
+    """The observations that one reconstruction is made from.
 
     Attributes:
         position: of ``observation`` in the caller's sequence.
@@ -38,7 +38,7 @@ class Victim:
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """One victim for each observation, but a common one for those that are known to come from the same examples.
+    """Make one victim of each observation, but a common one of those known to come from the same examples.
 
     Only attackers that know the defense join rounds; that is what an adaptive attacker is measured by.
     """
@@ -71,11 +71,11 @@ class Group:
 
     @property
     def first(self) -> Observation:
-        """One of them, to read what all have in common."""
+        """Return one of the observations, for what all have in common."""
         return next(iter(self.observations.values()))
 
     def takes(self, victim: Victim) -> bool:
-        """Whether ``victim``, whose shapes fit, was sent the same values in all rounds."""
+        """Say whether ``victim``, whose shapes fit, was sent the same values in all rounds."""
         rounds = [self.first, *(group.first for group in self.earlier)]
         pairs = zip(rounds, [victim.observation, *victim.earlier], strict=True)
         return all(
@@ -86,7 +86,7 @@ class Group:
         )
 
     def alone(self, position: int) -> "Group":
-        """The victim at ``position`` as a group of its own."""
+        """Return the victim at ``position`` as a group of its own."""
         return Group({position: self.observations[position]}, [one.alone(position) for one in self.earlier])
 
     def add(self, victim: Victim) -> None:
@@ -97,7 +97,7 @@ class Group:
 
 
 def group_victims(victims: Sequence[Victim]) -> list[Group]:
-    """Each victim in exactly one group, in the order of first appearance."""
+    """Put each victim into exactly one group, in the order of first appearance."""
     candidates: dict[tuple[object, ...], list[Group]] = {}
     groups: list[Group] = []
     for victim in victims:
@@ -124,7 +124,7 @@ def attack_in_groups(
     as_victims: Callable[[Iterable[tuple[int, Observation]]], list[Victim]] = victims_of,
     see: Callable[[Sequence[Observation]], Sequence[Observation]] = list,
 ) -> list[Reconstruction]:
-    """The reconstruction of each observation, in their order.
+    """Reconstruct each observation, in their order, by attacking them in groups.
 
     Args:
         observations: whose ``wrong`` ones fail, and the others go on.
@@ -157,7 +157,7 @@ def attack_in_groups(
 
 
 def _attacked(group: Group, attack: GroupAttack, report: Report) -> Mapping[int, Reconstruction]:
-    """What ``attack`` makes of ``group``; of each of its victims alone, where one of them ends it by an error."""
+    """Attack ``group`` at once, or each victim alone where one of them ends the attack by an error."""
     try:
         return attack(group, report)
     except NotAttackableError as reason:
@@ -174,12 +174,12 @@ def _attacked(group: Group, attack: GroupAttack, report: Report) -> Mapping[int,
 
 
 def failed(observation: Observation, reason: str) -> Reconstruction:
-    """No guess, and the reason."""
+    """Return a reconstruction without a guess, with the reason."""
     return Reconstruction(id=observation.id, batch=None, failure=reason)
 
 
 def broke_off(observation: Observation, error: Exception) -> Reconstruction:
-    """No guess, since the attack ended in an ``error`` of its own.
+    """Return a reconstruction without a guess, since the attack ended in an ``error`` of its own.
 
     Raises:
         Exception: ``error``, where memory ran out, which says nothing of the victim.
@@ -191,7 +191,7 @@ def broke_off(observation: Observation, error: Exception) -> Reconstruction:
 
 
 def one_each(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Every observation a victim of its own."""
+    """Make every observation a victim of its own."""
     return [Victim(position, observation, (), (position,)) for position, observation in observations]
 
 
@@ -207,7 +207,7 @@ def read_each(
     seed: int,
     progress: Progress,
 ) -> list[Reconstruction]:
-    """The reconstruction of each observation by an attack without descent, one after the other.
+    """Reconstruct each observation by an attack without descent, one after the other.
 
     Args:
         observations: of gradients, or of steps of SGD.
@@ -232,7 +232,7 @@ def read_group(
     seed: int,
     report: Report,
 ) -> dict[int, Reconstruction]:
-    """What is read of each of a group, by position, each with a random stream of its own; see :func:`read_each`."""
+    """Reconstruct each of a group, by position, each with a random stream of its own; see :func:`read_each`."""
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 
@@ -258,7 +258,7 @@ def expect_gradient(observation: Observation) -> None:
 
 
 def without_labels(observation: Observation) -> Reconstruction:
-    """No guess, as there is nothing that labels follow from."""
+    """Return a reconstruction without a guess, as labels follow from nothing."""
     return failed(observation, "The output layer's gradient is expected, to infer labels from, but there is none.")
 
 

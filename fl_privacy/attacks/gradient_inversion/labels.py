@@ -30,7 +30,7 @@ _CONTRAST = 0.25
 def usual_outputs(
     model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, rng: torch.Generator, gradient: Tensors | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Mean softmax (K,) and mean input (F,) of the output layer, as expected of a client.
+    """Return the mean softmax (K,) and mean input (F,) of the output layer that are expected of a client.
 
     The input is that of images of noise, half of them with the spectrum of photographs. Their mean softmax is drawn to
     equal shares, the more the further the images' are apart: where a model answers all of them alike, it answers a
@@ -76,8 +76,10 @@ def usual_outputs(
 
 @torch.no_grad()
 def _answer_of_common_features(model: nn.Module, layer: tuple[str, str], gradient: Tensors) -> tuple[Tensor, Tensor]:
-    """What the output layer answers (K,) to the features that a client's examples have in common, and which share of
-    its ``gradient`` these explain."""
+    """Return the output layer's answer (K,) to the features that a client's examples share.
+
+    Also which share of its ``gradient`` these explain.
+    """
     whole, residual = (gradient[name] for name in layer)
     size = residual.square().sum().clamp_min(_least(residual))
     features = whole.T @ residual / size
@@ -91,14 +93,14 @@ def _least(like: Tensor) -> float:
 
 
 def guessed_outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-    """Mean softmax (K,) and mean input (F,) of the output layer whose weight is ``layer``, for ``inputs``."""
+    """Return mean softmax (K,) and mean input (F,) of the output layer whose weight is ``layer``, for ``inputs``."""
     each, features = _outputs(model, inputs, layer)
     return each.mean(0), features
 
 
 @torch.no_grad()
 def _outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-    """Softmax of each (..., K), and the mean input (F,)."""
+    """Return the softmax of each (..., K), and the mean input (F,)."""
     owner = layer.rpartition(".")[0]
     with entering({owner: model.get_submodule(owner)}) as calls:
         logits = model(inputs)
@@ -106,7 +108,7 @@ def _outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tens
 
 
 def _natural_noise(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Images (N, C, H, W) whose amplitudes fall with the frequency as those of photographs do, mostly gray."""
+    """Draw images (N, C, H, W) whose amplitudes fall with the frequency as those of photographs do, mostly gray."""
     height, width = shape[-2:]
     rows, columns = torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None]
     amplitude = (rows.square() + columns.square()).clamp_min(1 / max(height, width) ** 2).rsqrt()
@@ -124,7 +126,7 @@ _MOST_EXPECTED = 2.0**50
 def choose_labels(
     observation: Observation, policy: LabelPolicy, model: nn.Module, *, loss_scale: float, seed: int
 ) -> tuple[Tensor | None, str]:
-    """Labels (B,) or (B, K), ``None`` where they are optimized, and how they were found.
+    """Choose labels (B,) or (B, K), ``None`` where they are optimized, and say how they were found.
 
     Args:
         observation: of the victim.
@@ -178,7 +180,7 @@ def choose_labels(
 
 
 def output_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:
-    """Names of weight (K, F) and bias (K,) of the last linear layer with K outputs.
+    """Return the names of weight (K, F) and bias (K,) of the last linear layer with K outputs.
 
     A weight that is computed from other parameters, as by a spectral norm, has its usual name, under which no gradient
     is uploaded.
@@ -206,7 +208,7 @@ def logit_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | 
 def _labels_of(
     observation: Observation, model: nn.Module, layer: tuple[str, str | None], gradient: Tensors, policy: LabelPolicy
 ) -> tuple[Tensor | None, str]:
-    """Labels under a loss that is no plain cross entropy: solved for, counted, or left to be optimized."""
+    """Find labels under a loss that is no plain cross entropy: solved for, counted, or left to be optimized."""
     loss, size, shape = observation.loss or CROSS_ENTROPY, observation.upload.num_examples, observation.input_shape
     evidence = _evidence(gradient, layer)
     if evidence is not None and size == 1:
@@ -227,7 +229,7 @@ def _labels_of(
 
 
 def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
-    """The so many sorted lists of labels whose counts are nearest to ``expected`` (K,), the nearest first.
+    """List ``number`` sorted lists of labels whose counts are nearest to ``expected`` (K,), the nearest first.
 
     Beside the nearest one they are those that differ from it in a single label.
     """
@@ -249,7 +251,7 @@ def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
 
 
 def single_label(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | None:
-    """The label (1,) of a single example; ``None`` where the output layer's gradient was withheld.
+    """Infer the label (1,) of a single example; ``None`` where the output layer's gradient was withheld.
 
     It is the class whose gradient is negative, as iDLG has it (Zhao et al. 2020, Eq. 4): the least entry of the bias
     gradient ``p - y``, or without a bias the least row sum of the weight gradient.
@@ -261,7 +263,7 @@ def single_label(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | N
 def infer_labels(
     gradient: Tensors, layer: tuple[str, str | None], batch_size: int, probabilities: Tensor, features: Tensor
 ) -> Tensor | None:
-    """The labels of a batch, sorted; ``None`` where the output layer's gradient was withheld.
+    """Infer the labels of a batch, sorted; ``None`` where the output layer's gradient was withheld.
 
     One image: :func:`single_label`.
     More images: the counts ``n_k = B (p_k - b_k)`` from the mean bias gradient ``b``, where the mean probabilities
@@ -284,7 +286,7 @@ def infer_labels(
 def expected_counts(
     gradient: Tensors, layer: tuple[str, str | None], batch_size: int, probabilities: Tensor, features: Tensor
 ) -> Tensor | None:
-    """Counts (K,) of the classes in a batch, not yet whole; see :func:`infer_labels`."""
+    """Estimate the counts (K,) of the classes in a batch, not yet whole; see :func:`infer_labels`."""
     evidence = _evidence(gradient, layer)
     if evidence is None:
         return None
@@ -294,7 +296,7 @@ def expected_counts(
 
 
 def _evidence(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | None:
-    """(K,) the bias gradient, or the row sums of the weight's."""
+    """Return the bias gradient (K,), or the row sums of the weight's; ``None`` where both were withheld."""
     weight, bias = layer
     if bias is not None and bias in gradient:
         return gradient[bias]
@@ -302,8 +304,10 @@ def _evidence(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | None
 
 
 def _to_labels(expected: Tensor, total: int) -> Tensor:
-    """Whole counts nearest to ``expected`` that sum to ``total``, as a sorted list of labels; one after the other is
-    taken from all classes that have some, where there are too many."""
+    """Round ``expected`` to whole counts that sum to ``total``, and return them as a sorted list of labels.
+
+    Where they are too many, one after the other is taken from all classes that have some.
+    """
     wanted = expected.double().clamp(0, _MOST_EXPECTED)
     counts = wanted.floor()
     counts = (counts - _taken_from_each(counts, total)).clamp_min(0)
@@ -315,7 +319,7 @@ def _to_labels(expected: Tensor, total: int) -> Tensor:
 
 
 def _taken_from_each(counts: Tensor, total: int) -> int:
-    """The largest number that all ``counts`` (K,) can lose, but none more than it has, and still sum to ``total``."""
+    """Find the largest number that all ``counts`` (K,) can lose, down to 0, and still sum to ``total``."""
     low, high = 0, int(counts.max().nan_to_num(0.0)) + 1
     while high - low > 1:
         middle = (low + high) // 2

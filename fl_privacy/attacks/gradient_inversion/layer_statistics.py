@@ -29,6 +29,7 @@ class Target:
         value: (V, n) flattened, (V, 0) where it is known by its factors.
         squared: (V,) sum of squares.
         variance: (V,) over the n elements.
+        mean: (V,) of them.
         size: n.
         low, high: (V, n) between which the undefended tensor is known to be, where the defense hid its exact value;
             ``None`` where it is the one observed. A guess within is as good as the observed value.
@@ -37,30 +38,32 @@ class Target:
     value: Tensor
     squared: Tensor
     variance: Tensor
+    mean: Tensor
     size: int
     low: Tensor | None = None
     high: Tensor | None = None
 
     @classmethod
     def of(cls, value: Tensor, bounds: tuple[Tensor, Tensor] | None = None) -> "Target":
-        """From (V, *shape), with ``bounds`` of that shape."""
+        """Build the target of values (V, *shape), with ``bounds`` of that shape."""
         flat = value.reshape(len(value), -1)
         low, high = (None, None) if bounds is None else (bound.reshape(len(bound), -1) for bound in bounds)
-        return cls(flat, flat.square().sum(1), flat.var(1, correction=0), flat.shape[1], low, high)
+        return cls(flat, flat.square().sum(1), flat.var(1, correction=0), flat.mean(1), flat.shape[1], low, high)
 
     @classmethod
     def joined(cls, targets: Sequence["Target"]) -> "Target":
-        """Those without bounds as one, in their order."""
+        """Join targets without bounds into one, in their order."""
         return cls.of(torch.cat([target.value for target in targets], 1))
 
     def without_value(self) -> "Target":
-        """The numbers alone."""
-        return Target(self.value[:, :0].clone(), self.squared, self.variance, self.size)
+        """Return the numbers alone, without the values."""
+        return Target(self.value[:, :0].clone(), self.squared, self.variance, self.mean, self.size)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Target":
-        """With its tensors changed."""
+        """Return a copy with its tensors changed."""
         low, high = (None if bound is None else change(bound) for bound in (self.low, self.high))
-        return Target(change(self.value), change(self.squared), change(self.variance), self.size, low, high)
+        numbers = (change(number) for number in (self.value, self.squared, self.variance, self.mean))
+        return Target(*numbers, self.size, low, high)
 
 
 class LayerStatistics(Protocol):
@@ -68,26 +71,26 @@ class LayerStatistics(Protocol):
 
     @property
     def target(self) -> Target:
-        """The observed tensor."""
+        """Return the observed tensor."""
         ...
 
     @property
     def guess(self) -> Tensor | None:
-        """g' (V, n), where it was formed and may be anything; ``None`` otherwise."""
+        """Return g' (V, n), where it was formed and may be anything; ``None`` otherwise."""
         ...
 
     @property
     def squared(self) -> Tensor:
-        """||g'||^2."""
+        """Return ||g'||^2 (V,)."""
         ...
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
-        """||scale g' - observed_scale g||^2 for factors (V,), to the accuracy of a sum of squared differences."""
+        """Return ||scale g' - observed_scale g||^2 for factors (V,), as exact as a sum of squared differences."""
         ...
 
     @property
     def distance(self) -> Tensor:
-        """||g' - g||^2."""
+        """Return ||g' - g||^2 (V,)."""
         ...
 
     @property
@@ -113,7 +116,7 @@ class Explicit:
         return lengths.square()
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
-        """||scale g' - observed_scale g||^2 for factors (V,)."""
+        """Return ||scale g' - observed_scale g||^2 for factors (V,)."""
         return torch.addcmul(-observed_scale[:, None] * self.target.value, self._guess, scale[:, None]).square().sum(1)
 
     @property
@@ -136,7 +139,7 @@ class Explicit:
 
     @property
     def _difference(self) -> Tensor:
-        """What separates the guess from the observed value, or from the nearest one within the bounds."""
+        """Return the guess minus the observed value, or minus the nearest value within the bounds."""
         flat, target = self.gradient.reshape(len(self.gradient), -1), self.target
         return flat - (target.value if target.low is None else flat.clamp(target.low, target.high))
 
@@ -163,7 +166,7 @@ class Products:
         return self._along.square().sum((1, 2)) + self._beside
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
-        """||scale g' - observed_scale g||^2 for factors (V,)."""
+        """Return ||scale g' - observed_scale g||^2 for factors (V,)."""
         along = scale[:, None, None] * self._along - observed_scale[:, None, None] * self.factors.core
         return along.square().sum((1, 2)) + scale.square() * self._beside
 
@@ -179,7 +182,7 @@ class Products:
 
     @cached_property
     def _delta_parts(self) -> tuple[Tensor, Tensor]:
-        """Coordinates (V, r, P) of the output gradients along ``left``, and the rest (V, O, P)."""
+        """Return coordinates (V, r, P) of the output gradients along ``left``, and the rest (V, O, P)."""
         return _parts(self.deltas, self.factors.left)
 
     @cached_property
@@ -188,12 +191,12 @@ class Products:
 
     @cached_property
     def _along(self) -> Tensor:
-        """(V, r, q) the gradient in the coordinates of the observed one."""
+        """Return the gradient (V, r, q) in the coordinates of the observed one."""
         return self._delta_parts[0] @ self._input_parts[0].mT
 
     @cached_property
     def _beside(self) -> Tensor:
-        """(V,) squared norm of what of the gradient lies outside of these coordinates."""
+        """Return the squared norm (V,) of the gradient's part outside of these coordinates."""
         (along, rest), (input_along, input_rest) = self._delta_parts, self._input_parts
         input_rest_products = input_rest.mT @ input_rest
         input_products = input_along.mT @ input_along + input_rest_products
@@ -201,7 +204,7 @@ class Products:
 
 
 def _parts(values: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Of ``values`` (V, N, P): coordinates (V, r, P) along the orthonormal ``directions`` (V, N, r), and the rest."""
+    """Split ``values`` (V, N, P) into coordinates (V, r, P) along the orthonormal ``directions``, and the rest."""
     along = directions.mT @ values
     return along, torch.baddbmm(values, directions, along, alpha=-1)
 
@@ -219,7 +222,7 @@ Factored = Mapping[str, tuple[Tensor, Tensor]]
 def weighted_distance(
     formed: Tensors, factored: Factored, targets: Mapping[str, Target], weights: Coefficients
 ) -> Tensor:
-    """(V,) sum over the tensors of ``a ||g' - g||^2 + b sum |g' - g|``; it can be differentiated once.
+    """Sum ``a ||g' - g||^2 + b sum |g' - g|`` over the tensors, (V,); it can be differentiated once.
 
     Args:
         formed: gradients (V, *shape) by name.
@@ -243,7 +246,7 @@ def weighted_distance(
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """What is compared.
+    """Tensors to compare, and their weights.
 
     Attributes:
         elementwise: (n,) a and b for each element of the gradients that were formed, which come as one.
@@ -257,7 +260,9 @@ class _Plan:
 
 
 class _Compare(torch.autograd.Function):
-    """(plan, formed gradients as one (V, n), deltas (V, P, O) and inputs (V, P, D) of the others) -> (V,)."""
+    """Maps (plan, formed gradients as one (V, n), deltas (V, P, O) and inputs (V, P, D) of the others) to the loss
+    (V,).
+    """
 
     @staticmethod
     def forward(ctx: Any, plan: _Plan, *tensors: Tensor) -> Tensor:
@@ -285,8 +290,10 @@ class _Compare(torch.autograd.Function):
 def _products(
     loss: Tensor, deltas: Tensor, inputs: Tensor, observed: Tensor, weights: tuple[float, float], *, wanted: bool
 ) -> list[Tensor]:
-    """Add to ``loss`` (V,) what the products over P of ``deltas`` (V, P, O) and ``inputs`` (V, P, D) are apart from
-    those observed; the slopes by both where they are ``wanted``."""
+    """Add to ``loss`` (V,) the distance of products from those observed; return the slopes where ``wanted``.
+
+    The products are those over P of ``deltas`` (V, P, O) and ``inputs`` (V, P, D); the slopes are by both of these.
+    """
     squared, absolute = weights
     shape = (deltas.shape[2], inputs.shape[2])
     size = len(deltas) if deltas.is_cuda else max(1, _IN_CACHE // (shape[0] * shape[1]))
@@ -307,5 +314,5 @@ def _products(
 
 
 def _spread(weights: Sequence[float], sizes: Sequence[int], like: Tensor) -> Tensor:
-    """(n,) each as often as its tensor has elements."""
+    """Repeat each weight as often as its tensor has elements, (n,)."""
     return torch.cat([like.new_full((size,), weight) for weight, size in zip(weights, sizes, strict=True)])

@@ -41,7 +41,7 @@ class Minimum:
 
 
 class Standing:
-    """Of the victims in the batch, those that have finished until :meth:`select` takes them out.
+    """State of a descent: the victims in the batch, those that have finished until :meth:`select` takes them out.
 
     Attributes:
         active: their numbers.
@@ -97,7 +97,7 @@ class Standing:
             self._due = [row for row in self._due if values[row] != values[row]]
 
     def note(self, over: Tensor, iteration: Tensor) -> int:
-        """Those who are ``over`` (V,) now, and the ``iteration`` (V,) of the others; returns how many are left."""
+        """Mark the victims that are ``over`` (V,), keep the ``iteration`` (V,) of the others, and count these."""
         self.over = self.over | over
         self._rows_over = self.over.tolist()
         done = iteration.tolist()
@@ -124,7 +124,7 @@ class Standing:
         self._due = [number for number, row in enumerate(kept) if row in self._due]
 
     def minimum(self) -> Minimum:
-        """Of all victims."""
+        """Return the minimum of all victims."""
         self._keep()
         return self._found
 
@@ -197,7 +197,7 @@ def search(
 
 
 def _judged(problem: Problem, candidates: Tensor, victims: Sequence[int], capacity: int) -> Tensor:
-    """(A, P) the losses of ``candidates`` (A, P, N) for as many of the problem's victims."""
+    """Return the losses (A, P) of ``candidates`` (A, P, N) for the victims numbered ``victims``."""
     flat = candidates.flatten(0, 1)
     owners = torch.tensor(victims, device=flat.device).repeat_interleave(candidates.shape[1])
     losses = []
@@ -208,21 +208,21 @@ def _judged(problem: Problem, candidates: Tensor, victims: Sequence[int], capaci
 
 
 class Pictured(Protocol):
-    """Whose variables (V, N) are images, or texts that can be read."""
+    """A problem whose variables (V, N) are images, or texts that can be decoded."""
 
     def images(self, variables: Tensor) -> Tensor:
-        """(V, B, C, H, W), or of texts (V, B, L, d + 1)."""
+        """Return the images (V, B, C, H, W), or texts (V, B, L, d + 1), of ``variables``."""
         ...
 
 
 def filmed_rows(observations: Iterable[Observation]) -> list[int]:
-    """Rows of those that are to be filmed."""
+    """Return the rows of the observations that are to be filmed."""
     return [row for row, o in enumerate(observations) if o.filmed]
 
 
 @torch.no_grad()
 def films_of(problem: Pictured, minimum: Minimum) -> dict[int, tuple[Snapshot, ...]]:
-    """Row -> the snapshots of that victim in the order of its losses, and what was found in the end."""
+    """Return for each filmed row that victim's snapshots, in the order of its losses, and the final result."""
     films = {}
     for row, snapshots in minimum.snapshots.items():
         number = minimum.history[:, row].isfinite().cumsum(0)
@@ -236,13 +236,13 @@ def films_of(problem: Pictured, minimum: Minimum) -> dict[int, tuple[Snapshot, .
 
 @torch.no_grad()
 def frames_of(problem: Pictured, variables: Tensor, rows: Sequence[int]) -> list[Snapshot]:
-    """Of some ``rows`` of the ``variables`` (V, N) of ``problem``."""
+    """Return frames of some ``rows`` of the ``variables`` (V, N) of ``problem``."""
     chosen = torch.tensor(rows, device=variables.device)
     return [_snapshot(problem, 0, image) for image in _of_rows(problem, chosen).images(variables[chosen])]
 
 
 def _snapshot(problem: Pictured, at: int, guess: Tensor) -> Snapshot:
-    """Of images (B, C, H, W), or of the texts (B, L, d + 1) of a source of words."""
+    """Take a snapshot of images (B, C, H, W), or of the texts (B, L, d + 1) of a source of words."""
     source = problem.settings.source if isinstance(problem, Problem) else None
     if isinstance(source, WordEmbeddings):
         return TextFrame(at, source.read(guess[:1])[0].cpu())
@@ -250,7 +250,10 @@ def _snapshot(problem: Pictured, at: int, guess: Tensor) -> Snapshot:
 
 
 def _of_rows(problem: Pictured, rows: Tensor) -> Pictured:
-    """``problem`` as far as images depend on victims: not on what was observed of them, which is large."""
+    """Select ``rows`` of ``problem`` as far as images depend on them.
+
+    What was observed of the victims, which is large, is left.
+    """
     if not isinstance(problem, Problem):
         return problem
     labels, held = problem.labels, problem.held
@@ -265,20 +268,20 @@ class Minimizable(Pictured, Protocol):
 
     @property
     def pixels(self) -> int:
-        """How many of the variables are pixels."""
+        """Return how many of the variables are pixels."""
         ...
 
     @property
     def attempts(self) -> int:
-        """So many neighboring victims are attempts at the same one."""
+        """Return how many neighboring rows are attempts at the same victim."""
         ...
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor:
-        """The variables with their images brought to [0, 1]."""
+        """Bring the images of the variables to [0, 1]."""
         ...
 
     def select(self, rows: Tensor) -> Self:
-        """Of the victims ``rows``."""
+        """Select the victims ``rows``."""
         ...
 
 
@@ -290,11 +293,11 @@ class Moves(Protocol[P_contra]):
     """Moves of variables that no slope leads to."""
 
     def due(self, iteration: int) -> bool:
-        """Whether there is one behind so many iterations."""
+        """Say whether a move follows after ``iteration`` iterations."""
         ...
 
     def __call__(self, problem: P_contra, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """The variables (V, N) to go on from."""
+        """Return the variables (V, N) to go on from."""
         ...
 
 

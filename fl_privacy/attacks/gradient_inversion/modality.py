@@ -17,8 +17,11 @@ from fl_privacy.types import Observation
 
 
 def of_modality(settings: Settings, observation: Observation) -> Settings:
-    """``settings`` for what the model of ``observation`` takes: of texts the embeddings of words are optimized, of
-    tables the shares of categories and numbers, without what is known of images."""
+    """Adapt ``settings`` to what the model of ``observation`` takes.
+
+    Of texts the embeddings of words are optimized, of tables the shares of categories and numbers, without what is
+    known of images.
+    """
     if (schema := schema_of(observation.model)) is not None:
         rows = TableRows(schema=schema, bounded=settings.bounded, counted=settings.counted)
         return replace(settings, source=rows, priors=(), projection="none", space=Space())
@@ -32,14 +35,14 @@ def of_modality(settings: Settings, observation: Observation) -> Settings:
 
 
 def as_wide(labels: Tensor | None, longest: int) -> Tensor | None:
-    """Labels that are next tokens (B, L) for texts of ``longest`` tokens; others as they are."""
+    """Pad labels that are next tokens (B, L) to ``longest`` tokens; leave others as they are."""
     if labels is None or labels.dim() != 2 or labels.is_floating_point():
         return labels
     return F.pad(labels, (0, longest - labels.shape[1]), value=-100)
 
 
 def variables_of_one(first: Observation, others: Sequence[Observation]) -> tuple[int, ...]:
-    """Of one image (C, H, W), or text (L, d) as long as the longest of ``others``."""
+    """Return the shape of one image (C, H, W), or of a text (L, d) as long as the longest of ``others``."""
     if not isinstance(first.model, TextModel):
         return first.input_shape
     return longest_text(others), first.model.words.embedding_dim

@@ -41,7 +41,7 @@ class Untrained:
         return torch.zeros(self.size(blank.shape))
 
     def held(self, blank: Blank) -> Tensor:
-        """The input, then the weights drawn, those of biases 0."""
+        """Return what is fixed: the network's input, then its initial weights, with biases 0."""
         shape = blank.shape
         noise = torch.randn(shape[0] * self._input_size(shape), generator=blank.generator)
         drawn = [torch.randn(math.prod(kernel), generator=blank.generator) for kernel in self._kernels(shape)]
@@ -85,19 +85,19 @@ class Untrained:
         return None
 
     def _sides(self, shape: Shape) -> list[tuple[int, int]]:
-        """(height, width) of the maps, from the input to the image; each is half of the next, rounded up."""
+        """Return (height, width) of the maps, from the input to the image; each is half of the next, rounded up."""
         sides = [(int(shape[2]), int(shape[3]))]
         while min(sides[0]) // 2 >= _SMALLEST:
             sides.insert(0, (-(-sides[0][0] // 2), -(-sides[0][1] // 2)))
         return [sides[0], *sides] if len(sides) == 1 else sides
 
     def _kernels(self, shape: Shape) -> list[tuple[int, int, int, int]]:
-        """Shapes of the weights: 3x3 after each doubling, 1x1 for the colors."""
+        """Return the shapes of the weights: 3x3 after each doubling, 1x1 for the colors."""
         hidden = [(self.width, self.width, 3, 3) for _ in pairwise(self._sides(shape))]
         return [*hidden, (int(shape[1]), self.width, 1, 1)]
 
     def _sizes(self, shape: Shape) -> list[int]:
-        """Numbers of values: weight and bias of each layer."""
+        """Return the numbers of values: weight and bias of each layer."""
         return [size for kernel in self._kernels(shape) for size in (math.prod(kernel), kernel[0])]
 
     def _input_size(self, shape: Shape) -> int:
@@ -106,7 +106,7 @@ class Untrained:
 
 
 def _normalized(found: Tensor, victims: int) -> Tensor:
-    """(B, V C, H, W) with mean 0 and variance 1 over the channels and pixels of each image."""
+    """Normalize (B, V C, H, W) to mean 0 and variance 1 over the channels and pixels of each image."""
     grouped = found.reshape(len(found), victims, -1)
     variance, mean = torch.var_mean(grouped, 2, keepdim=True, correction=0)
     return ((grouped - mean) * (variance + 1e-5).rsqrt()).reshape(found.shape)

@@ -36,7 +36,7 @@ _COARSE = 4
 
 
 def noise_over_gradient(observation: Observation) -> float | None:
-    """Norm of the noise in the update of ``observation`` over that of the gradient, at most 3.
+    """Return the norm of the noise in the update of ``observation`` over that of the gradient, at most 3.
 
     The gradient of cross entropy by the logits adds up to zero over the classes, so that each column of the output
     layer's weight does, and its bias: what they add up to is noise. Rounding in single precision comes to 1e-6.
@@ -52,8 +52,10 @@ def noise_over_gradient(observation: Observation) -> float | None:
 
 
 def ratio_of_gradient(gradient: Tensors, observation: Observation) -> float:
-    """The same of a ``gradient`` without noise: as large as it gets by rounding, or where a model is no classifier by
-    softmax."""
+    """Return the same ratio for a ``gradient`` without noise.
+
+    It is as large as rounding makes it, or larger where a model is no classifier by softmax.
+    """
     layer = output_layer(observation.model, observation.num_classes)
     return (layer and _ratio(gradient, [name for name in layer if name])) or 0.0
 
@@ -77,7 +79,7 @@ and beside the angle of the whole update."""
 def smoothing_of(
     observations: Sequence[Observation], problem: Callable[[slice], Problem], at_once: int
 ) -> list[Smoothing] | None:
-    """Of each of ``observations``, so many at once; ``None`` where nothing tells the noise.
+    """Measure the smoothing of each of ``observations``, ``at_once`` at a time; ``None`` where the noise is unknown.
 
     Args:
         observations: of a group.
@@ -96,7 +98,7 @@ def smoothing_of(
 
 
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """How strongly total variation has to hold each pixel for noise not to show.
+    """Weigh total variation, by pixel and by angle, so strongly that the noise doesn't show in the images.
 
     What denoises best grows with the noise (Rudin, Osher and Fatemi 1992); how far noise in a gradient reaches the
     pixels depends on network and objective. It is rehearsed: where the gradient of public images is matched but for
@@ -136,7 +138,7 @@ def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tenso
 
 
 def _public_images(problem: Problem, number: int, rng: torch.Generator) -> Tensor:
-    """(V, B, C, H, W), for all victims the same."""
+    """Draw public images (V, B, C, H, W), the same for all victims."""
     size, channels, *sides = problem.shape
     coarse = torch.rand((size, channels, _COARSE, _COARSE), generator=rng)
     return F.interpolate(coarse, sides, mode="bilinear").expand(number, *problem.shape).contiguous()
@@ -148,7 +150,7 @@ def _gradients(one: Round, images: Tensor, labels: Tensor) -> Tensors:
 
 
 def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, Target]:
-    """With ``noise``, the same for all victims, of so many times the gradient's norm (V,)."""
+    """Add ``noise``, the same for all victims, of ``loud`` (V,) times the gradient's norm."""
     length = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0).sqrt()
     each = loud * length / torch.stack([value.square().sum() for value in noise.values()]).sum().sqrt()
     return {
@@ -158,14 +160,14 @@ def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, Target
 
 
 def _rise(problem: Problem, images: Tensor, others: Tensor, labels: Tensor) -> Tensor:
-    """(V,) by how much the objective rises towards ``others``, for half the squared distance."""
+    """Return by how much the objective rises towards ``others`` (V,), for half the squared distance."""
     with differentiable_twice(), torch.no_grad():
         risen = problem.mismatch(others, labels, [None] * len(problem.rounds))
     return 2 * risen / (others - images).flatten(1).square().sum(1)
 
 
 def _pull(problem: Problem, images: Tensor, labels: Tensor) -> Tensor:
-    """(V,) root mean square of the slope by a pixel."""
+    """Return the root mean square of the slope by a pixel (V,)."""
     with differentiable_twice():
         leaf = images.detach().requires_grad_()
         loss = problem.mismatch(leaf, labels, [None] * len(problem.rounds))

@@ -42,18 +42,18 @@ class SumOfDistances(Protocol):
     """An objective that is a weighted sum of the squared and absolute distances of the tensors, in some settings."""
 
     def coefficients(self, names: Sequence[str]) -> Coefficients | None:
-        """Of the tensors ``names``, in their order; ``None`` where the objective is no such sum."""
+        """Return the coefficients of the tensors ``names``, in order; ``None`` where the objective is no such sum."""
         ...
 
 
 def layer_weight(layers: LayerWeights, name: str) -> float:
-    """The weight of the last pattern that matches ``name``; 1 where none does."""
+    """Return the weight of the last pattern that matches ``name``; 1 where none does."""
     matches = [weight for pattern, weight in layers.items() if fnmatch.fnmatchcase(name, pattern)]
     return matches[-1] if matches else 1.0
 
 
 def weighted_names(layers: LayerWeights, names: Iterable[str]) -> list[str]:
-    """The tensors whose weight is not 0.
+    """List the tensors whose weight is not 0.
 
     Raises:
         UserError: a pattern matches nothing, or nothing is left to match.
@@ -151,7 +151,7 @@ class Cosine:
         return self.per_layer or bool(self.layers)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Loss (V,) in [0, 2]."""
+        """Return the loss (V,) in [0, 2]."""
         if self.per_layer:
             terms = {name: self._of_layer(s) for name, s in statistics.items()}
             return _weighted_sum(self.layers, terms) / sum(layer_weight(self.layers, name) for name in statistics)
@@ -192,24 +192,46 @@ class GaussianKernel:
         depth: how Q_l falls from the first tensor to the last. ``constant``: 1; ``linear``: from 1 to ``last``;
             ``geometric``: from 1 to ``last`` by a constant factor. The paper gives no values.
         last: Q of the last tensor, above 0.
+        per: one kernel for each ``tensor``, or for all tensors of a ``layer`` (weight and bias), as the paper says.
     """
 
     form: Literal["literal", "normalized"] = "normalized"
     bandwidth: float = 1.0
     depth: Literal["constant", "linear", "geometric"] = "linear"
     last: float = 0.5
+    per: Literal["tensor", "layer"] = "tensor"
     layers: LayerWeights = field(default_factory=dict)
     elementwise: bool = field(default=True, init=False)
     by_layer: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        if self.per == "layer":
+            return self._by_layer(statistics)
         terms = {}
         for position, (name, s) in enumerate(statistics.items()):
-            elements = s.target.size if self.form == "normalized" else 1
-            sigma = self.bandwidth * s.target.variance * elements
-            exponent = s.distance / sigma.clamp_min(torch.finfo(sigma.dtype).tiny)
-            terms[name] = -self._depth_weight(position, len(statistics)) * torch.expm1(-exponent)
+            kernel = self._kernel(s.distance, s.target.variance, s.target.size)
+            terms[name] = self._depth_weight(position, len(statistics)) * kernel
         return _weighted_sum(self.layers, terms)
+
+    def _by_layer(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        """Likewise with the distance and the variance over all elements of a layer."""
+        grouped: dict[str, list[tuple[float, LayerStatistics]]] = {}
+        for name, s in statistics.items():
+            grouped.setdefault(name.rpartition(".")[0], []).append((layer_weight(self.layers, name), s))
+        terms = []
+        for position, members in enumerate(grouped.values()):
+            targets = [s.target for _, s in members]
+            size = sum(t.size for t in targets)
+            mean = torch.stack([t.mean * t.size for t in targets]).sum(0) / size
+            variance = torch.stack([t.squared for t in targets]).sum(0) / size - mean.square()
+            distance = torch.stack([weight * s.distance for weight, s in members]).sum(0)
+            terms.append(self._depth_weight(position, len(grouped)) * self._kernel(distance, variance, size))
+        return torch.stack(terms).sum(0)
+
+    def _kernel(self, distance: Tensor, variance: Tensor, size: int) -> Tensor:
+        """1 - exp(-distance / sigma^2), (V,)."""
+        sigma = self.bandwidth * variance * (size if self.form == "normalized" else 1)
+        return -torch.expm1(-distance / sigma.clamp_min(torch.finfo(sigma.dtype).tiny))
 
     def _depth_weight(self, position: int, count: int) -> float:
         share = position / max(count - 1, 1)
@@ -220,8 +242,9 @@ class GaussianKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedL2L1:
-    """Squared Euclidean distance plus ``alpha`` times the absolute one of each tensor, with a factor of its own on
-    ``alpha``, larger near the input (TAG, Deng et al. 2021, Eq. 5).
+    """Squared Euclidean distance plus ``alpha`` times the absolute one of each tensor (TAG, Deng et al. 2021, Eq. 5).
+
+    ``alpha`` has a factor of its own for each tensor, larger near the input.
 
     Attributes:
         alpha: of the first tensor.

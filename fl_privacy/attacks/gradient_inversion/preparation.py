@@ -54,7 +54,7 @@ class PreparedVictim:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """What is made ready once for a group.
+    """A group made ready for its attack: everything that is computed once.
 
     Attributes:
         settings: of the attack.
@@ -78,7 +78,7 @@ class Prepared:
 
     @property
     def countermeasures(self) -> tuple[str, ...]:
-        """What is done against the defense that is known, a sentence each."""
+        """Return what is done against the known defense, a sentence each."""
         joined = "It matches the updates of several rounds from the same examples together."
         each, asked = self._attempts_each, self.settings.restarts
         fewer = (f"Each transformation gets {each} of the {asked} attempts asked for.",) if each < asked else ()
@@ -86,23 +86,26 @@ class Prepared:
 
     @property
     def restarts(self) -> int:
-        """Attempts at a victim: at each transformation that is known of, as many as the attack makes, or a few less."""
+        """Return the attempts at a victim: at each known transformation as many as the attack makes, or a few less."""
         return self._attempts_each * max(1, len(self.rounds[0].known.transforms))
 
     @property
     def attempts_together(self) -> int:
-        """Neighboring attempts that look at each other; all go through the same transformation."""
+        """Return how many neighboring attempts look at each other; all of them assume the same transformation."""
         consistent = any(isinstance(prior, GroupConsistency) for prior in self.settings.priors)
         return self._attempts_each if consistent else 1
 
     @property
     def _attempts_each(self) -> int:
-        """At each transformation."""
+        """Return the attempts at each transformation."""
         asked, transforms = self.settings.restarts, len(self.rounds[0].known.transforms)
         return min(asked, max(1, _ATTEMPTS_THROUGH_TRANSFORMS // transforms)) if transforms else asked
 
     def problem(self, victims: Sequence[PreparedVictim], restarts: Sequence[int], attempts: int = 1) -> Problem:
-        """Of a chunk, in which every ``attempts`` neighbors are the same victim, with the number of each attempt."""
+        """Build the problem of a chunk of victims, with the number of each attempt.
+
+        Every ``attempts`` neighbors are the same victim.
+        """
         problem, known = self._unsmoothed(victims, restarts, attempts), self.rounds[0].known
         if not known.smoothness and not self._smoothings:
             return problem
@@ -132,7 +135,7 @@ class Prepared:
 
     @cached_property
     def _smoothings(self) -> dict[int, tuple[float, float]]:
-        """By position, the weights of ``Smoothing``; empty where no noise is known of, or none can be measured."""
+        """Return, by position, the weights of ``Smoothing``; empty where no noise is known or measured."""
         first = self.rounds[0]
         if not first.known.noisy or first.unknowns or self.settings.source is not None:
             return {}
@@ -160,7 +163,7 @@ class Prepared:
         return AssumedTransform(transforms, torch.stack(chosen).to(self._like.device))
 
     def _held(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> Tensor | None:
-        """(V, m) what the source of images holds fixed."""
+        """Return what the source of images holds fixed, (V, m); ``None`` without a source."""
         source = self.settings.source
         if source is None:
             return None
@@ -171,7 +174,7 @@ class Prepared:
         return torch.stack(rows).to(self._like)
 
     def start(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> tuple[Tensor, list[torch.Generator]]:
-        """First variables (V, N) and random stream of each victim."""
+        """Return the first variables (V, N) and the random stream of each victim."""
         generators = [
             derive_generator(self.seed, "attack", str(victim.observation.id), restart)
             for victim, restart in zip(victims, restarts, strict=True)
@@ -199,20 +202,20 @@ class Prepared:
 
     @cached_property
     def capacity(self) -> int:
-        """How many victims to attack at once."""
+        """Return how many victims to attack at once."""
         if self.settings.most_victims is not None:
             return self.settings.most_victims
         return victims_at_once(*self._trial(), self.settings.optimizer)
 
     @cached_property
     def moves(self) -> Rearranged | None:
-        """Of words, among the iterations."""
+        """Return the moves of words that are made among the iterations; ``None`` where there are none."""
         settings, first = self.settings, self.victims[0].observation
         return rearranged(settings.moves, first, iterations=settings.iterations, capacity=self.capacity)
 
     @cached_property
     def evaluate(self) -> ValueAndGradient:
-        """How the problems are evaluated."""
+        """Choose how the problems are evaluated: compiled, recorded or plain."""
         settings, obstacle = self.settings, self._obstacle
         if obstacle and settings.compile == "on":
             warnings.warn(f"The attack goes on without being compiled: {obstacle}.", stacklevel=2)
@@ -243,17 +246,16 @@ class Prepared:
         return RecordedEvaluation() if pays and self._like.device.type == "cpu" else Problem.evaluate
 
     def read(self, inputs: Tensor) -> Tensor:
-        """What was found, as it is reported: images in [0, 1], the tokens of texts, or rows as a model takes them."""
+        """Convert the result to what is reported: images in [0, 1] unless they are wanted as they come, tokens or rows."""
         source = self.settings.source
         if isinstance(source, WordEmbeddings):
             return source.read(inputs).cpu()
-        if isinstance(source, TableRows):
-            return inputs.float().cpu()
-        return inputs.clamp(0, 1).float().cpu()
+        as_they_come = isinstance(source, TableRows) or self.settings.as_they_come
+        return (inputs if as_they_come else inputs.clamp(0, 1)).float().cpu()
 
     @property
     def _obstacle(self) -> str | None:
-        """Why the problems can't be compiled."""
+        """Say why the problems can't be compiled; ``None`` if they can."""
         if self.rounds[0].known.transforms:
             return "its guesses go through transformations that differ from attempt to attempt"
         if isinstance(self.settings.source, WordEmbeddings):
@@ -265,13 +267,13 @@ class Prepared:
         return None
 
     def _trial(self) -> tuple[Problem, Tensor]:
-        """The problem of one victim and its start."""
+        """Return the problem of one victim and its start."""
         victim = self.victims[:1]
         return self._unsmoothed(victim, [0]), self.start(victim, [0])[0]
 
     @property
     def _like(self) -> Tensor:
-        """A tensor on the device and in the dtype of the computation."""
+        """Return a tensor on the device and in the dtype of the computation."""
         return next(self.observer.parameters())
 
 

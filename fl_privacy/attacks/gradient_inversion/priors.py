@@ -12,7 +12,7 @@ from fl_privacy.gradients.hooks import Call, entering
 
 @dataclass(frozen=True, eq=False)
 class BatchStatistics:
-    """What a batch-norm layer sees of the guess and what it is used to, channel by channel.
+    """Statistics of the guess in a batch-norm layer and its running statistics, channel by channel.
 
     Attributes:
         mean, variance: (V, C) of the layer's inputs for each victim's images.
@@ -27,7 +27,7 @@ class BatchStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """What a prior may look at.
+    """All that a prior may look at.
 
     Attributes:
         images: (V, B, C, H, W), the originals where the client is known to transform them.
@@ -147,7 +147,7 @@ def _length(vectors: Tensor) -> Tensor:
 
 
 def batch_statistics(model: nn.Module, images: Tensor) -> list[BatchStatistics]:
-    """Of every batch-norm layer of ``model``, which is in evaluation mode, for images (V, B, C, H, W)."""
+    """Measure the statistics in every batch-norm layer of ``model``, in evaluation mode, for images (V, B, C, H, W)."""
     layers = {
         name: module
         for name, module in model.named_modules()

@@ -79,7 +79,7 @@ class Round:
 
     @cached_property
     def small(self) -> tuple[Sequence[str], Target] | None:
-        """Names of the tensors that may come as one, and what was observed of them; ``None`` for fewer than two."""
+        """Return names and target of the small tensors that may come as one; ``None`` for fewer than two."""
         names = [
             name
             for name, target in self.targets.items()
@@ -90,7 +90,7 @@ class Round:
     def statistics(
         self, images: Tensor, labels: Tensor, hidden: Tensor | None, *, by_layer: bool = True
     ) -> dict[str, LayerStatistics]:
-        """Of each tensor, for images (V, B, C, H, W) as the model sees them.
+        """Compute the statistics of each tensor, for images (V, B, C, H, W) as the model sees them.
 
         Args:
             images: in [0, 1], or near.
@@ -113,13 +113,16 @@ class Round:
         return found if joined else {name: found[name] for name in self.targets}
 
     def compare(self, images: Tensor, labels: Tensor, hidden: Tensor | None, weights: Coefficients) -> Tensor:
-        """(V,) the weighted sum of the squared and absolute distances of all tensors; for what see ``statistics``."""
+        """Return the weighted sum (V,) of the squared and absolute distances of all tensors.
+
+        Arguments are those of ``statistics``.
+        """
         assert isinstance(self.gradients, Layered)
         found = self.gradients.gradients_and_products(images, labels, self.compared, hidden)
         return weighted_distance(*found, self.targets, weights)
 
     def _explicit(self, gradients: Tensors, joined: tuple[Sequence[str], Target] | None) -> dict[str, LayerStatistics]:
-        """Statistics of the gradients that were formed."""
+        """Compute the statistics of the gradients that were formed."""
         names, target = joined or ((), None)
         found: dict[str, LayerStatistics] = {
             name: Explicit(gradients[name], self.targets[name]) for name in self.targets if name in gradients
@@ -136,7 +139,7 @@ class Round:
         return self.gradients(images, labels, hidden)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Round":
-        """With every tensor changed whose rows are victims."""
+        """Return a copy with every tensor changed whose rows are victims."""
         return Round(
             gradients=self.gradients,
             targets={name: target.map(change) for name, target in self.targets.items()},
@@ -179,26 +182,26 @@ class Problem:
 
     @cached_property
     def pixels(self) -> int:
-        """So many variables are pixels, or what the source makes them of."""
+        """Return how many variables are pixels, or what the source makes them from."""
         source = self.settings.source
         return int(torch.Size(self.shape).numel()) if source is None else source.size(self.shape)
 
     def images(self, variables: Tensor) -> Tensor:
-        """(V, B, C, H, W)."""
+        """Return the images (V, B, C, H, W) of ``variables``."""
         if self.settings.source is not None and self.held is not None:
             labels = self.guessed_labels(variables)
             return self.settings.source.images(variables[:, : self.pixels], self.held, labels, self.shape)
         return self.settings.space.to_images(variables[:, : self.pixels].reshape(-1, *self.shape))
 
     def guessed_labels(self, variables: Tensor) -> Tensor:
-        """Labels (V, B) or probabilities (V, B, K)."""
+        """Return labels (V, B) or probabilities (V, B, K)."""
         if self.labels is not None:
             return self.labels
         logits = variables[:, self.pixels : self._known]
         return self.of_outputs.expected(logits.reshape(-1, self.shape[0], self.num_classes))
 
     def hidden_gradients(self, variables: Tensor) -> Sequence[Tensor | None]:
-        """What a private loss sends back into the features, (V, B, F) for each round; ``None`` where there is none."""
+        """Return what a private loss sends back into the features, (V, B, F) a round; ``None`` where there is none."""
         unknowns = self.constraints.unknowns
         if unknowns is None:
             return [None] * len(self.rounds)
@@ -207,11 +210,11 @@ class Problem:
 
     @property
     def _known(self) -> int:
-        """Number of the first variable that is neither pixel nor label."""
+        """Return the number of the first variable that is neither pixel nor label."""
         return self.pixels + (self.shape[0] * self.num_classes if self.labels is None else 0)
 
     def loss(self, variables: Tensor) -> Tensor:
-        """(V,) the mismatch of the gradients, and what priors, constraints and the images' source add to it."""
+        """Return the mismatch (V,) of the gradients plus what priors, constraints and the images' source add to it."""
         images, known = self.images(variables), self.constraints
         seen = known.transform(images) if known.transform else images
         loss = self.mismatch(seen, self.guessed_labels(variables), self.hidden_gradients(variables))
@@ -225,11 +228,11 @@ class Problem:
         return loss if known.smoothness is None else loss + known.smoothness * self.roughness(guess)
 
     def roughness(self, guess: Guess) -> Tensor:
-        """Total variation (V,), of equal contrast where that is nearly free."""
+        """Return the total variation (V,), of equal contrast where that is nearly free."""
         return (_relative_roughness if self.constraints.any_contrast else _plain_roughness)(guess)
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
-        """The objective (V,), added up over the rounds, of images as the model is to see them."""
+        """Return the objective (V,), added up over the rounds, of images as the model is to see them."""
         terms = [self._of_round(one, images, labels, own) for one, own in zip(self.rounds, hidden, strict=True)]
         return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
 
@@ -242,12 +245,12 @@ class Problem:
         return objective(one.statistics(images, labels, hidden, by_layer=objective.by_layer))
 
     def zero_loss(self) -> Tensor:
-        """The objective (V,) of a gradient that is zero everywhere: what the other losses are measured by."""
+        """Return the objective (V,) of a gradient that is zero everywhere, the unit of the other losses."""
         zeros = [{name: _Zero(target) for name, target in r.targets.items()} for r in self.rounds]
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def blank_loss(self) -> Tensor:
-        """The objective (V,) of gray images, at most ``_LARGE`` of a zero gradient's: the unit of smoothness.
+        """Return the objective (V,) of gray images, at most ``_LARGE`` of a zero gradient's: the unit of smoothness.
 
         Where a gradient hardly depends on the images, that of gray ones is far nearer than zero: behind a LeNet with
         sigmoids and PyTorch's initial values at 1e-5 of its distance.
@@ -265,7 +268,7 @@ class Problem:
         return torch.where(gray.isfinite(), gray, zero).minimum(_LARGE * zero)
 
     def evaluate(self, variables: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss (V,) and its gradient by the variables (V, N)."""
+        """Return the loss (V,) and its gradient by the variables (V, N)."""
         with differentiable_twice():
             leaf = variables.detach().requires_grad_()
             loss = self.loss(leaf)
@@ -273,7 +276,7 @@ class Problem:
         return loss.detach(), gradient
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor:
-        """The variables with their images brought to [0, 1], or to where their source lets them be."""
+        """Bring the images of the variables to [0, 1], or to where their source lets them be."""
         space, source = self.settings.space, self.settings.source
         if source is not None and self.held is not None:
             pixels = source.confined(variables[:, : self.pixels], self.held, self.shape)
@@ -284,7 +287,7 @@ class Problem:
         return pixels if variables.shape[1] == self.pixels else torch.cat([pixels, variables[:, self.pixels :]], 1)
 
     def matching(self, targets: Sequence[Mapping[str, Target]]) -> "Problem":
-        """With other updates in each round, of which all values are known and none is clipped."""
+        """Return a copy that matches other updates in each round, of which all values are known and none is clipped."""
         rounds = [
             replace(one, targets=own, factors={}, clip=None, compared=())
             for one, own in zip(self.rounds, targets, strict=True)
@@ -292,7 +295,7 @@ class Problem:
         return replace(self, rounds=rounds)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Problem":
-        """With every tensor changed whose rows are victims."""
+        """Return a copy with every tensor changed whose rows are victims."""
         return replace(
             self,
             rounds=[one.map(change) for one in self.rounds],
@@ -302,5 +305,5 @@ class Problem:
         )
 
     def select(self, rows: Tensor) -> "Problem":
-        """Of the victims ``rows`` alone."""
+        """Select the victims ``rows`` alone."""
         return self.map(lambda values: values[rows])

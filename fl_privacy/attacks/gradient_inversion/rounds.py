@@ -31,7 +31,7 @@ from fl_privacy.types import Observation, Tensors
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedRound:
-    """What all victims of a group have in common in one round.
+    """All that the victims of a group have in common in one round.
 
     Attributes:
         observations: by the victims' positions.
@@ -55,11 +55,11 @@ class PreparedRound:
     unknowns: Unknowns | None
 
     def matched(self, observation: Observation) -> Tensors:
-        """What is compared with the guessed gradients."""
+        """Return the tensors that are compared with the guessed gradients."""
         return accumulated_gradient(observation) if self.unrolls else as_gradient(observation)
 
     def of(self, positions: Sequence[int]) -> Round:
-        """The updates of the victims at ``positions``, which may repeat."""
+        """Build the round of the victims at ``positions``, which may repeat."""
         observations = [self.observations[position] for position in positions]
         parameter = next(self.victim_model.model.parameters())
         values = stack(
@@ -119,7 +119,7 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
 
 
 def _trial(victim_model: VictimModel, first: Observation) -> torch.Tensor:
-    """(2, B, C, H, W) images that ``victim_model.model`` takes."""
+    """Return images (2, B, C, H, W) that ``victim_model.model`` takes."""
     shape = (first.upload.num_examples, *_input_of_one(first))
     parameter = next(victim_model.model.parameters())
     trial = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0)).to(parameter)
@@ -138,7 +138,7 @@ def _trial(victim_model: VictimModel, first: Observation) -> torch.Tensor:
 
 
 def _input_of_one(first: Observation) -> tuple[int, ...]:
-    """(C, H, W), or (L, d + 1) of the embeddings of a text."""
+    """Return the shape of one input: (C, H, W), or (L, d + 1) of the embeddings of a text."""
     model = first.model
     return (*first.input_shape, model.words.embedding_dim + 1) if isinstance(model, TextModel) else first.input_shape
 
@@ -146,7 +146,10 @@ def _input_of_one(first: Observation) -> tuple[int, ...]:
 def _choose(
     victim_model: VictimModel, trial: torch.Tensor, *, unrolls: bool, elementwise: bool
 ) -> tuple[VictimGradients, Mapping[str, int], Sequence[str]]:
-    """How gradients are computed, the ranks of those that are not formed, and weights that are compared by parts."""
+    """Choose how gradients are computed.
+
+    Also the ranks of those that are not formed, and weights that are compared by parts.
+    """
     if unrolls:
         return _unrolled(victim_model, trial), {}, ()
     of_one = trial.shape[2:3] if getattr(victim_model.model, "next_token", False) else ()
@@ -165,7 +168,7 @@ def _choose(
 
 
 def _unrolled(victim_model: VictimModel, trial: torch.Tensor) -> Unrolled:
-    """Local steps, of a loss that can be batched over victims."""
+    """Replay local steps, if their loss can be batched over victims."""
     unrolled = Unrolled(victim_model)
     if not is_plain(victim_model.loss):
         labels = torch.zeros(trial.shape[:2], dtype=torch.long, device=trial.device)

@@ -92,6 +92,8 @@ class Settings:
         evident: whether an attacker that is told of no defense takes what the update shows for it: zeros, few levels,
             empty columns, and otherwise the norm, to which the guess is clipped (GGL, Li et al. 2022, section 4.2).
         projection: brings the images back to [0, 1] after each iteration.
+        as_they_come: whether what was found is reported with pixels outside of [0, 1]; else it is clamped, as every
+            attacker knows the range of a pixel.
         iterations: of the optimizer.
         restarts: most attempts from different starts. The first that ends below ``accept`` is taken, else the one with
             the least loss.
@@ -121,6 +123,7 @@ class Settings:
     pooled: bool = False
     evident: bool = False
     projection: Projection = "none"
+    as_they_come: bool = False
     iterations: int = 300
     restarts: int = 1
     enough: float = 0.0

@@ -30,7 +30,7 @@ _TRIALS = 32
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """What the output layer puts out for a batch, and what the network makes of it.
+    """Outputs of the output layer and of the network for a batch.
 
     Attributes:
         leaf: (B, K) outputs of the layer.
@@ -42,7 +42,7 @@ class Head:
 
     @classmethod
     def of(cls, network: nn.Module, inputs: Tensor, path: str, layer: nn.Module) -> "Head":
-        """Of ``network`` for ``inputs``, whose output ``layer`` is at ``path``."""
+        """Run ``network`` on ``inputs``, with its output ``layer`` at ``path``, and keep the graph behind it."""
         with torch.no_grad(), leaving({path: layer}) as calls:
             network(inputs)
         leaf = calls[-1].output.detach().requires_grad_()
@@ -51,14 +51,14 @@ class Head:
         return cls(leaf, outputs)
 
     def slopes(self, loss: Loss, labels: Tensor) -> Tensor:
-        """The gradient (B, K) of the batch's loss by the layer's outputs."""
+        """Return the gradient (B, K) of the batch's loss by the layer's outputs."""
         with torch.enable_grad():
             (found,) = torch.autograd.grad(loss(self.outputs, labels), self.leaf, retain_graph=True)
         return found
 
 
 def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
-    """Labels (B,) or rows (B, K) whose gradient by the layer's outputs is ``slopes`` (B, K), and what they leave of it.
+    """Solve for labels (B,) or rows (B, K) that give ``slopes`` (B, K), and return what they leave of them.
 
     Classes are those whose slopes point where those observed do, whatever their length, so that weights of classes and
     clipping do no harm. Rows solve linear equations, since all usual losses are linear in their targets.
@@ -75,7 +75,7 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
 
 
 def _best_classes(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
-    """The class (B,) of each example, and the largest share of a row that its direction leaves."""
+    """Return the class (B,) of each example, and the largest share of a row that its direction leaves."""
     size, number = slopes.shape
     apart = []
     for label in range(number):
@@ -86,7 +86,7 @@ def _best_classes(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
 
 
 def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
-    """Targets (B, K) that solve the equations; of classes those that add up to 1."""
+    """Solve for targets (B, K); those of classes add up to 1."""
     size, number = slopes.shape
     zeros = slopes.new_zeros(size, number)
     base = head.slopes(loss, zeros)
@@ -122,7 +122,10 @@ class SingleExample:
     def of(
         cls, model: nn.Module, shape: tuple[int, ...], layer: OutputNames, gradient: Tensors
     ) -> "SingleExample | None":
-        """From the unscaled ``gradient``; ``None`` where it is not that of one example, or a part was not uploaded.
+        """Build a single example's head from the unscaled ``gradient``; ``None`` where it is not of one example.
+
+        Also where a part was not uploaded. Weight and bias have the gradients s h^T and s, from which the features h
+        follow.
 
         Weight and bias have the gradients s h^T and s, of which the features h follow.
         """
@@ -143,7 +146,7 @@ class SingleExample:
 def counted_labels(
     model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputNames, *, evidence: Tensor, size: int
 ) -> Tensor:
-    """The labels (B,) of a batch, sorted, whose summed slopes point where ``evidence`` (K,) does.
+    """Find labels (B,) of a batch, sorted, whose summed slopes point where ``evidence`` (K,) does.
 
     The slopes of each class are those at what ``model`` makes of noise; labels are added one by one, and then changed
     one by one as long as that helps. The length says nothing, since weights of classes may change it.
@@ -165,7 +168,7 @@ def _best_addition(each: Tensor, labels: Sequence[int], evidence: Tensor) -> int
 
 
 def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputNames) -> Tensor:
-    """(K, K) mean slopes of an example of each class, in units that are the same for all."""
+    """Return mean slopes (K, K) of an example of each class, in units that are the same for all."""
     like = next(model.parameters())
     noise = torch.rand((2 * _TRIALS, *shape), generator=torch.Generator().manual_seed(0)).to(like)
     path = layer[0].rpartition(".")[0]

@@ -26,20 +26,20 @@ class Space:
     std: float = 1.0
 
     def to_images(self, variables: Tensor) -> Tensor:
-        """Variables -> images."""
+        """Turn variables into images."""
         return variables if (self.mean, self.std) == (0.0, 1.0) else self.mean + self.std * variables
 
     def to_variables(self, images: Tensor) -> Tensor:
-        """Images -> variables."""
+        """Turn images into variables."""
         return images if (self.mean, self.std) == (0.0, 1.0) else (images - self.mean) / self.std
 
     def clamped(self, variables: Tensor) -> Tensor:
-        """The variables of images cut to [0, 1]; what lies within stays to the last bit."""
+        """Cut the variables of images to [0, 1]; what lies within stays to the last bit."""
         return variables.clamp(-self.mean / self.std, (1 - self.mean) / self.std)
 
 
 def project(images: Tensor, how: Projection) -> Tensor:
-    """``images`` (V, B, C, H, W) brought to [0, 1]."""
+    """Bring ``images`` (V, B, C, H, W) to [0, 1]."""
     if how == "clamp":
         return images.clamp(0, 1)
     if how == "minmax":
@@ -72,7 +72,7 @@ class Start(Protocol):
     """Draws the first guess of a victim."""
 
     def __call__(self, blank: Blank) -> Tensor:
-        """Variables of ``blank.shape``, on the CPU."""
+        """Return variables of ``blank.shape``, on the CPU."""
         ...
 
 
@@ -155,7 +155,7 @@ class PublicMean:
 
 @dataclass(frozen=True)
 class Previous:
-    """What the attacker made of the same examples in an earlier round; in the first round as ``Normal``."""
+    """The attacker's result for the same examples in an earlier round; in the first round as ``Normal``."""
 
     def __call__(self, blank: Blank) -> Tensor:
         previous = blank.observation.knowledge.previous
@@ -197,7 +197,7 @@ STARTS: Mapping[str, Start] = {
 
 
 def named_start(name: str) -> Start:
-    """The start ``name``.
+    """Return the start called ``name``.
 
     Raises:
         UserError: there is none of that name.
@@ -212,43 +212,43 @@ Shape = Sequence[int]
 
 
 class ImageSource(Protocol):
-    """Makes the images of V victims of variables (V, n), the attack's own, and of what it holds fixed, (V, m)."""
+    """Turns the attack's own variables (V, n) and fixed values (V, m) into the images of V victims."""
 
     def size(self, shape: Shape) -> int:
-        """n."""
+        """Return the number n of variables of a victim."""
         ...
 
     def start(self, blank: Blank) -> Tensor:
-        """First variables (n,) of a victim, on the CPU, drawn from its stream alone."""
+        """Return the first variables (n,) of a victim, on the CPU, drawn from its stream alone."""
         ...
 
     def held(self, blank: Blank) -> Tensor:
-        """What is fixed for a victim, (m,), on the CPU, drawn likewise; m may be 0."""
+        """Return what is fixed for a victim, (m,), on the CPU, drawn from its stream alone; m may be 0."""
         ...
 
     def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
-        """(V, B, C, H, W) in [0, 1], for labels (V, B) or probabilities (V, B, K)."""
+        """Return the images (V, B, C, H, W) in [0, 1], for labels (V, B) or probabilities (V, B, K)."""
         ...
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
-        """(V,) how unlikely the variables are, weighted."""
+        """Return how unlikely the variables are (V,), weighted."""
         ...
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        """``variables`` brought back to where they may be, after each iteration of an attack that projects."""
+        """Bring ``variables`` back to where they may be, after each iteration of an attack that projects."""
         ...
 
     def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> "NextSource | None":
-        """Where to go on from the variables that were found; ``None`` at the end."""
+        """Return the source to go on with from the variables that were found; ``None`` at the end."""
         ...
 
     @property
     def stages(self) -> int:
-        """How many there are, this one included."""
+        """Return how many stages there are, this one included."""
         ...
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """What it was trained on, for images (C, H, W); ``None`` where it was not.
+        """Return what it was trained on, for images (C, H, W); ``None`` where it was not trained.
 
         Raises:
             UserError: there is no such source for these images.

@@ -80,7 +80,7 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
 
 
 def _some_of_each(present: Tensor, schema: Schema) -> Tensor:
-    """(F,) with all categories of a column that seems to have none, and all numbers."""
+    """Add all categories of a column that seems to have none, and all numbers, to (F,)."""
     found = present.clone()
     found[schema.number_values] = True
     places, there = schema.groups
@@ -91,7 +91,7 @@ def _some_of_each(present: Tensor, schema: Schema) -> Tensor:
 
 
 def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tensor:
-    """(K, N, M) what comes back to the layer from rows of nobody under each class' loss, one by one."""
+    """Return what rows of nobody send back to the layer under each class's loss, one by one (K, N, M)."""
     sent = observation.assumed()
     like = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=like.device, dtype=torch.float32).eval()
@@ -113,7 +113,7 @@ def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tenso
 
 
 def _posterior(sums: Tensor, returns: Tensor, schema: Schema, counts: Sequence[float]) -> Tensor:
-    """(K, F) shares of each category in the rows of each class, and means of numbers, given ``sums`` (M, F).
+    """Estimate each category's shares in the rows of each class, and means of numbers, (K, F), by ``sums`` (M, F).
 
     A Gaussian model: so many rows of each class as their shares beforehand say, give or take, whose returns have the
     mean and the covariance of ``returns`` (K, N, M).
@@ -140,7 +140,7 @@ def _posterior(sums: Tensor, returns: Tensor, schema: Schema, counts: Sequence[f
 
 
 def _tidied(shares: Tensor, schema: Schema, present: Tensor) -> Tensor:
-    """(K, F) made shares of each column that add up to 1, and numbers within their bounds."""
+    """Turn (K, F) into shares of each column that add up to 1, and numbers within their bounds."""
     found = shares.clone()
     places, there = schema.groups
     if len(places):

@@ -39,11 +39,11 @@ class TableRows:
     stages: int = 1
 
     def size(self, shape: Shape) -> int:
-        """B F."""
+        """Return the number of variables, B F."""
         return int(torch.Size(shape).numel())
 
     def start(self, blank: Blank) -> Tensor:
-        """(B F,)."""
+        """Draw the first variables (B F,)."""
         schema, numbers = self.schema, self.schema.number_values
         drawn = self.spread * torch.randn(tuple(blank.shape), generator=blank.generator)
         middle = self._middles(blank)
@@ -59,7 +59,7 @@ class TableRows:
         return drawn.flatten()
 
     def _middles(self, blank: Blank) -> Tensor:
-        """(B, F) or (F,) shares of categories and means of numbers around which a first guess is drawn."""
+        """Return shares of categories and means of numbers, (B, F) or (F,), for a first guess."""
         schema, found = self.schema, self._evidence(blank)
         if found is None:
             return schema.usual
@@ -79,16 +79,16 @@ class TableRows:
         return evidence_of(blank.observation, self.schema, tuple(counts))
 
     def held(self, blank: Blank) -> Tensor:
-        """(F,) 1 of what a row may have, 0 of categories that none has."""
+        """Return a mask (F,): 1 of what a row may have, 0 of categories that none has."""
         found = self._evidence(blank)
         return torch.ones(self.schema.width) if found is None else found.present.float()
 
     def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
-        """(V, B, F) as a model takes them."""
+        """Return the rows (V, B, F) as a model takes them."""
         return self.rows(variables.reshape(-1, *shape), held)
 
     def rows(self, free: Tensor, held: Tensor) -> Tensor:
-        """Free variables (V, B, F) -> rows (V, B, F), of categories that ``held`` (V, F) allows."""
+        """Turn free variables (V, B, F) into rows (V, B, F), of categories that ``held`` (V, F) allows."""
         schema = self.schema
         places, there = (each.to(free.device) for each in schema.groups)
         found = free
@@ -109,30 +109,30 @@ class TableRows:
         return standard.index_copy(-1, numbers, own)
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
-        """(V,) nothing."""
+        """Return no penalty: zeros (V,)."""
         return variables.new_zeros(len(variables))
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        """As they are: all variables give rows."""
+        """Return ``variables`` unchanged: all of them give rows."""
         return variables
 
     def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
-        """Nothing."""
+        """Return ``None``: no source follows."""
         return None
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Not trained."""
+        """Return ``None``: nothing is trained."""
         return None
 
 
 def costs(schema: Schema, cells: Tensor, others: Tensor) -> Tensor:
-    """(..., B, B) how many cells of each row of ``cells`` (..., B, C) are not those of each row of ``others``."""
+    """Count the cells in which each row of ``cells`` (..., B, C) differs from each row of ``others``, (..., B, B)."""
     apart = (cells[..., :, None, :] - others[..., None, :, :]).abs()
     return (apart > schema.tolerances.to(cells)).sum(-1).double()
 
 
 def assigned(cost: Tensor) -> Tensor:
-    """(B,) for each row of ``cost`` (B, B) the column that it goes with, least in sum."""
+    """Assign each row of ``cost`` (B, B) its column, least in sum, (B,)."""
     if len(cost) == 1:
         return torch.zeros(1, dtype=torch.long)
     try:
@@ -155,7 +155,7 @@ class Pooled:
     certainty: Tensor
 
     def certainty_of(self, rows: Tensor, schema: Schema) -> Tensor:
-        """(B, C) of the same rows, in the order of ``rows`` (B, F)."""
+        """Return the certainty (B, C) of the same rows, in the order of ``rows`` (B, F)."""
         return self.certainty[assigned(costs(schema, schema.cells(rows), schema.cells(self.rows)))]
 
 
@@ -187,7 +187,7 @@ def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None
 
 
 def _certainty(schema: Schema, raw: Tensor, aligned: Tensor) -> Tensor:
-    """(B, C) of attempts (R, B, F) in one order."""
+    """Return the certainty (B, C) of attempts (R, B, F) in one order."""
     found = raw.new_zeros(raw.shape[1], len(schema.columns))
     places, there = schema.groups
     if len(places):

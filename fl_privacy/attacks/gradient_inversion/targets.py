@@ -13,26 +13,26 @@ LocalSteps = Literal["unroll", "first_order"]
 
 
 def needs_unrolling(plan: LocalPlan, num_examples: int, local_steps: LocalSteps) -> bool:
-    """Whether the update is more than a gradient in disguise."""
+    """Say whether local steps have to be replayed: the update is more than a gradient up to a factor."""
     if plan.shares == "gradient" or local_steps == "first_order":
         return False
     return plan.optimizer != "sgd" or number_of_steps(num_examples, plan) > 1
 
 
 def is_sum_of_gradients(plan: LocalPlan) -> bool:
-    """Whether the update is a sum of gradients with known factors, or one of them."""
+    """Say whether the update is a sum of gradients with known factors, or one of them."""
     return plan.shares == "gradient" or (plan.optimizer == "sgd" and not plan.weight_decay)
 
 
 def accumulated_gradient(observation: Observation) -> Tensors:
-    """The gradient shared, or the sum ``-delta / lr`` of what the local steps subtracted."""
+    """Return the gradient shared, or the sum ``-delta / lr`` of what the local steps subtracted."""
     if observation.plan.shares == "gradient":
         return observation.update()
     return {name: -delta / observation.plan.lr for name, delta in observation.update().items()}
 
 
 def as_gradient(observation: Observation) -> Tensors:
-    """The update as a mean gradient at the weights sent: exact for one step of SGD, to first order for more.
+    """Return the update as a mean gradient at the weights sent: exact for one step of SGD, to first order for more.
 
     The steps of Adam hide the scale of the gradient; its sign survives.
     """
@@ -45,7 +45,7 @@ def as_gradient(observation: Observation) -> Tensors:
 
 
 def matched_per_uploaded(plan: LocalPlan, num_examples: int, *, unrolls: bool) -> float:
-    """How much larger what is matched is than what was uploaded: 1 for a gradient; of a delta without the sign."""
+    """Return the factor from the uploaded to the matched tensors: 1 for a gradient; for a delta without its sign."""
     if plan.shares == "gradient":
         return 1.0
     if unrolls or plan.optimizer != "sgd":
@@ -54,7 +54,7 @@ def matched_per_uploaded(plan: LocalPlan, num_examples: int, *, unrolls: bool) -
 
 
 def _sgd_factor(steps: int, plan: LocalPlan) -> float:
-    """How often a constant gradient is subtracted by ``steps`` steps with momentum."""
+    """Return how often ``steps`` steps with momentum subtract a constant gradient."""
     velocity, total = 0.0, 0.0
     for _ in range(steps):
         velocity = 1 + plan.momentum * velocity
@@ -63,5 +63,5 @@ def _sgd_factor(steps: int, plan: LocalPlan) -> float:
 
 
 def stack(updates: list[Tensors], names: list[str], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """(V, *shape) of each name."""
+    """Stack each name's tensors to (V, *shape)."""
     return {name: torch.stack([u[name].to(device=device, dtype=dtype) for u in updates]) for name in names}

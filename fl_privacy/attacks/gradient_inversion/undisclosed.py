@@ -28,7 +28,7 @@ _RETURNS_MORE = "In training the model returns more than its outputs; it is atta
 
 @dataclass(frozen=True)
 class _Passes:
-    """What passes over the same images show of a model: why it can't be attacked in training mode, or in no mode."""
+    """Findings of repeated passes over the same images: why training mode, or any mode, can't be attacked."""
 
     not_in_training: str = ""
     in_no_mode: str = ""
@@ -55,13 +55,13 @@ class Disclosed:
 
 
 def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
-    """Each of ``observations`` with what could be found out; those that are complete stay as they are."""
+    """Complete each of ``observations`` by what can be found out; those that are complete stay the same."""
     states: dict[tuple[int, int], ModelState] = {}
     return [_disclosed(observation, states) for observation in observations]
 
 
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
-    """What was ``found``, in the scale that the client's inputs have, with a sentence for each thing found out.
+    """Return ``found`` in the scale of the client's inputs, with a sentence for each thing found out.
 
     What was assumed of the labels goes unsaid where they reproduce the update.
     """
@@ -85,7 +85,7 @@ def _disclosed(observation: Observation, states: dict[tuple[int, int], ModelStat
 
 
 def _once_each(observation: Observation, states: dict[tuple[int, int], ModelState]) -> Observation:
-    """Each tied weight under its first name alone."""
+    """Keep each tied weight under its first name alone."""
     model, own = observation.model, {name for name, _ in observation.model.named_parameters()}
     twice = {name for name, _ in model.named_parameters(remove_duplicate=False)} - own
     if not twice:
@@ -99,7 +99,7 @@ def _once_each(observation: Observation, states: dict[tuple[int, int], ModelStat
 
 
 def _without_draws(observation: Observation) -> Observation:
-    """In evaluation mode, where the model draws at random in training, or returns something else."""
+    """Switch to evaluation mode where the model draws at random in training, or returns something else."""
     if not _covers(observation):
         return observation
     plan = observation.plan
@@ -119,7 +119,7 @@ def _evaluating(plan: LocalPlan) -> LocalPlan:
 
 
 def _covers(observation: Observation) -> bool:
-    """Whether the values are those of the model; if not, the attack says why."""
+    """Say whether the values fit the model; if not, the attack says why."""
     assumed = observation.assumed().parameters
     return all(
         name in assumed and assumed[name].shape == parameter.shape and bool(assumed[name].isfinite().all())
@@ -128,7 +128,7 @@ def _covers(observation: Observation) -> bool:
 
 
 def _compared(observation: Observation) -> _Passes:
-    """Two passes in the client's mode, and two in evaluation mode where these differ."""
+    """Compare two passes in the client's mode, and two in evaluation mode where these differ."""
     if observation.plan.mode == "train":
         outputs = _two_passes(observation, observation.plan)
         if outputs is not None and _alike(*outputs):
@@ -149,7 +149,7 @@ def _compared(observation: Observation) -> _Passes:
 
 @torch.no_grad()
 def _two_passes(observation: Observation, plan: LocalPlan) -> tuple[Tensor, Tensor] | None:
-    """Outputs (2, K) of the same images under other random numbers; ``None`` where there are no such."""
+    """Return outputs (2, K) of the same images under other random numbers; ``None`` where there are no outputs."""
     like = next(iter(observation.assumed().parameters.values()))
     model = frozen_copy(observation.model, observation.assumed(), plan, device=like.device, dtype=torch.float32)
     images = torch.rand((2, *observation.input_shape), generator=torch.Generator().manual_seed(0)).to(like.device)
@@ -174,7 +174,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def _in_unit_range(observation: Observation) -> Observation:
-    """Of a copy of the model that takes inputs in [0, 1]."""
+    """Use a copy of the model that takes inputs in [0, 1]."""
     if observation.input_range == _UNIT:
         return observation
     low, high = observation.input_range

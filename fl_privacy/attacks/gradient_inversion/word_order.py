@@ -26,7 +26,7 @@ _DISCOUNT = 0.75
 
 @dataclass(frozen=True, eq=False)
 class _Counts:
-    """Of sequences of n tokens, and of what goes before their last.
+    """Counts of sequences of n tokens, and of what precedes their last token.
 
     Attributes:
         keys: sorted numbers of the sequences that there are.
@@ -60,7 +60,7 @@ class LanguageModel:
 
     @torch.no_grad()
     def surprise(self, tokens: Tensor) -> Tensor:
-        """Texts (n, L) -> (n,) mean negative log likelihood of their tokens, natural; 0 of none."""
+        """Return the mean negative log likelihood (n,) of the tokens of texts (n, L), natural; 0 of none."""
         there = tokens >= 0
         likelihood = torch.full(tokens.shape, 1 / self.size, dtype=torch.float64)
         for length, counts in enumerate(self._counts, start=1):
@@ -78,7 +78,7 @@ class LanguageModel:
         return self.size + 1
 
     def _keys(self, tokens: Tensor, length: int) -> Tensor:
-        """(n, L) the number of the ``length`` tokens up to each; the beginning is a token of its own."""
+        """Return the number (n, L) of the ``length`` tokens up to each; the beginning is a token of its own."""
         begun = torch.nn.functional.pad(tokens.long().clamp_min(0), (length - 1, 0), value=self.size)
         keys = torch.zeros_like(tokens, dtype=torch.long)
         for part in begun.unfold(1, length, 1).unbind(-1):
@@ -98,7 +98,7 @@ class LanguageModel:
 
 
 def _found(keys: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
-    """What ``values`` say of the sorted ``keys`` for each of ``wanted``; 0 where there is no such key."""
+    """Look up ``values`` of the sorted ``keys`` for each of ``wanted``; 0 where there is no such key."""
     at = torch.searchsorted(keys, wanted).clamp_max(max(0, len(keys) - 1))
     return torch.where(keys[at] == wanted, values[at], 0).double()
 
@@ -130,13 +130,13 @@ class Rearranged:
     capacity: int
 
     def due(self, iteration: int) -> bool:
-        """Whether there is a move behind so many iterations."""
+        """Say whether a move follows after ``iteration`` iterations."""
         after = iteration - int(self.moves.burn_in * self.iterations)
         return after >= 0 and iteration % self.moves.every == 1 and iteration < self.iterations
 
     @torch.no_grad()
     def begin(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """First guesses (V, N): ``variables`` or the best of as random others, then of orders of their words."""
+        """Return first guesses (V, N): the best of ``variables`` and random others, then of orders of their words."""
         scores, (batch, longest, width) = self._mismatch(problem, variables.unsqueeze(1))[:, 0], problem.shape
         lengths = _lengths(problem)
         own = lengths.amax(1).tolist()  # what is drawn for a victim does not depend on the texts beside it
@@ -161,7 +161,7 @@ class Rearranged:
 
     @torch.no_grad()
     def __call__(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """``variables`` (V, N) with the words of each text in the best of several orders, as they are read."""
+        """Put the words of each text, decoded from ``variables`` (V, N), into the best of several orders."""
         read = _as_read(problem, variables)
         for text in range(problem.shape[0]):
             orders = self._best(problem, read, text, generators)
@@ -170,7 +170,7 @@ class Rearranged:
 
     @torch.no_grad()
     def end(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
-        """The texts that ``variables`` (V, N) are read as, in the best order that moves lead to, their loss (V,)."""
+        """Decode the texts of ``variables`` (V, N) in the best order that moves lead to, and return their loss (V,)."""
         read = _as_read(problem, variables)
         ended = torch.zeros(len(read), dtype=torch.bool, device=read.device)
         for _ in range(self.moves.last):
@@ -184,8 +184,10 @@ class Rearranged:
         return read, self._mismatch(problem, read[:, None])[:, 0]
 
     def _best(self, problem: Problem, read: Tensor, text: int, generators: Sequence[torch.Generator]) -> Tensor:
-        """(V, B, L) the best of several orders of the words of one text of ``read`` (V, N); the present one where the
-        others are no better, as where equal words change places."""
+        """Return the best (V, B, L) of several orders of the words of one text of ``read`` (V, N).
+
+        It is the present one where the others are no better, as where equal words change places.
+        """
         source, (batch, longest) = problem.settings.source, problem.shape[:2]
         assert isinstance(source, WordEmbeddings)
         orders = torch.arange(longest).repeat(len(read), self.moves.tries, batch, 1)
@@ -202,7 +204,7 @@ class Rearranged:
         return orders[torch.arange(len(read)), best]
 
     def _mismatch(self, problem: Problem, tried: Tensor) -> Tensor:
-        """(V, T) of guesses (V, T, N)."""
+        """Return the mismatch (V, T) of guesses (V, T, N)."""
         flat = tried.flatten(0, 1)
         owners = torch.arange(len(tried), device=tried.device).repeat_interleave(tried.shape[1])
         losses = []
@@ -217,7 +219,7 @@ class Rearranged:
 def rearranged(
     moves: Rearranging | None, observation: Observation, *, iterations: int, capacity: int
 ) -> Rearranged | None:
-    """The moves of an attack on ``observation`` and its like; ``None`` where it makes none.
+    """Build the moves of an attack on ``observation`` and its like; ``None`` where it makes none.
 
     Raises:
         UserError: a language model is asked for, but no public text is known.
@@ -234,7 +236,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """(V, T, L) orders of the first ``lengths`` (V,) of L words, in turn of each kind; the first leaves them.
+    """Draw orders (V, T, L) of the first ``lengths`` (V,) of L words, by each kind of move; the first changes nothing.
 
     Args:
         lengths: of the texts.
@@ -266,7 +268,7 @@ def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence
 
 
 def _as_read(problem: Problem, variables: Tensor) -> Tensor:
-    """``variables`` (V, N) with the embeddings of the tokens that they are read as."""
+    """Replace the variables (V, N) by the embeddings of the tokens that they decode to."""
     source, found = problem.settings.source, problem.images(variables)
     assert isinstance(source, WordEmbeddings)
     words = source.variables_of(source.read(found)).flatten(1)
@@ -274,7 +276,7 @@ def _as_read(problem: Problem, variables: Tensor) -> Tensor:
 
 
 def _in_order(problem: Problem, variables: Tensor, orders: Tensor) -> Tensor:
-    """Guesses (V, T, N) with the words of ``variables`` (V, N) in ``orders`` (V, T, B, L)."""
+    """Build guesses (V, T, N) with the words of ``variables`` (V, N) in ``orders`` (V, T, B, L)."""
     batch, longest, width = problem.shape
     words = variables[:, None, : problem.pixels].reshape(-1, 1, batch, longest, width)
     words = words.expand(-1, orders.shape[1], -1, -1, -1)
@@ -284,19 +286,19 @@ def _in_order(problem: Problem, variables: Tensor, orders: Tensor) -> Tensor:
 
 
 def _lengths(problem: Problem) -> Tensor:
-    """(V, B) words of each text, on the CPU."""
+    """Return the number of words (V, B) of each text, on the CPU."""
     assert problem.held is not None
     batch, longest, _ = problem.shape
     return problem.held.reshape(-1, batch, longest).sum(2).round().long().cpu()
 
 
 def _better(variables: Tensor, scores: Tensor, tried: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each victim the best of ``tried`` (V, T, N), where it is better than what there was, and its score."""
+    """Return for each victim the best of ``tried`` (V, T, N), or ``variables`` where that is better, and its score."""
     least, which = found.min(1)
     chosen = tried[torch.arange(len(tried), device=tried.device), which]
     return torch.where((least < scores)[:, None], chosen, variables), torch.minimum(least, scores)
 
 
 def _pieces(number: int, most: int) -> list[int]:
-    """``number`` in parts of at most ``most``."""
+    """Cut ``number`` into parts of at most ``most``."""
     return [min(most, number - begin) for begin in range(0, number, most)]

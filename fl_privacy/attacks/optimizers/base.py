@@ -19,7 +19,7 @@ class OptimizerRun(Protocol):
     def iteration(self) -> Tensor: ...
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One move.
+        """Make one move.
 
         Args:
             variables: (V, N).
@@ -45,7 +45,7 @@ class Optimizer(Protocol):
     """What starts an optimization; it holds settings alone, so that one serves any number of victims."""
 
     def start(self, variables: Tensor, *, iterations: int, images: int) -> OptimizerRun:
-        """The run from ``variables`` on.
+        """Start the run from ``variables``.
 
         Args:
             variables: (V, N).
@@ -56,7 +56,7 @@ class Optimizer(Protocol):
 
     @property
     def moments(self) -> int:
-        """Values of state per variable."""
+        """Return the values of state per variable."""
         ...
 
 

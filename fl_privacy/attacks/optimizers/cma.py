@@ -33,7 +33,7 @@ class EvolutionStrategy:
         expect_package("cma", "attack.optimizer=cma")
 
     def begin(self, variables: int, iterations: int, generator: torch.Generator) -> "Evolution":
-        """A search in so many dimensions, which draws from ``generator`` alone."""
+        """Begin a search in ``variables`` dimensions, which draws from ``generator`` alone."""
         self.expect_package()
         return Evolution(self, variables, iterations, generator)
 
@@ -67,14 +67,14 @@ class Evolution:
         self._strategy = cma.CMAEvolutionStrategy(variables * [0.0], settings.deviation, options)
 
     def ask(self) -> Tensor:
-        """(P, N) candidates, float64."""
+        """Return candidates (P, N), float64."""
         return torch.stack([torch.as_tensor(candidate) for candidate in self._strategy.ask()])
 
     def tell(self, candidates: Tensor, losses: Sequence[float]) -> None:
-        """What the candidates last asked for are worth; infinite where they are nothing."""
+        """Pass on the losses of the candidates last asked for; infinite where they are worth nothing."""
         self._strategy.tell(list(candidates.numpy()), list(losses))
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing more to gain, or all iterations are done."""
+        """Say whether there is nothing more to gain, or all iterations are done."""
         return bool(self._strategy.stop())

@@ -74,7 +74,7 @@ _CLIPPING_EPS = 1e-6
 
 
 def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor:
-    """(V, N) what is taken of ``gradient``, of which the first ``images`` are pixels."""
+    """Take the sign of ``gradient`` (V, N), hard, soft or not at all, of which the first ``images`` are pixels."""
     if how == "none":
         return gradient
     pixels = gradient[:, :images]
@@ -85,8 +85,10 @@ def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor
 
 
 def clipped(gradient: Tensor, length: float) -> Tensor:
-    """Rows of ``gradient`` (V, N) that are longer than ``length`` cut to it, as ``torch.nn.utils.clip_grad_norm_`` does
-    with all variables of one victim; without a change where it is infinite."""
+    """Cut rows of ``gradient`` (V, N) that are longer than ``length`` to it.
+
+    As ``torch.nn.utils.clip_grad_norm_`` does with all variables of one victim; an infinite ``length`` changes nothing.
+    """
     if length == math.inf:
         return gradient
     lengths = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
@@ -131,7 +133,7 @@ class Adam:
     def move(
         self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
     ) -> Tensor:
-        """The next variables; ``moments`` are updated in place, ``steps`` or (V,) of each victim count from 1."""
+        """Return the next variables; ``moments`` are updated in place, ``steps`` count from 1."""
         first, second = moments
         beta1, beta2 = self.betas
         gradient = clipped(gradient, self.clip)
@@ -175,7 +177,7 @@ class GradientDescent:
     def move(
         self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
     ) -> Tensor:
-        """The next variables; ``moments`` are updated in place."""
+        """Return the next variables; ``moments`` are updated in place."""
         velocity = moments[0].mul_(self.momentum).add_(gradient)
         return variables - rate * (gradient + self.momentum * velocity if self.nesterov else velocity)
 

@@ -41,7 +41,7 @@ class History:
         self._pushed = torch.zeros(v, dtype=torch.long, device=variables.device)
 
     def direction(self, gradient: Tensor, y: Tensor, s: Tensor, learns: Tensor) -> Tensor:
-        """-H g of each victim (V, N), after the pair (s, y) was taken up where ``learns`` and it has curvature."""
+        """Return -H g of each victim (V, N), after adding the pair (s, y) where ``learns`` and it has curvature."""
         curvature = (y * s).sum(1)
         rows = (learns & (curvature > _MIN_CURVATURE)).nonzero().flatten()
         if len(rows):
@@ -66,7 +66,7 @@ class History:
         return -torch.addcmul(step, self._scale.to(dtype)[:, None], gradient)
 
     def _by_age(self, used: int) -> Tensor:
-        """Slots (V, used) of each victim's pairs, oldest first."""
+        """Return the slots (V, used) of each victim's pairs, oldest first."""
         capacity = self._s.shape[1]
         oldest = (self._pushed - capacity).clamp_min(0)
         return (oldest[:, None] + torch.arange(used, device=oldest.device)) % capacity
@@ -92,8 +92,10 @@ class History:
         _unit(self._sy[:, old:, old:])
 
     def _coefficients(self, sg: Tensor, yg: Tensor) -> tuple[Tensor, Tensor]:
-        """Coefficients of H g on the pairs: w on s and -scale * a on y, with a = R^-1 S'g and
-        w = R^-T ((D + scale Y'Y) a - scale Y'g)."""
+        """Return the coefficients of H g on the pairs: w on s and -scale * a on y.
+
+        a = R^-1 S'g and w = R^-T ((D + scale Y'Y) a - scale Y'g).
+        """
         used = sg.shape[1]
         upper, yy, scale = self._sy[:, :used, :used], self._yy[:, :used, :used], self._scale[:, None, None]
         a = torch.linalg.solve_triangular(upper, sg[..., None], upper=True)
@@ -119,7 +121,7 @@ class History:
 
 
 def _unit(matrices: Tensor) -> Tensor:
-    """Ones on the diagonals, in place: what leaves unused slots out of a triangular system."""
+    """Fill the diagonals with ones, in place, which leaves unused slots out of a triangular system."""
     matrices.diagonal(dim1=-2, dim2=-1).fill_(1)
     return matrices
 
@@ -129,7 +131,9 @@ _NARROW = 1e-9
 
 
 class StrongWolfe:
-    """Searches under way. A row first looks for a bracket and then zooms into it; all scalars are kept in float64.
+    """Line searches under way: a row first looks for a bracket and then zooms into it.
+
+    All scalars are kept in float64.
 
     Attributes:
         searching: (V,) rows whose next evaluation is a trial.
@@ -178,7 +182,7 @@ class StrongWolfe:
         self._set_end(0, rows, (torch.zeros_like(slope), loss.double(), slope), gradient)
 
     def look(self, loss: Tensor, gradient: Tensor) -> Tensor:
-        """Take up the evaluation of the trials; returns the rows (V,) whose search is over."""
+        """Take up the evaluation of the trials, and return the rows (V,) whose search is over."""
         trial = self.step, loss.double(), (gradient * self._direction).sum(1).double()
         searching, zooming = self.searching, self.searching & self._zooms
         self.trials = self.trials + searching
@@ -215,7 +219,7 @@ class StrongWolfe:
         self._rounds = self._rounds + rows
 
     def _narrow(self, rows: Tensor, rises: Tensor, flat: Tensor, trial: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
-        """Replace an end of the bracket by the trial; returns the rows where it is good enough."""
+        """Replace an end of the bracket by the trial, and return the rows where it is good enough."""
         low = self._low()
         low_end, high_end = self._end(low), self._end(1 - low)
         worse = rows & (rises | (trial[1] >= low_end[1]))
@@ -229,7 +233,7 @@ class StrongWolfe:
         return better & flat
 
     def _choose_within(self, rows: Tensor) -> Tensor:
-        """The next trial within the bracket; returns the rows where it is too narrow or the trials are used up."""
+        """Choose the next trial within the bracket, and return the rows where there is none left."""
         ends = self._ends[0]
         least, most = ends.amin(1), ends.amax(1)
         narrow = (most - least) * self._direction.abs().amax(1).double() < _NARROW
@@ -244,7 +248,7 @@ class StrongWolfe:
         return over
 
     def _accept(self, rows: Tensor) -> None:
-        """The better end of the bracket."""
+        """Accept the better end of the bracket."""
         low = self._low()
         step, loss, _ = self._end(low)
         self.step, self.loss = torch.where(rows, step, self.step), torch.where(rows, loss, self.loss)
@@ -279,7 +283,7 @@ class StrongWolfe:
 def _cubic_minimum(
     one: Tensor | tuple[Tensor, ...], other: Tensor | tuple[Tensor, ...], bounds: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Where the cubic through two (step, loss, slope) is least within ``bounds``; their middle where it has none."""
+    """Minimize the cubic through two (step, loss, slope) within ``bounds``; without a minimum return their middle."""
     (x1, f1, g1), (x2, f2, g2) = one, other
     d1 = g1 + g2 - 3 * (f1 - f2) / (x1 - x2)
     square = d1.square() - g1 * g2
@@ -357,7 +361,7 @@ class _LBFGSRun:
         self._loss = variables.new_zeros(count)
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One move of every victim that is not finished; see :class:`OptimizerRun`."""
+        """Make one move of every victim that is not finished; see :class:`OptimizerRun`."""
         settings = self._settings
         gradient = signed(gradient, settings.sign, self._images, 1.0)
         flat = gradient.abs().amax(1) <= settings.tolerance_grad
@@ -411,7 +415,7 @@ class _SearchingRun(_LBFGSRun):
         self._direction = torch.zeros_like(variables)
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One evaluation of every victim that is not finished; see :class:`OptimizerRun`."""
+        """Make one evaluation of every victim that is not finished; see :class:`OptimizerRun`."""
         settings, search = self._settings, self._search
         begins = ~search.searching & ~self._finished
         over = search.look(loss, gradient)

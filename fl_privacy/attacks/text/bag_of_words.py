@@ -43,7 +43,7 @@ _SMOOTHED = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Bag:
-    """What was read of one victim.
+    """Words of one victim's texts, found in its update.
 
     Attributes:
         tokens: (k,) different ones, the surest first.
@@ -59,7 +59,7 @@ class Bag:
 
     @property
     def all(self) -> Tensor:
-        """(n,) each token as often as it is there."""
+        """Return each token as often as it occurs, (n,)."""
         return self.tokens.repeat_interleave(self.times)
 
 
@@ -80,7 +80,7 @@ class BagReader:
         self._expected: dict[tuple[object, ...], Expected] = {}
 
     def read(self, observations: Sequence[Observation]) -> list[Bag]:
-        """Of each of ``observations``."""
+        """Find the words of each of ``observations``."""
         rows = word_rows(observations, self._name, self._where)
         return [self._bag(observation, rows.of(k)) for k, observation in enumerate(observations)]
 
@@ -112,7 +112,7 @@ class BagReader:
         return self._counted(found, observation, rows, total)
 
     def _counted(self, found: Found, observation: Observation, rows: WordRows, total: int | None) -> Bag:
-        """How often the words are there, and for a single text in which order."""
+        """Count how often the words are there, and for a single text find their order."""
         tokens = found.tokens
         if not len(tokens):
             return Bag(tokens, tokens, found.exact)
@@ -131,7 +131,7 @@ class BagReader:
         return repeated(found.energy[tokens], common=common, total=total)
 
     def _ordered(self, observation: Observation, rows: WordRows, tokens: Tensor, total: int | None) -> Tensor | None:
-        """The text, by the rows of its positions."""
+        """Order the words into the text, by the rows of its positions; ``None`` where these are missing."""
         positions = self._positions(observation)
         if positions is None or total is None or self._where != "embeddings":
             return None
@@ -140,7 +140,7 @@ class BagReader:
         return tokens[placed(rows.values[0, tokens], own)]
 
     def _positions(self, observation: Observation) -> Tensor | None:
-        """(P, d) what the positions' rows were moved by, where there are some and not weight decay moves them."""
+        """Return the positions' rows (P, d) of the update; ``None`` where there are none or weight decay moves them."""
         name = self._model.position_weight
         rows = None if name is None else observation.update().get(name)
         if rows is None or (observation.plan.weight_decay and observation.plan.shares != "gradient"):
@@ -164,7 +164,7 @@ class BagReader:
 
 
 def _odds(observation: Observation, size: int, expected: int) -> Tensor:
-    """(V,) probability of each token to be among so many ``expected`` ones, by how often it is in public texts."""
+    """Return each token's probability (V,) to be among ``expected`` tokens, by its frequency in public texts."""
     public = observation.knowledge.public_images
     counts = torch.full((size,), _SMOOTHED, dtype=torch.float64)
     if public is not None:
@@ -173,7 +173,7 @@ def _odds(observation: Observation, size: int, expected: int) -> Tensor:
 
 
 def _told_noise(observation: Observation) -> float | None:
-    """Standard deviation of the noise on each element of the upload, where the defense says it."""
+    """Return the standard deviation of the noise on each element of the upload, where the defense gives it."""
     parts = [part.effect for part in observation.knowledge.defense or () if isinstance(part.effect, Noise)]
     if not parts or any(effect.std is None for effect in parts):
         return None
@@ -193,7 +193,7 @@ WITHHELD = (
 
 @dataclass(frozen=True, kw_only=True)
 class BagOfWords:
-    """Which words the texts consist of, and how often each is there: the rows of the embeddings' gradient (ours).
+    """Finds which words the texts consist of, and how often each is there: the rows of the embeddings' gradient (ours).
 
     Only the tokens of a batch send something to their rows. Pruning and rounding leave words that no other token can be
     mistaken for, and so do several steps of any optimizer, since what weight decay does to all rows is computed. Above
@@ -247,7 +247,7 @@ def _made(observation: Observation, model: TextModel, bag: Bag) -> Reconstructio
 
 
 def _dealt(observation: Observation, model: TextModel, bag: Bag) -> Tensor:
-    """(B, L) the words in the order that is known, or dealt to the texts."""
+    """Return the words (B, L) in the order that is known, or dealt out to the texts."""
     if bag.ordered is not None:
         return bag.ordered[None]
     number, words = observation.upload.num_examples, bag.all

@@ -17,7 +17,7 @@ from fl_privacy.types import Observation, Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Of so many texts.
+    """What is known of the lengths of a batch's texts.
 
     Attributes:
         number: of the texts.
@@ -31,7 +31,9 @@ class Lengths:
 
     @classmethod
     def of(cls, observation: Observation, model: TextModel) -> Self:
-        """Of the tokens that spans can hold: of a language model all but the last, which nothing is predicted from.
+        """Count the tokens that spans can hold: of a language model all but the last, from which nothing is predicted.
+
+        Where no lengths are given, the gradient of the positions, if there is one, shows the longest.
 
         Where no lengths are told, the gradient of the positions, if there is one, tells the longest.
         """
@@ -47,23 +49,23 @@ class Lengths:
 
     @property
     def possible(self) -> list[int]:
-        """Those of any text, the longest last."""
+        """Return the lengths that a text may have, the longest last."""
         return list(range(1, self.longest + 1)) if self.told is None else sorted(set(self.told))
 
     def reaching(self, position: int) -> int:
-        """How many texts have a token at ``position``, at most."""
+        """Return how many texts have a token at ``position``, at most."""
         return self.number if self.told is None else sum(length > position for length in self.told)
 
     def within(self, longest: int) -> Self:
-        """Where nobody says them, with at most ``longest`` tokens."""
+        """Limit lengths that are not known to ``longest`` tokens."""
         return self if self.told is not None else replace(self, longest=min(self.longest, longest))
 
     def hold(self, length: int) -> bool:
-        """Whether there may be a text of ``length``."""
+        """Say whether there may be a text of ``length``."""
         return self.number > 0 and length in self.possible
 
     def without(self, length: int) -> Self:
-        """But for a text of ``length``."""
+        """Remove a text of ``length``."""
         if self.told is None:
             return replace(self, number=self.number - 1)
         left = list(self.told)
@@ -97,21 +99,21 @@ class Candidates:
 
     @property
     def length(self) -> int:
-        """Of the longest text."""
+        """Return the length of the longest text."""
         return max((p + 1 for p, found in enumerate(self.tokens) if len(found)), default=0)
 
     @property
     def whole(self) -> bool:
-        """Whether there is one at each position of the longest text."""
+        """Say whether there is a candidate at each position of the longest text."""
         return self.length > 0 and all(map(len, self.tokens[: self.length]))
 
     @property
     def number(self) -> int:
-        """Of all pairs of token and position."""
+        """Count all pairs of token and position."""
         return sum(map(len, self.tokens))
 
     def hold(self, texts: Sequence[Tensor]) -> bool:
-        """Whether no pair of ``texts`` (L,) was left out, and all that were are so many times farther than theirs."""
+        """Say whether no pair of ``texts`` (L,) was left out, and all left out are clearly farther."""
         farthest = 0.0
         for text in texts:
             if len(text) > len(self.tokens):
@@ -125,8 +127,10 @@ class Candidates:
 
 
 def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor | None:
-    """(n,) tokens whose embedding got a gradient: all that are in the texts. ``None`` where it was withheld, or where
-    nothing in it is zero, as with a head tied to it or noise."""
+    """Return the tokens (n,) whose embedding got a gradient, which are all in the texts.
+
+    ``None`` where it was withheld, or where nothing in it is zero, as with a head tied to it or noise.
+    """
     found = gradient.get(model.word_weight)
     if found is None:
         return None
@@ -135,7 +139,7 @@ def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor | None:
 
 
 def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Lengths, tolerance: float) -> Candidates:
-    """Every pair of token and position whose embedding is in ``span``.
+    """Find every pair of token and position whose embedding is in ``span``.
 
     Those of a single text are all in it that are in the span. Of several texts others can be as well: the embedding of
     a token at a position is a sum, so that with (v, p), (w, p) and (v, q) the span holds (w, q), in the texts or not.
@@ -175,7 +179,7 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
 
 
 def _distances(model: TextModel, span: Span, tokens: Tensor, longest: int) -> Tensor:
-    """(n, L) of every token at every position; a first block's inputs are each of a single token."""
+    """Return the distance (n, L) of every token at every position."""
     parts = []
     for some in torch.split(tokens, max(1, _AT_ONCE // (longest * span.width))):
         parts.append(span.distance(entering_block(model, some[:, None].expand(-1, longest), 0)))

@@ -34,8 +34,11 @@ _ROUNDED = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Grown:
-    """Texts that no token continues, the longest first, fewer where some are equal; how far the worst is from the span,
-    and whether every prefix that was given up is so many times farther than any of theirs."""
+    """Texts that no token continues, the longest first, fewer where some are equal.
+
+    Also how far the worst is from the span, and whether every prefix that was given up is clearly farther than any of
+    theirs.
+    """
 
     texts: list[Tensor]
     apart: float
@@ -84,7 +87,7 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
 
 
 def _within(apart: Tensor, before: float, tolerance: float) -> float:
-    """Distance up to which a prefix is one: ``tolerance`` of that of wrong ones, where such are among those tried.
+    """Return the distance up to which a prefix counts as one: ``tolerance`` of that of wrong ones.
 
     What a token becomes depends mostly on itself, so that wrong prefixes are far nearer than random vectors.
     """
@@ -94,7 +97,7 @@ def _within(apart: Tensor, before: float, tolerance: float) -> float:
 
 
 def _apart(model: TextModel, span: Span, prefixes: Tensor) -> Tensor:
-    """(n,) how far from the span is what the last token of each prefix (n, L) becomes."""
+    """Return how far from the span (n,) is what the last token of each prefix (n, L) becomes."""
     if not prefixes.numel():
         return span.basis.new_empty(0)
     return torch.cat([span.distance(entering_block(model, part, 1)[:, -1]) for part in torch.split(prefixes, _AT_ONCE)])
@@ -106,8 +109,10 @@ _FULL = 0.9
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Texts (L,) each, how far they are from the spans, whether they are beyond doubt but for the whole update, and the
-    rank of the first span."""
+    """Texts (L,) found in an update, and how far they are from its spans.
+
+    Also whether they are beyond doubt but for the whole update, and the rank of the first span.
+    """
 
     texts: Sequence[Tensor]
     apart: float
@@ -163,7 +168,7 @@ class Dager:
     def _reconstruct(
         self, observation: Observation, model: TextModel, searched: TextModel, rng: torch.Generator
     ) -> Reconstruction:
-        """By ``searched``, in the precision of the values sent, and seen to be right by ``model``, in double."""
+        """Reconstruct by ``searched``, in the precision of the values sent, and verify by ``model``, in double."""
         gradient = {name: value.to(model.words.weight.device) for name, value in as_gradient(observation).items()}
         explanation = Explanation(observation, model, gradient)
         read = self._read(explanation, searched, rng)
@@ -223,7 +228,7 @@ class Dager:
         rank: int,
         rng: torch.Generator,
     ) -> _Read:
-        """The texts of a batch, of which ``candidates`` are the tokens."""
+        """Find the texts of a batch whose tokens are ``candidates``."""
         gradient = explanation.gradient
         if len(model.attention_weights) < 2:
             raise NotAttackableError(
@@ -266,7 +271,7 @@ class Dager:
 
 
 def _one_query_each(model: TextModel, gradient: Tensors, texts: int) -> bool:
-    """Whether one token of each text asks alone in the second block: where that is the last, and one is classified."""
+    """Say whether only one token of each text has a query in the second block, as a classified one in the last."""
     try:
         return span_of(model, gradient, 1, queries=True).rank <= texts
     except NotAttackableError:  # the queries' gradient was withheld

@@ -64,7 +64,7 @@ class Assembly:
     unit: float = 1.0
 
     def residuals(self, texts: Tensor) -> Tensor:
-        """(n,) of texts (n, L): the root mean square over what is in the span, in units of :attr:`unit`."""
+        """Return the residuals (n,) of texts (n, L): the root mean square distance from the span, in :attr:`unit`."""
         found = []
         for part in torch.split(texts, _AT_ONCE):
             apart = self.span.distance(entering_block(self.model, part, 1))
@@ -72,7 +72,7 @@ class Assembly:
         return torch.cat(found) / self.unit
 
     def in_units(self, rng: torch.Generator) -> "Assembly":
-        """With the :attr:`unit` that texts of random candidates show; as it is where there is nothing to choose."""
+        """Set the :attr:`unit` to what texts of random candidates show; unchanged where there is nothing to choose."""
         at = self.candidates.tokens[: self.candidates.length]
         if all(len(choices) < 2 for choices in at):
             return self
@@ -81,7 +81,7 @@ class Assembly:
         return replace(self, unit=self.unit * farthest) if farthest > _DECIDABLE else self
 
     def descend(self, texts: Tensor, fixed: int | None = None) -> list[Assembled]:
-        """From each of ``texts`` (n, L) by the best token at one position after the other but ``fixed``."""
+        """Descend from each of ``texts`` (n, L): take the best token at one position after the other but ``fixed``."""
         texts = texts.clone()
         best = self.residuals(texts)
         for _ in range(_SWEEPS):
@@ -106,8 +106,10 @@ class Assembly:
         ]
 
     def judged(self, text: Assembled) -> Assembled:
-        """``text`` with every candidate tried at each position, also those that no descent has met, and where it may
-        be of any length with a token less and with each one more."""
+        """Judge ``text`` by trying every candidate at each position.
+
+        Also those that no descent has met, and where it may be of any length with a token less and with each one more.
+        """
         others, length = [], len(text.tokens)
         for position, at in enumerate(self.candidates.tokens[: len(text.tokens)]):
             choices = at[at != text.tokens[position]]
@@ -125,7 +127,7 @@ class Assembly:
         return replace(text, clear=least > CLEAR * text.residual)
 
     def exchanged(self, texts: Tensor) -> Tensor:
-        """Each of ``texts`` (n, L) with the best tokens at any two positions: out of where no single one leads out.
+        """Try the best tokens at any two positions of ``texts`` (n, L), which leads on where no single one does.
 
         As they are where there are too many pairs to try.
         """
@@ -146,7 +148,7 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """With fewer candidates at each position: those that come nearest to the span among random others.
+    """Keep fewer candidates at each position: those that come nearest to the span among random others.
 
     What a token becomes depends mostly on itself, so that texts put together at random tell, for all their positions at
     once, the tokens that were there from those that were not; the others get more alike to the texts from round to
@@ -174,7 +176,7 @@ def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Asse
 
 
 def _dealt(number: int, drawn: int, rng: torch.Generator) -> Tensor:
-    """(drawn,) indices below ``number`` in random order, each equally often up to one."""
+    """Draw indices (drawn,) below ``number`` in random order, each equally often up to one."""
     passes = -(-drawn // number)
     return torch.cat([torch.randperm(number, generator=rng) for _ in range(passes)])[:drawn]
 
@@ -182,7 +184,7 @@ def _dealt(number: int, drawn: int, rng: torch.Generator) -> Tensor:
 def assemble(
     assembly: Assembly, *, lengths: Lengths, tolerance: float, rng: torch.Generator, rounds: int, enough: Enough
 ) -> list[Assembled]:
-    """As many texts as ``lengths`` says, the nearest to the span where not all are well within ``tolerance``.
+    """Assemble as many texts as ``lengths`` says, the nearest to the span where not all are well within ``tolerance``.
 
     Every token that is in no text yet is the fixed one of a search of its own, from other tokens at random. Fewer texts
     where ``enough`` says that these are all, some of them several times.
@@ -223,7 +225,7 @@ def _searched(
     tolerance: float,
     rng: torch.Generator,
 ) -> list[Assembled]:
-    """What ``each`` search from every token that is in no text yet ends in, of texts of ``length``."""
+    """Search texts of ``length``, ``each`` times from every token that is in no text yet."""
     explained = {pair for text in sure for pair in enumerate(text.tokens.tolist())}
     likely = _likely(assembly.candidates, length, explained)
     position = max(range(length), key=lambda p: len(likely[p]))
@@ -237,7 +239,7 @@ def _searched(
 
 
 def _likely(candidates: Candidates, length: int, explained: set[tuple[int, int]]) -> list[Tensor]:
-    """The tokens at each position of a text of ``length`` that are in none yet, or all where each is in one."""
+    """Return the tokens at each position of a text of ``length`` that are in no text yet, or all."""
     found = []
     for position, at in enumerate(candidates.tokens[:length]):
         left = [token for token in at.tolist() if (position, token) not in explained]
@@ -246,15 +248,14 @@ def _likely(candidates: Candidates, length: int, explained: set[tuple[int, int]]
 
 
 def _start(likely: list[Tensor], position: int, token: Tensor, rng: torch.Generator) -> Tensor:
-    """(L,) a text of tokens at random, with ``token`` at ``position``."""
+    """Draw a text (L,) of random tokens, with ``token`` at ``position``."""
     drawn = [at[int(torch.randint(len(at), (1,), generator=rng))] for at in likely]
     drawn[position] = token
     return torch.stack(drawn)
 
 
 def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) -> list[Assembled]:
-    """For each of ``lengths`` one, the nearest to the span first; none where some can't be had without ``repeated``
-    ones."""
+    """Choose a text for each of ``lengths``, the nearest to the span first; none where ``repeated`` ones are needed."""
     left = sorted(texts, key=lambda text: text.residual)
     if lengths.told is None:
         return left[: lengths.number]

@@ -32,7 +32,7 @@ _PASSES, _NOISE = 25, 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What the gradient says of each word and each position.
+    """Parts of the gradient that belong to each word and each position.
 
     Attributes:
         words: (V, m) D_w, float64.
@@ -61,7 +61,7 @@ class GuessedTexts:
 
 
 def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Lengths) -> GuessedTexts | None:
-    """What the first block says of the texts.
+    """Guess the texts from the first block's gradient, taken apart by word and position.
 
     Args:
         model: an encoder, with the values sent.
@@ -104,7 +104,7 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: L
 
 @torch.no_grad()
 def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -> Parts | None:
-    """The parts of ``words`` (V,) and of ``longest`` positions; ``None`` where they can't be told apart.
+    """Split the gradient into the parts of ``words`` (V,) and of ``longest`` positions; ``None`` where it can't be.
 
     That is where the layers at the first block's entry are not three, of queries, keys and values, behind a layer norm
     of the embeddings' sum, where one of the three was withheld, or where there are too many words.
@@ -138,8 +138,10 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
 
 
 def shares_of(parts: Parts) -> Tensor:
-    """(V, P) how much of each word's part is from which position: at least 0, 1 in all, such that the positions' parts
-    come out as nearly as they can (accelerated projected gradient)."""
+    """Return how much of each word's part is from which position (V, P): at least 0, 1 in all.
+
+    They let the positions' parts come out as nearly as they can (accelerated projected gradient).
+    """
     lengths = parts.words.norm(dim=1, keepdim=True).clamp_min(1e-12)
     atoms = parts.words / lengths
     gram, aim = atoms @ atoms.T, atoms @ parts.positions.T
@@ -157,7 +159,7 @@ def shares_of(parts: Parts) -> Tensor:
 
 
 def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
-    """The nearest to each row (V, P) that is at least 0 and has the sum (V, 1)."""
+    """Project each row (V, P) onto those that are at least 0 and have the sum (V, 1)."""
     ordered = rows.sort(1, descending=True).values
     excess = (ordered.cumsum(1) - sums) / torch.arange(1, rows.shape[1] + 1, device=rows.device)
     last = (ordered > excess).sum(1, keepdim=True) - 1
@@ -166,8 +168,11 @@ def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
 
 @torch.no_grad()
 def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-    """(T, n) how much the gradients of the words ``alone`` (T,) need the keys and queries of each of ``tokens`` (n,) at
-    ``positions`` (n,): sparse Bayesian learning (Tipping 2001), one variance for all heads."""
+    """Return how much (T, n) the gradients of the words ``alone`` (T,) need the keys and queries of each token.
+
+    The tokens are ``tokens`` (n,) at ``positions`` (n,). Sparse Bayesian learning (Tipping 2001), one variance for all
+    heads.
+    """
     longest = int(positions.max()) + 1
     inputs = entering_block(model, tokens[:, None].expand(-1, longest), 0)[torch.arange(len(tokens)), positions]
     queries, keys = (
@@ -184,7 +189,7 @@ def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, posi
 
 
 def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
-    """(T, n) of the coefficients of ``atoms`` (H, m, n) that made ``seen`` (T, H, m), by expectation maximization."""
+    """Estimate variances (T, n) of the coefficients of ``atoms`` (H, m, n) that made ``seen`` (T, H, m), by EM."""
     size = atoms.shape[1]
     noise = _NOISE * torch.eye(size, dtype=atoms.dtype, device=atoms.device)
     found = atoms.new_full((len(seen), atoms.shape[2]), 1 / atoms.shape[2])
@@ -198,8 +203,9 @@ def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
 
 
 def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
-    """(T,) to which of ``number`` groups each belongs, by the ``support`` (T, T) they give one another: the leading
-    eigenvectors of the normalized affinity, turned onto the axes (Damle, Minden, Ying 2019).
+    """Assign each (T,) to one of ``number`` groups, by the ``support`` (T, T) they give one another.
+
+    By the leading eigenvectors of the normalized affinity, turned onto the axes (Damle, Minden, Ying 2019).
 
     Args:
         support: at least 0.

@@ -42,7 +42,7 @@ class WordModel:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What is expected of the rows of words.
+    """Expectations of the rows of words.
 
     Attributes:
         models: one for each class that a text may have, and one without any direction at the end.
@@ -58,7 +58,7 @@ class Expected:
 def simulated(
     model: TextModel, *, length: int, public: Tensor | None, labels: Tensor | None, texts: int, rng: torch.Generator
 ) -> Expected:
-    """Expectations from texts of ``length`` tokens, drawn from ``public`` ones where there are some.
+    """Simulate what rows of words look like, from texts of ``length`` tokens, drawn from ``public`` ones if given.
 
     Args:
         model: frozen, with the values sent.
@@ -82,14 +82,16 @@ def simulated(
 
 
 def _usual_positions(slopes: Tensor) -> Tensor:
-    """Those of a text (n, L, d) whose tokens send back no more than usual: not the one that is classified, whose row is
-    far larger and is seen in any case."""
+    """Return the positions of a text (n, L, d) whose tokens send back no more than usual.
+
+    Not the one that is classified, whose row is far larger and is seen in any case.
+    """
     energy = slopes.square().sum(-1).mean(0)
     return (energy <= _UNUSUAL * energy.median()).nonzero().flatten()
 
 
 def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
-    """That are simulated: those known, else all, or a few of many."""
+    """Return the classes to simulate: those known, else all, or a few of many."""
     if model.next_token:
         return torch.zeros(1, dtype=torch.long)
     if labels is not None and labels.dim() == 1:
@@ -99,7 +101,7 @@ def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
 
 
 def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rng: torch.Generator) -> Tensor:
-    """(number, length) tokens, all of them there."""
+    """Draw tokens (number, length), all of them present."""
     if public is None:
         return torch.randint(model.words.num_embeddings, (number, length), generator=rng)
     pool = public[public >= 0].cpu().long()
@@ -109,7 +111,7 @@ def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rn
 
 @torch.enable_grad()
 def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
-    """(n, L, d) slope of each text's own loss by the embedding of each of its tokens."""
+    """Return the slope (n, L, d) of each text's own loss by the embedding of each of its tokens."""
     embedded = model.words(tokens).detach().requires_grad_()
     logits = model(torch.cat([embedded, torch.ones_like(embedded[..., :1])], -1))
     if model.next_token:
@@ -122,7 +124,7 @@ def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
 
 
 def _fitted(rows: Tensor) -> WordModel:
-    """The normal distribution of ``rows`` (m, d), along its leading directions."""
+    """Fit the normal distribution of ``rows`` (m, d), along its leading directions."""
     center = rows.mean(0)
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     kept = directions[: min(_DIRECTIONS, int((values > 1e-4 * values[0]).sum()) or 1)].T
@@ -131,7 +133,10 @@ def _fitted(rows: Tensor) -> WordModel:
 
 
 def _without_direction(energy: float, like: Tensor) -> WordModel:
-    """All directions alike: of optimizers that keep signs alone, and where the simulation is wrong."""
+    """Build a word model with all directions alike.
+
+    For optimizers that keep signs alone, and where the simulation is wrong.
+    """
     width = like.shape[-1]
     eye = torch.eye(width, dtype=like.dtype, device=like.device)
     return WordModel(like.new_zeros(width), like.new_full((width,), energy / width), eye)
@@ -142,7 +147,7 @@ _MOST = 8
 
 
 def repeated(energy: Tensor, *, common: float, total: int | None, untold: float = 2.0) -> Tensor:
-    """(k,) how often each word is there, at least once, by the squared length of its row.
+    """Estimate how often each word is there (k,), at least once, by the squared length of its row.
 
     A word that is there c times adds c rows of one distribution, which have the share ``common`` of their squared
     length in common: it has c + c (c - 1) common times the energy of one that is there once.
@@ -172,8 +177,10 @@ _SWEEPS = 20
 
 
 def placed(words: Tensor, positions: Tensor) -> Tensor:
-    """(L,) which of ``words`` (k, d) stands at each of ``positions`` (L, d), by rows: such that the sum over the words
-    of the squared distance from what their positions add up to is least, as far as exchanges lead.
+    """Place ``words`` (k, d) at ``positions`` (L, d) by their rows, and return the word of each position (L,).
+
+    Such that the sum over the words of the squared distance from what their positions add up to is least, as far as
+    exchanges lead.
 
     Where an element of a position was dropped, and is exactly zero, it is not compared.
     """
@@ -183,7 +190,7 @@ def placed(words: Tensor, positions: Tensor) -> Tensor:
 
 
 def _paired(words: Tensor, positions: Tensor) -> Tensor:
-    """(L,) for each position the nearest word, each word once as long as there are enough, the nearest pairs first."""
+    """Pair each position with the nearest word (L,), each word once while there are enough, the nearest pairs first."""
     number, length = len(words), len(positions)
     found = torch.full((length,), -1, dtype=torch.long, device=words.device)
     left = _apart(words, positions)
@@ -203,13 +210,13 @@ def _paired(words: Tensor, positions: Tensor) -> Tensor:
 
 
 def _apart(words: Tensor, positions: Tensor, kept: Tensor | None = None) -> Tensor:
-    """(k, L) squared distances, of the elements that were ``kept``, those of ``positions`` unless given."""
+    """Return squared distances (k, L) of the elements that were ``kept``, those of ``positions`` unless given."""
     there = ((positions if kept is None else kept) != 0).to(words.dtype)
     return words.square() @ there.T - 2 * words @ positions.T + positions.square().sum(1)
 
 
 def _exchanged(found: Tensor, words: Tensor, positions: Tensor) -> Tensor:
-    """``found`` after moves of one position to another word, and exchanges of two, as long as they lead on."""
+    """Improve ``found`` by moves of one position to another word, and exchanges of two, until none helps."""
     number, length = len(words), len(found)
     own = torch.arange(length, device=found.device)
     products = positions @ positions.T

@@ -25,13 +25,13 @@ _ROUNDED = 1e-6
 
 
 def next_tokens(tokens: Tensor) -> Tensor:
-    """(B, L) the labels of a language model: each next token, -100 where none follows."""
+    """Return the labels (B, L) of a language model: each next token, -100 where none follows."""
     follows = torch.cat([tokens[:, 1:], tokens.new_full((len(tokens), 1), -1)], 1)
     return follows.masked_fill(follows < 0, -100)
 
 
 def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest: int) -> Tensor:
-    """``tokens`` (B, L) with the one added to each that its last position predicts.
+    """Add to each text of ``tokens`` (B, L) the token that its last position predicts.
 
     All other predictions are known, hence what they add to the head's gradient. The rest is a sum over the texts of
     what enters the head at the last position times p - y, a least squares system for y. A head tied to the embeddings
@@ -65,7 +65,7 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
 
 
 def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float | None:
-    """Factor of the client's between the gradient (V, d) that is ``seen`` and the one whose part ``known`` (V, d) is.
+    """Return the client's factor between the gradient ``seen`` (V, d) and its part ``known`` (V, d).
 
     Across all ``states`` (B, d) that enter the head at last positions nothing is unknown. The rows of ``tokens``, which
     the embeddings' gradient may be part of, do not count.
@@ -85,7 +85,7 @@ def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float
 
 
 def head_of(model: TextModel) -> tuple[str, nn.Linear] | None:
-    """Name of the weight and module of the last linear layer that puts out a number for each token."""
+    """Find the last linear layer with an output for each token: the name of its weight, and the module."""
     tokens, names = model.words.num_embeddings, {id(p): name for name, p in model.named_parameters()}
     heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == tokens]
     return (names[id(heads[-1].weight)], heads[-1]) if heads else None
@@ -99,7 +99,7 @@ _WHOLE = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """The update of some texts beside the one observed.
+    """Compares the update of some texts with the one observed.
 
     Attributes:
         observation: of one update.
@@ -112,7 +112,7 @@ class Explanation:
     gradient: Tensors
 
     def labelled(self, texts: Sequence[Tensor]) -> Batch | None:
-        """``texts`` (L,), each with its label; ``None`` where there is no output layer."""
+        """Label ``texts`` (L,); ``None`` where there is no output layer."""
         tokens = pad_sequence(list(texts), batch_first=True, padding_value=-1)
         if self.model.next_token:
             tokens = last_tokens(self.model, self.gradient, tokens, longest=self.observation.input_shape[0])
@@ -121,11 +121,11 @@ class Explanation:
         return None if labels is None else Batch(tokens, labels)
 
     def distance(self, batch: Batch) -> float:
-        """How far its update is from the one observed; infinite for another number of texts."""
+        """Return how far the update of ``batch`` is from the one observed; infinite for another number of texts."""
         return self._reproduction.distance(batch) if len(batch.inputs) == self._number else float("inf")
 
     def repeated(self, texts: Sequence[Tensor], rank: int) -> Batch | None:
-        """The batch of all of ``texts`` (L,), some of them several times, that alone has the update observed.
+        """Find the batch of ``texts`` (L,), some of them several times, that alone has the update observed.
 
         To its very scale, since of a text that hardly adds to the update another's copy could take the place where any
         scale would do; a client that clips is not told from that.
@@ -150,7 +150,7 @@ class Explanation:
         return near[0][1] if self._all_needed(near[0][1]) else None
 
     def _all_needed(self, batch: Batch) -> bool:
-        """Whether every text of ``batch`` adds more to the update than rounding."""
+        """Say whether every text of ``batch`` adds more to the update than rounding."""
         predicted = (batch.labels >= 0).reshape(len(batch.inputs), -1).sum(1)
         return bool(predicted.all()) and all(
             self._reproduction.share(Batch(text[None], label[None]), float(some) / int(predicted.sum()))
@@ -168,15 +168,17 @@ class Explanation:
 
 
 def _compositions(number: int, parts: int) -> Iterator[list[int]]:
-    """``number`` as the sum of so many whole numbers from 1, in every order."""
+    """Yield ``number`` as the sum of ``parts`` whole numbers from 1, in every order."""
     for ends in combinations(range(1, number), parts - 1):
         bounds = [0, *ends, number]
         yield [end - begin for begin, end in pairwise(bounds)]
 
 
 def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
-    """With a class for each of so many neighboring ``copies``, of which only the sum is known; ``None`` where this is
-    no sum of classes."""
+    """Give a class to each of the neighboring ``copies``, of which only the sum is known.
+
+    ``None`` where this is no sum of classes.
+    """
     if not batch.labels.is_floating_point():
         return batch
     classes = []

@@ -27,7 +27,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Peeled:
-    """What is known, and what is left.
+    """Texts that are known, and what of the gradient is left.
 
     Attributes:
         texts: (L,) each.
@@ -67,7 +67,7 @@ class Peeling:
     enough: Enough
 
     def texts(self, gradient: Tensors, lengths: Lengths, whole: Assembly) -> list[Assembled]:
-        """The texts of a batch: those that can be taken off ``gradient``, and what searches find of the others.
+        """Return the texts of a batch: those that peel off ``gradient``, and those that searches find in the rest.
 
         Args:
             gradient: by name.
@@ -92,7 +92,7 @@ class Peeling:
         )
 
     def peel(self, gradient: Tensors, lengths: Lengths) -> Peeled:
-        """All that can be taken off ``gradient`` of texts of ``lengths``."""
+        """Peel off ``gradient`` all texts of ``lengths`` that can be."""
         rows = rows_of_words(self.searched, gradient)
         words = torch.arange(self.searched.words.num_embeddings, device=self._device) if rows is None else rows
         entries = [
@@ -121,7 +121,7 @@ class Peeling:
         return left
 
     def candidates(self, left: Peeled) -> Candidates:
-        """The tokens at each position of what is ``left``."""
+        """Find the tokens at each position of what is ``left``."""
         return find_candidates(
             self.searched,
             span_of(self.searched, left.gradient, 0, least=left.rounding[0]),
@@ -131,11 +131,11 @@ class Peeling:
         )
 
     def second(self, left: Peeled) -> Span:
-        """What entered the second block, of what is ``left``."""
+        """Return the span of what entered the second block, of what is ``left``."""
         return span_of(self.searched, left.gradient, 1, least=left.rounding[1])
 
     def _known(self, left: Peeled, candidates: Candidates) -> list[Tensor]:
-        """Texts (L,) beyond doubt, of those ``left``."""
+        """Find texts (L,) beyond doubt among those ``left``."""
         if left.lengths.number == 1:
             return [torch.cat(list(candidates.tokens))] if candidates.clear else []
         second = self.second(left)
@@ -149,8 +149,11 @@ class Peeling:
         return text.residual < self.tolerance / CLEAR
 
     def _mended(self, assembly: Assembly, guess: GuessedTexts, lengths: Lengths) -> list[Assembled]:
-        """What descents from the texts of ``guess`` end in: by its tokens, with others at random where a text was not
-        held, and where none is sure by all candidates from the nearest."""
+        """Descend from the texts of ``guess`` and return where that ends.
+
+        By its tokens, with others at random where a text was not held, and where none is sure by all candidates from
+        the nearest.
+        """
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []
         for attempt in range(_ATTEMPTS):
@@ -173,7 +176,7 @@ class Peeling:
         return []
 
     def _refilled(self, guess: GuessedTexts, number: int) -> Tensor:
-        """A text of ``guess`` with others of its tokens, at random, where none is held."""
+        """Refill a text of ``guess`` with others of its tokens, at random, where none is held."""
         text = guess.texts[number].clone()
         for position in (~guess.held[number]).nonzero().flatten().tolist():
             choices = guess.tokens[position]
@@ -181,7 +184,7 @@ class Peeling:
         return text
 
     def _without(self, left: Peeled, text: Tensor) -> Peeled:
-        """What is left without ``text``; the same where no word of it shows, or no text of its length is left.
+        """Subtract ``text`` from what is left; no change where no word of it shows, or no text of its length is left.
 
         The part of a word that was in this text alone is a sum of those in the gradients of the text with each label.
         The factors are the same for all such words: how often the text is there with each label, by how much the client
@@ -207,12 +210,12 @@ class Peeling:
         return replace(left, texts=[*left.texts, text], gradient=rest, lengths=left.lengths.without(len(text)))
 
     def _attended(self, left: Peeled, gradient: Tensors) -> Tensor | None:
-        """(V, 2, d) the parts of the words left."""
+        """Return the parts (V, 2, d) of the words left; ``None`` where they can't be split."""
         parts = parts_of(self.model, gradient, left.words, left.lengths.longest)
         return None if parts is None else parts.attended
 
     def _gradient(self, text: Tensor, label: int) -> Tensors:
-        """Of ``text`` (L,) alone."""
+        """Compute the gradient of ``text`` (L,) alone."""
         state = ModelState(dict(self.model.named_parameters()), dict(self.model.named_buffers()))
         batch = Batch(text[None], torch.tensor([label], device=text.device))
         return loss_gradients(

@@ -39,12 +39,11 @@ class Span:
 
     @property
     def scale(self) -> float:
-        """How far a random vector of length 1 is from it, in the root mean square."""
+        """Return how far a random vector of length 1 is from it, in the root mean square."""
         return math.sqrt(max(0.0, 1 - self.rank / self.width))
 
     def distance(self, vectors: Tensor) -> Tensor:
-        """How far ``vectors`` (..., d) are from it, as a share of their length times :attr:`scale`: about 1 of random
-        ones."""
+        """Return how far ``vectors`` (..., d) are from it, relative to length and :attr:`scale`: about 1 if random."""
         if self.through is not None:
             vectors = vectors @ self.through.to(vectors).T
         basis = self.basis.to(vectors)
@@ -54,7 +53,7 @@ class Span:
 
 
 def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = False, least: float = 0.0) -> Span:
-    """Of what enters the attention of ``block``, by the gradients of its layers one below the other.
+    """Find the span of what enters the attention of ``block``, from the gradients of its layers stacked.
 
     What is below the level of the smallest singular values is noise: of rounding, or of a defense. Of a layer with an
     adapter B A x the gradient of A is looked at, and while B is zero, and with it that one, the gradient of B, which is
@@ -84,7 +83,7 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
 
 
 def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
-    """Orthonormal rows (r, d) that span those of a gradient (O, d) but for its noise; d."""
+    """Return orthonormal rows (r, d) that span those of a gradient (O, d) but for its noise, and d."""
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     width = rows.shape[1]
     noise = float(values[-max(1, width // 8) :].median()) if len(values) == width else 0.0
@@ -98,7 +97,7 @@ class _EnteredError(Exception):
 
 @torch.no_grad()
 def entering_block(model: TextModel, inputs: Tensor, block: int) -> Tensor:
-    """(B, L, d) what enters the attention of ``block`` for ``inputs``, at most so far as it is computed."""
+    """Return what enters the attention of ``block`` (B, L, d) for ``inputs``, computing no further than that."""
     names, length = [name.rpartition(".")[0] for name in model.attention_weights[block]], inputs.shape[1]
 
     def stop(states: Tensor) -> Tensor:
@@ -116,7 +115,7 @@ def entering_block(model: TextModel, inputs: Tensor, block: int) -> Tensor:
 
 
 def readable_model(model: nn.Module) -> TextModel:
-    """``model``, where it is one of text.
+    """Return ``model``, which has to be one of text.
 
     Raises:
         NotAttackableError: it is another.

@@ -25,7 +25,7 @@ _ULPS = 4.0
 
 @dataclass(frozen=True, eq=False)
 class WordRows:
-    """What uploads say of each token.
+    """Rows of updates that belong to tokens.
 
     Attributes:
         values: (n, V, d) the row of each token of n victims, without what one that is in no text has, with the sign of
@@ -39,12 +39,12 @@ class WordRows:
     where: Where
 
     def of(self, number: int) -> "WordRows":
-        """Those of one victim, as n = 1."""
+        """Select the rows of one victim, as n = 1."""
         return replace(self, values=self.values[number, None], untouched=self.untouched[number, None])
 
 
 def where_words_are(model: TextModel, uploaded: Tensors) -> tuple[str, Where] | None:
-    """Name of the uploaded tensor that has a row for each token, and what it is; ``None`` where none was uploaded."""
+    """Find the uploaded tensor that has a row for each token: its name and what it is; ``None`` if there is none."""
     head = head_of(model) if model.next_token else None
     if model.word_weight in uploaded:
         return model.word_weight, "tied" if head is not None and head[0] == model.word_weight else "embeddings"
@@ -55,7 +55,7 @@ def where_words_are(model: TextModel, uploaded: Tensors) -> tuple[str, Where] | 
 
 @torch.no_grad()
 def word_rows(observations: Sequence[Observation], name: str, where: Where) -> WordRows:
-    """The rows of the tensor ``name`` in updates with one plan and one model.
+    """Return the rows of the tensor ``name`` in updates with one plan and one model.
 
     Weight decay moves every row, of a token that is in no text by nothing else: that is computed and taken off. One
     matrix that is both embeddings and head, or a head, also has what the model expects of each token; for most tokens
@@ -81,7 +81,7 @@ def word_rows(observations: Sequence[Observation], name: str, where: Where) -> W
 
 
 def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
-    """What ``steps`` of the client's optimizer make of ``rows`` by weight decay alone."""
+    """Return ``rows`` after ``steps`` of the client's optimizer by weight decay alone."""
     if not plan.weight_decay:
         return rows
     moments: list[Tensors] = [{}, {}]
@@ -94,7 +94,7 @@ def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
 
 
 def is_text_with_words(observation: Observation) -> bool:
-    """Whether ``observation`` is of texts, and a tensor with a row for each token was uploaded."""
+    """Say whether ``observation`` is of texts, and a tensor with a row for each token was uploaded."""
     model: nn.Module = observation.model
     return isinstance(model, TextModel) and where_words_are(model, observation.upload.tensors) is not None
 
@@ -124,7 +124,7 @@ _TIMES, _DRAWN = 8, 1 << 25
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What is known of the words of one victim.
+    """Words found in the update of one victim.
 
     Attributes:
         tokens: (k,) those in the texts, the surest first.
@@ -149,7 +149,7 @@ def found_words(
     told_noise: float | None,
     rng: torch.Generator,
 ) -> Found:
-    """What the ``rows`` of a single victim say.
+    """Find the words that the ``rows`` of a single victim show.
 
     Args:
         rows: n = 1.
@@ -180,7 +180,7 @@ def found_words(
 
 
 def words_of_head(rows: WordRows, most: int) -> Found:
-    """The words that a language model's head tells, by its ``rows``, n = 1; see ``found_words``.
+    """Find the words that a language model's head shows in its ``rows``, n = 1; see ``found_words``.
 
     The gradient of the head is the sum over all places of (p - y) h^T, with p what the model expects, y the word that
     is there, and h what enters the head. So every token has a row, but for most the model expects next to nothing, and
@@ -206,13 +206,13 @@ def _exactly(untouched: Tensor, energy: Tensor) -> Found:
 
 
 def is_exact(rows: WordRows, most: int, told_noise: float | None) -> bool:
-    """Whether most rows of the first victim are those of tokens in no text, and no more are not than the texts have."""
+    """Say whether most of the first victim's rows are of tokens in no text, and few enough are touched."""
     touched = int((~rows.untouched[0]).sum())
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not told_noise
 
 
 def _variance(energy: Tensor, width: int, touched: Tensor) -> float:
-    """Of an element of the noise: by the median of rows, most of which hold nothing else."""
+    """Estimate the variance of an element of the noise by the median of rows, most of which are noise alone."""
     typical = float(energy.median())
     if typical == 0:  # most were dropped; those kept are mostly noise
         return float(energy[touched].median()) / width if bool(touched.any()) else 0.0
@@ -221,7 +221,7 @@ def _variance(energy: Tensor, width: int, touched: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Evidence:
-    """Of a row to be a word's: by one distribution of such rows and one scale, beside noise alone.
+    """Evidence that a row is a word's: one distribution of such rows and one scale, against noise alone.
 
     Attributes:
         model: the distribution.
@@ -234,12 +234,12 @@ class _Evidence:
     variance: float
 
     def of(self, values: Tensor) -> Tensor:
-        """(n,) log likelihood ratio of each of ``values`` (n, d)."""
+        """Return the log likelihood ratio (n,) of each of ``values`` (n, d)."""
         return _ratios(values, self.model, self.scale[None], self.variance)[:, 0]
 
 
 def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> _Evidence:
-    """By the distribution and scale under which all rows (V, d) together are likeliest."""
+    """Choose the distribution and scale under which all rows (V, d) together are likeliest."""
     scales = _unit(values, expected, variance) * 2.0 ** torch.arange(
         2 - _SCALES, 2, dtype=torch.float64, device=values.device
     )
@@ -261,7 +261,7 @@ def _unit(values: Tensor, expected: Expected, variance: float) -> float:
 
 
 def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -> Tensor:
-    """(V, S) log of N(s mean, s^2 spread + variance) over N(0, variance) for each s of ``scales`` (S,)."""
+    """Return the log (V, S) of N(s mean, s^2 spread + variance) over N(0, variance) for each s of ``scales`` (S,)."""
     spread, mean = (t.double() for t in (model.spread, model.mean))
     wide = scales[:, None] ** 2 * spread + variance
     middle = scales[:, None] * mean
@@ -276,7 +276,7 @@ def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -
 
 
 def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generator) -> Tensor:
-    """(m, d) rows that are noise for sure, distributed as that in ``values`` (V, d), whatever its distribution.
+    """Draw rows (m, d) that are noise for sure, distributed as that in ``values`` (V, d), whatever its distribution.
 
     Each element is that of another row at the same place, of all rows but those of ``words`` (k,), which may be words';
     hence no row of them is a word's. As those left out may have more than their share of the noise, all are scaled to
@@ -294,7 +294,7 @@ def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generat
 
 
 def significant(score: Tensor, noise: Tensor, prior: Tensor, *, texts: int, most: int) -> Tensor:
-    """(k,) the tokens of so large a ``score``, the surest first, that few are expected to be noise.
+    """Return the tokens (k,) whose ``score`` is so large that few are expected to be noise, the surest first.
 
     Rows of noise alone, for all tokens, would bring :data:`FALSE_PER_TEXT` tokens for each text there, and
     :data:`FALSE_SHARE` of those that are there (Benjamini and Hochberg 1995, with weights by Genovese et al. 2006).

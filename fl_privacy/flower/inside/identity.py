@@ -10,7 +10,7 @@ __all__ = ["Run", "empty_run", "identify_process", "identity_put_back"]
 
 
 def identify_process() -> None:
-    """Let messages be made in this process, which Flower's own command has not started."""
+    """Give this process, which Flower's own command has not started, the identity that messages need."""
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
 
 
@@ -25,5 +25,5 @@ def identity_put_back() -> Iterator[None]:
 
 
 def empty_run() -> Run:
-    """The run of a grid that serves one alone."""
+    """Return the run of a grid that serves one alone."""
     return Run.create_empty(run_id=1)

@@ -9,12 +9,12 @@ __all__ = ["bytes_of", "records_of"]
 
 
 def bytes_of(records: RecordDict) -> bytes:
-    """``records`` in Flower's own format; the same records are the same bytes."""
+    """Serialize ``records`` in Flower's own format; the same records are the same bytes."""
     return recorddict_to_proto(records).SerializeToString(deterministic=True)
 
 
 def records_of(content: bytes) -> RecordDict:
-    """Inverse of ``bytes_of``.
+    """Parse records from bytes of ``bytes_of``.
 
     Raises:
         ValueError: these are no such bytes.

@@ -44,7 +44,7 @@ COMPONENT = "flwr-clientapp"
 
 @dataclass(frozen=True)
 class SuperNodeAddress:
-    """Where a SuperNode's Runtime API listens, on this machine's loopback interface.
+    """Address of a SuperNode's Runtime API, on this machine's loopback interface.
 
     Attributes:
         address: HOST:PORT.
@@ -55,7 +55,7 @@ class SuperNodeAddress:
     secret: bytes
 
     def client(self, *interceptors: Any, patient: bool = True) -> RuntimeHttpClient:
-        """A connection to it; a patient one tries again what fails."""
+        """Connect to it; a patient connection tries again what fails."""
         return RuntimeHttpClient.from_server_address(
             server_address=self.address,
             insecure=True,
@@ -113,7 +113,7 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def run_supernode(arguments: Sequence[str]) -> Ended:
-    """Flower's own ``flower-supernode`` in this process, until it ends."""
+    """Run Flower's own ``flower-supernode`` in this process, until it ends."""
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
 
     flower, listening = logging.getLogger("flwr"), _Listening()
@@ -180,7 +180,7 @@ def _answer(node: SuperNodeAddress, token: str, app: Callable[[Message, Context]
 
 
 def _beat(client: RuntimeHttpClient) -> bool:
-    """Say that the message is being worked on; one that nobody waits for any more is finished all the same."""
+    """Report that the message is being worked on; one that nobody waits for any more is finished all the same."""
     try:
         client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
     except httpx.TransportError:

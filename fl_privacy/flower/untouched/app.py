@@ -1,7 +1,9 @@
 """A Flower app in a folder or a bundle: what its pyproject.toml says, and its two halves as Flower loads them."""
 
+import shutil
 import tempfile
 import tomllib
+import weakref
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,9 @@ from fl_privacy.flower.inside.loading import loaded, parse_config_args
 
 LARGEST_BUNDLE = 1 << 30
 """Bytes that a bundle may unpack to."""
+
+MOST_ENTRIES = 20_000
+"""Files of a bundle."""
 
 LARGEST_PROJECT = 1 << 20
 """Bytes of a ``pyproject.toml``."""
@@ -74,7 +79,7 @@ class App:
         """
         config: Config = dict(self.config)
         for text in overrides:
-            for key, value in _pairs(text).items():
+            for key, value in _pairs("--run-config", text).items():
                 if key not in config:
                     known = ", ".join(sorted(config)) or "none at all"
                     raise UserError(f"--run-config is expected to set one of {known}, but got {key}.")
@@ -89,12 +94,26 @@ class App:
 def read_app(path: str | Path) -> App:
     """What is in the folder, or the bundle (.fab), ``path``; nothing of it is imported.
 
+    A bundle is unpacked into a folder of its own, which is removed with the last reference to what is returned.
+
     Raises:
         UserError: it is no Flower app.
     """
-    folder = Path(path).expanduser().absolute()
-    if folder.is_file() and folder.suffix == ".fab":
-        folder = _unpacked(folder)
+    place = Path(path).expanduser().absolute()
+    if not place.is_file() or place.suffix != ".fab":
+        return _read(place, path)
+    folder = _unpacked(place)
+    try:
+        app = _read(folder, path)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(app, shutil.rmtree, folder, ignore_errors=True)
+    return app
+
+
+def _read(folder: Path, path: str | Path) -> App:
+    """The app in ``folder``, which was given as ``path``."""
     project = folder / "pyproject.toml"
     if not project.is_file():
         raise UserError(f"APP is expected to be a folder with Flower's pyproject.toml or a .fab file, but got {path}.")
@@ -136,11 +155,17 @@ def _unpacked(bundle: Path) -> Path:
             entries = archive.infolist()
             if sum(entry.file_size for entry in entries) > LARGEST_BUNDLE:
                 raise UserError(f"{bundle} is expected to unpack to at most {LARGEST_BUNDLE >> 20} MiB, but is larger.")
+            if len(entries) > MOST_ENTRIES:
+                raise UserError(f"{bundle} is expected to hold at most {MOST_ENTRIES} files, but has more.")
             for entry in entries:
                 if not (into / entry.filename).resolve().is_relative_to(into.resolve()):
                     raise UserError(f"{bundle} is expected to stay in its folder, but has {entry.filename}.")
             archive.extractall(into)
+    except UserError:
+        shutil.rmtree(into, ignore_errors=True)
+        raise
     except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:  # damaged, or behind a password
+        shutil.rmtree(into, ignore_errors=True)
         raise UserError(f"{bundle} is expected to be a bundle as `flwr build` writes, but is none.") from error
     return into
 
@@ -162,12 +187,24 @@ def _nodes(federations: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _pairs(text: str) -> dict[str, Any]:
+def read_pairs(option: str, texts: Sequence[str]) -> Config:
+    """What all of ``texts``, key=value each, say together.
+
+    Raises:
+        UserError: one of them is no such text.
+    """
+    return {key: value for text in texts for key, value in _pairs(option, text).items()}
+
+
+def _pairs(option: str, text: str) -> dict[str, Any]:
     """What ``key=value key=value`` says, as ``flwr run --run-config`` reads it."""
     try:
-        return dict(parse_config_args([text]))
+        found = dict(parse_config_args([text]))
+        if not found:
+            raise ValueError("no pair")
+        return found
     except (click.ClickException, ValueError) as error:
-        raise UserError(f"--run-config is expected as 'key=value key=\"text\"', but got {text!r}.") from error
+        raise UserError(f"{option} is expected as 'key=value key=\"text\"', but got {text!r}.") from error
 
 
 def _like(old: object, new: Any, key: str) -> Any:

@@ -24,11 +24,13 @@ from fl_privacy.experiment.ladder import Client as LadderClient
 from fl_privacy.experiment.ladder import Ladder, Rung, as_plain
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import make_private_folder, write_private
-from fl_privacy.flower.untouched.app import App
+from fl_privacy.flower._audit import AuditedStrategy
+from fl_privacy.flower.untouched.app import App, read_pairs
 from fl_privacy.flower.untouched.loaded import LoadedBy
-from fl_privacy.flower.untouched.mirror import mirrored
+from fl_privacy.flower.untouched.mirror import in_one_process, mirrored
 from fl_privacy.flower.untouched.tapped_grid import Answer, TappedGrid
 from fl_privacy.report.untouched import AppPage, Step, write_app_page
+from fl_privacy.results.survivors import Survivor
 from fl_privacy.rng import streams_put_back
 from fl_privacy.tapping.watch import OnlyExamples
 
@@ -52,6 +54,7 @@ class Asked:
         nodes: clients; ``None`` takes the app's own number, or ten.
         rounds: of training; ``None`` takes the app's own number.
         run_config: overrides, as ``flwr run --run-config`` takes them.
+        node_config: of every node, as ``flower-supernode --node-config`` takes it; ``{partition}`` becomes its own.
         mirror: folder of data sets by hub name; ``None`` lets the app load what it will.
         out: folder of audits.
         clients: that are asked again.
@@ -64,6 +67,7 @@ class Asked:
     nodes: int | None = None
     rounds: int | None = 1
     run_config: tuple[str, ...] = ()
+    node_config: tuple[str, ...] = ()
     mirror: Path | None = None
     out: Path = Path("audit")
     clients: int = 4
@@ -98,15 +102,20 @@ def audit_app(app: App, asked: Asked) -> Audited:
     """
     nodes = whole("--nodes", asked.nodes or app.nodes or USUAL_NODES, at_least=1, at_most=10_000, example=10)
     config = app.with_config(asked.run_config, asked.rounds)
+    node_config = read_pairs("--node-config", asked.node_config)
     folder = _folder(asked.out, app.name)
     run = _Run(app, asked, folder, nodes)
-    with mirrored(asked.mirror) as asked_data, _working_in(folder / "files"):
+    with contextlib.ExitStack() as stack:
+        asked_data = stack.enter_context(mirrored(asked.mirror))
+        stack.enter_context(in_one_process())
+        stack.enter_context(_working_in(folder / "files"))
+        left_out = stack.enter_context(own_audits_left_out())
         tables: dict[str, np.ndarray] = {}
         with LoadedBy(tables).looking():  # some apps read their data when they are imported
             server, client = app.load()
         if asked.seed is not None:
             _seed(asked.seed)
-        grid = TappedGrid(range(nodes), client, config, asked.clients, tables)
+        grid = TappedGrid(range(nodes), client, config, asked.clients, tables=tables, node_config=node_config)
         run.grid, run.asked_data = grid, asked_data
         grid.on_answer = run.refresh
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
@@ -114,6 +123,8 @@ def audit_app(app: App, asked: Asked) -> Audited:
         grid.on_answer = None
         if isinstance(ended, Failure):
             run.problems.append(f"The app's server ended with an error: {ended.reason}")
+        if left_out:
+            run.problems.append("The app's own audit(...) was left out of this run; its training was not.")
         run.trained = time.perf_counter() - run.started
         run.write("The training is done; single examples are attacked now.")
         with streams_put_back():
@@ -130,6 +141,7 @@ class _Run:
         self.asked_data: set[str] = set()
         self.problems: list[str] = []
         self.rungs: list[Rung] = []
+        self.survivors: list[Survivor] = []
         self.started = self.trained = time.perf_counter()
         self.record: dict[str, Any] = {}
         self._refreshed = 0.0
@@ -146,6 +158,7 @@ class _Run:
         ladder = Ladder(
             clients=_clients(self.grid),
             attack=attack_named("auto")(budget=self.asked.budget),
+            attack_within=lambda seconds: attack_named("auto")(budget=seconds),
             victims=self.asked.victims,
             seed=self.asked.seed or 0,
             seconds=self.asked.seconds,
@@ -153,6 +166,15 @@ class _Run:
         for rung in ladder.climb():
             self.rungs.append(rung)
             self.write("Further rungs are attacked.")
+        fitted = self.grid.fitted.climb(
+            clients=self.asked.clients, seed=self.asked.seed or 0, seconds=self.asked.seconds
+        )
+        for rung in fitted:
+            self.rungs.append(rung)
+            self.write("Further rungs are attacked.")
+        for survivor in ladder.survivors(list(self.grid.traces.values())):
+            self.survivors.append(survivor)
+            self.write("Further questions are asked of the training's own uploads.")
 
     def write(self, going_on: str) -> AppPage:
         """The page as far as it is known."""
@@ -174,6 +196,8 @@ class _Run:
         grid = self.grid
         assert grid is not None
         problems = [*self.problems]
+        if grid.joined:
+            problems.append(f"The app waits for more than {self.nodes} clients; {grid.joined} joined.")
         problems += [f"{why} ({n} replies)" for why, n in grid.failures.most_common(5)]
         problems += [f"{why} ({n} times)" for why, n in grid.problems.most_common(5)]
         return AppPage(
@@ -192,6 +216,7 @@ class _Run:
                 for one in grid.findings()
             ],
             steps=[_step(rung) for rung in self.rungs],
+            survivors=self.survivors,
             lines=[_line(line) for line in grid.inventory.lines()],
             volumes=[
                 {"direction": way[0], "kind": way[1], "messages": n, "bytes": grid.inventory.bytes[way]}
@@ -207,7 +232,8 @@ class _Run:
     def _lede(self) -> str:
         assert self.grid is not None
         rounds = self.asked.rounds
-        said = f"{self.app.name}, not a line of it edited, with {self.nodes} clients in one process"
+        nodes = len(self.grid.contexts)
+        said = f"{self.app.name}, not a line of it edited, with {nodes} client{'s' * (nodes != 1)} in one process"
         said += f" over {rounds} round{'s' * (rounds != 1)}." if rounds else "."
         attacked = len({node for node, _ in self.grid.answers})
         if attacked and self.rungs:
@@ -239,12 +265,29 @@ class _Run:
             "models": dict(self.grid.models),
             "findings": list(page.findings),
             "rungs": [as_plain(rung) for rung in self.rungs],
+            "survivors": [one.as_plain() for one in self.survivors],
             "inventory": list(page.lines),
             "stated": dict(page.stated),
             "problems": list(page.problems),
             "facts": dict(page.facts),
             "seconds": {"training": round(self.trained, 1), "all": round(time.perf_counter() - self.started, 1)},
         }
+
+
+@contextlib.contextmanager
+def own_audits_left_out() -> Iterator[list[bool]]:
+    """Strategies that the app put under ``audit`` train without it, until the block ends; the list says whether any."""
+    original, found = AuditedStrategy.start, list[bool]()
+
+    def start(self: AuditedStrategy, *args: Any, **kwargs: Any) -> Any:
+        found.append(True)
+        return self.strategy.start(*args, **kwargs)
+
+    AuditedStrategy.start = start  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        AuditedStrategy.start = original  # type: ignore[method-assign]
 
 
 def _clients(grid: TappedGrid) -> list[LadderClient]:
@@ -266,6 +309,7 @@ def _clients(grid: TappedGrid) -> list[LadderClient]:
                 ask_later=None if latest is None else later,
                 watched=first.watched,
                 matched=first.matched,
+                reply=first.reply,
             )
         )
     return found

@@ -16,6 +16,19 @@ from fl_privacy.tapping.watch import Watched, _replaced
 
 MOST_ROWS = 20_000
 
+READERS = (
+    "read_csv",
+    "read_parquet",
+    "read_sql",
+    "read_sql_table",
+    "read_sql_query",
+    "read_excel",
+    "read_table",
+    "read_json",
+    "read_feather",
+)
+"""Of pandas."""
+
 
 class LoadedBy:
     """Notes which partitions of ``flwr_datasets`` a client takes while it answers, and which tables of pandas.
@@ -37,7 +50,7 @@ class LoadedBy:
                 stack.enter_context(_replaced(owner, "load_partition", self._around))
             if importlib.util.find_spec("pandas") is not None:
                 pandas = importlib.import_module("pandas")
-                for name in ("read_csv", "read_parquet", "read_sql", "read_excel", "read_table", "read_json"):
+                for name in READERS:
                     if hasattr(pandas, name):
                         stack.enter_context(_replaced(pandas, name, self._around_reading))
             yield
@@ -66,6 +79,9 @@ class LoadedBy:
             found = attempt(lambda: _columns(partition))  # noqa: B023
             columns.update({} if isinstance(found, Failure) else found)
         rows, labels = _rows(seen)
+        for partition in self._partitions[-1:] if labels is None else ():
+            told = attempt(lambda: _classes(partition))  # noqa: B023
+            labels = None if isinstance(told, Failure) else told
         return Loaded(rows=rows, columns=columns, labels=labels, examples=seen.loaded or _entered(seen))
 
 
@@ -98,13 +114,18 @@ def _rows(seen: Watched) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Inputs (N, F) of the batches that were seen, and their labels."""
     batches = seen.batches or seen.inputs
     groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
-    labels: list[torch.Tensor] = []
     for batch in batches:
         for tensor in tensors_in(batch):
             if tensor.is_floating_point() and tensor.dim() >= 2:
                 groups.setdefault(tuple(tensor.shape[1:]), []).append(tensor.flatten(1))
-            elif not tensor.is_floating_point() and tensor.dim() == 1:
-                labels.append(tensor)
     rows = [torch.cat(parts).float().cpu().numpy() for parts in groups.values()]
-    found = torch.cat(labels).cpu().numpy() if labels else None
+    found = torch.cat(seen.labels).cpu().numpy() if seen.labels else None
     return rows, found if found is not None and len(found) == seen.loaded else None
+
+
+def _classes(partition: Any) -> np.ndarray | None:
+    """The column of classes of a partition that has one."""
+    names = [name for name, kind in partition.features.items() if hasattr(kind, "num_classes")]
+    if not names and (likely := [name for name in ("label", "target", "species") if name in partition.features]):
+        names = likely
+    return np.asarray(partition.with_format("numpy", columns=names)[:][names[0]]) if len(names) == 1 else None

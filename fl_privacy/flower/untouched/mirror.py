@@ -50,6 +50,25 @@ def mirrored(folder: Path | None) -> Iterator[set[str]]:
         datasets.load_dataset = original
 
 
+@contextmanager
+def in_one_process() -> Iterator[None]:
+    """``datasets`` maps without processes of its own: forks of this one may wait for ever for threads it has."""
+    if importlib.util.find_spec("datasets") is None:
+        yield
+        return
+    owner: Any = importlib.import_module("datasets").Dataset
+    original = owner.map
+
+    def mapped(self: Any, *args: Any, num_proc: Any = None, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs)
+
+    owner.map = mapped
+    try:
+        yield
+    finally:
+        owner.map = original
+
+
 def _find(folder: Path, path: str, name: object) -> Path | None:
     short = path.rpartition("/")[2]
     names = [path.replace("/", "__"), path, short]

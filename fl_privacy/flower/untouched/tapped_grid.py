@@ -3,8 +3,9 @@
 import copy
 import re
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,16 +13,30 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fl_privacy.experiment.fitted_uploads import FittedUploads
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower._node_memory import SimulatedContext
-from fl_privacy.flower.grids import LocalGrid, error_reply
+from fl_privacy.flower.audit_protocol import asked_probe
+from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, error_reply
+from fl_privacy.flower.records import PARTITION, PARTITIONS
 from fl_privacy.flower.untouched.loaded import LoadedBy
+from fl_privacy.results.survivors import ClassTrace, class_trace
 from fl_privacy.rng import Streams, streams_now
 from fl_privacy.tapping import Inventory, Leak, Sent, Watch, Watched, findings_of
 from fl_privacy.tapping.findings import stated_privacy
+from fl_privacy.tapping.fitted import Fitted, FittedBy
 from fl_privacy.tapping.inventory import DOWN, UP
 from fl_privacy.tapping.matching import Matched, matched
 from fl_privacy.tapping.watch import OnlyExamples
+
+LOOKS, WAITED = 3, 1.5
+"""Looks at the nodes, and seconds since the first of them, after which a server waits for more than there are."""
+
+MOST_TRACES = 200
+"""Clients of which it is kept what their uploads say of classes."""
+
+MOST_JOINED = 1000
+"""Nodes up to which others join for a server that waits."""
 
 
 @dataclass(eq=False)
@@ -66,6 +81,7 @@ class TappedGrid(LocalGrid):
         clients: partitions, one node each.
         client_app: the app's own.
         config: run config of all contexts.
+        node_config: of all nodes, beside their partitions; ``{partition}`` in a text becomes the node's.
         keeps: clients whose answers are kept, of their first and of their latest round.
         tables: columns of tables that were read before, which clients may hold.
     """
@@ -76,12 +92,16 @@ class TappedGrid(LocalGrid):
         client_app: ClientApp,
         config: dict[str, Any],
         keeps: int,
+        *,
         tables: dict[str, np.ndarray] | None = None,
+        node_config: Mapping[str, bool | int | float | str] | None = None,
     ) -> None:
         super().__init__(clients, client_app)
-        for context in self.contexts.values():
-            context.run_config = dict(config)
+        self._config, self._node_config = config, dict(node_config or {})
+        for partition, context in enumerate(self.contexts.values()):
+            self._configure(context, partition)
         self.inventory = Inventory()
+        self.fitted = FittedUploads()
         self.found: Counter[tuple[str, Leak]] = Counter()
         self.replies: Counter[str] = Counter()
         self.stated: dict[str, set[float]] = {}
@@ -91,9 +111,11 @@ class TappedGrid(LocalGrid):
         self.models: Counter[str] = Counter()
         self.summaries: list[dict[str, Any]] = []
         self.problems: Counter[str] = Counter()
+        self.traces: dict[int, ClassTrace] = {}
         self.on_answer: Callable[[], None] | None = None
         self._keeps, self._rounds = keeps, Counter[tuple[int, str]]()
         self._lock = threading.RLock()
+        self.joined, self._looks, self._since = 0, 0, 0.0
         self._tables: dict[str, np.ndarray] = {} if tables is None else tables
 
     def findings(self) -> list[Found]:
@@ -107,26 +129,59 @@ class TappedGrid(LocalGrid):
         every = [Found(leak, key[0], times, self.replies[key[0]]) for key, (leak, times) in alike.items()]
         return sorted(every, key=lambda one: (order[one.leak.severity], one.leak.where))
 
+    def get_node_ids(self) -> list[int]:
+        """All nodes; one more joins where a server that sent nothing yet looks again and again, since it waits."""
+        if not self.inventory.messages:
+            self._looks += 1
+            self._since = self._since or time.monotonic()
+            waits = self._looks > LOOKS and time.monotonic() - self._since >= WAITED
+            if waits and len(self.contexts) < MOST_JOINED:
+                self._join()
+        return super().get_node_ids()
+
+    def _join(self) -> None:
+        partition = len(self.contexts)
+        context = SimulatedContext(
+            run_id=1,
+            node_id=FIRST_NODE + partition,
+            node_config={PARTITION: partition},
+            state=RecordDict(),
+            run_config={},
+        )
+        self._configure(context, partition)
+        self.contexts[FIRST_NODE + partition] = context
+        self.joined += 1
+        for each in self.contexts.values():
+            each.node_config[PARTITIONS] = len(self.contexts)
+
+    def _configure(self, context: Context, partition: int) -> None:
+        context.run_config = dict(self._config)
+        for key, value in self._node_config.items():
+            context.node_config[key] = value.replace("{partition}", str(partition)) if isinstance(value, str) else value
+
     def _answer(self, message: Message) -> Message:
         with self._lock:
             return self._tapped(message)
 
     def _tapped(self, message: Message) -> Message:
+        message = copy.deepcopy(message)  # on the wire each node gets its own, and mods take entries out of theirs
         node, kind = message.metadata.dst_node_id, str(message.metadata.message_type)
         self._rounds[node, kind] += 1
         number = self._rounds[node, kind]
         down = _described(message.content, DOWN, kind, number, node)
         self.inventory.add(down)
         context = self.contexts[node]
-        kept = self._kept(node, kind)
+        kept = self._kept(node, kind) and not _is_probe(message)
         before = (copy.deepcopy(message), _copied(context), streams_now()) if kept else None
-        watch, columns = Watch(), LoadedBy(self._tables)
+        watch, columns, fitted = Watch(), LoadedBy(self._tables), FittedBy()
         app = self.client_app
         assert app is not None
-        with watch.looking() as seen, columns.looking():
+        with watch.looking() as seen, columns.looking(), fitted.looking():
             reply = attempt(lambda: app(message, context))
         reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
         noted = attempt(lambda: self._note(reply, down, seen, columns, before))
+        for leak in self._fits(message, reply, fitted.fits):
+            self.found[kind, leak] += 1
         if isinstance(noted, Failure):
             self.problems[f"A reply is not understood: {noted.reason}"] += 1
         if self.on_answer is not None:
@@ -161,14 +216,37 @@ class TappedGrid(LocalGrid):
         same = {key for key, array in uploaded.items() if key in sent and sent[key].shape == array.shape}
         known |= {key.partition("/")[2] for key in same}
         odd = [key for _, key in up.arrays if key not in known]
-        for leak in findings_of(up, columns.of(seen), odd, trained=bool(pairs.parameters)):
+        loaded = columns.of(seen)
+        self._trace(down, sent, uploaded, loaded.labels)
+        for leak in findings_of(up, loaded, odd, trained=bool(pairs.parameters)):
             self.found[down.kind, leak] += 1
         for key, value in stated_privacy(up).items():
             self.stated.setdefault(key, set()).add(value)
-        if before is not None and seen.steps and pairs.parameters and len(seen.modules):
+        if before is not None and seen.steps and len(seen.modules):
             message, context, streams = before
             answer = Answer(down.node, down.round, message, context, streams, seen, sent, uploaded, pairs)
             self.answers[down.node, "first" if (down.node, "first") not in self.answers else "latest"] = answer
+
+    def _fits(self, message: Message, reply: Message, fits: list[Fitted]) -> Sequence[Leak]:
+        """What a client that fits trees, optima or sums gives away."""
+        if reply.has_error():
+            return ()
+        sent, up = (_flat(_described(one.content, way, "", 1, 0)) for one, way in ((message, DOWN), (reply, UP)))
+        found = attempt(lambda: self.fitted.note(message.metadata.dst_node_id, sent, up, fits))
+        if isinstance(found, Failure):
+            self.problems[f"A reply of a fitted model is not understood: {found.reason}"] += 1
+            return ()
+        return found
+
+    def _trace(
+        self, down: Sent, sent: dict[str, np.ndarray], uploaded: dict[str, np.ndarray], labels: np.ndarray | None
+    ) -> None:
+        """Keep what a client's first upload says of classes."""
+        if down.node in self.traces or len(self.traces) >= MOST_TRACES or down.kind.startswith("evaluate"):
+            return
+        trace = class_trace(sent, uploaded, labels)
+        if trace is not None:
+            self.traces[down.node] = trace
 
     def ask_again(self, answer: Answer, only: OnlyExamples | None, *, program: bool = False) -> "Again | Failure":
         """What the client answers to the same message, from the same state, where its loaders give ``only`` some.
@@ -199,6 +277,12 @@ class Again:
     reply: dict[str, np.ndarray] = field(repr=False)
     watched: Watched
     matched: Matched
+
+
+def _is_probe(message: Message) -> bool:
+    """Whether an audit within the app asks."""
+    found = attempt(lambda: asked_probe(message.content))
+    return isinstance(found, Failure) or found is not None
 
 
 def _copied(context: Context) -> Context:

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -76,6 +77,21 @@ def test_gaussian_kernel(form) -> None:
         expected += weight * (1 - math.exp(-((guess - seen) ** 2).sum() / sigma))
     objective = GaussianKernel(form=form, bandwidth=2, depth="geometric", last=0.25)
     assert _loss(objective)[1].item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("form", ["literal", "normalized"])
+def test_a_kernel_for_each_layer_takes_weight_and_bias_together(form) -> None:
+    guess = {n: torch.randn(2, 3, generator=GENERATOR) for n in ("a.weight", "a.bias", "b.weight")}
+    seen = {n: torch.randn(2, 3, generator=GENERATOR) + 2 for n in guess}
+    found = GaussianKernel(form=form, last=0.5, per="layer")(
+        {n: Explicit(g, Target.of(seen[n])) for n, g in guess.items()}
+    )
+    expected = 0.0
+    for names, weight in ((("a.weight", "a.bias"), 1.0), (("b.weight",), 0.5)):
+        g, s = (np.concatenate([side[n][0].numpy() for n in names]) for side in (guess, seen))
+        sigma = s.var() * (s.size if form == "normalized" else 1)
+        expected += weight * (1 - math.exp(-((g - s) ** 2).sum() / sigma))
+    assert found[0].item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_literal_kernel_has_no_slope_far_away_and_the_normalized_one_has() -> None:

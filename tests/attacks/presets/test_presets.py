@@ -21,6 +21,7 @@ from fl_privacy.attacks import (
     inverting_gradients,
     model_inversion,
     refiner_aware,
+    refiner_solved,
     sapag,
 )
 from fl_privacy.attacks.gradient_inversion.starts import STARTS, Blank, Given, Space
@@ -47,6 +48,7 @@ PRESETS: dict[str, Callable[..., GradientInversion | ModelInversion]] = {
     "grad_inversion": lambda **options: grad_inversion(warmup=1, noise=1e-3, **options),
     "refiner_aware": refiner_aware,
     "refiner_aware-lbfgs": lambda **options: refiner_aware(base="idlg", **options),
+    "refiner_solved": refiner_solved,
     "model_inversion": partial(model_inversion, matching_iterations=3),
     "sapag": sapag,
     "sapag-adamw": lambda **options: sapag(optimizer="adamw", lr=0.05, projection="minmax", **options),
@@ -177,3 +179,12 @@ def test_a_victim_in_a_batch_fares_as_alone(net: str, preset: str) -> None:
         assert alone.history == pytest.approx(expected.history, rel=1e-6)
         assert alone.batch is not None and expected.batch is not None
         torch.testing.assert_close(alone.batch.inputs, expected.batch.inputs, rtol=0, atol=1e-5)
+
+
+def test_guesses_as_they_come_are_those_that_are_clamped_else() -> None:
+    victims = observations(smooth_net(), 2)
+    attack = dlg(iterations=1, dtype="float64")
+    for one, other in zip(attack(victims, seed=0), replace(attack, as_they_come=True)(victims, seed=0), strict=True):
+        assert one.batch is not None and other.batch is not None
+        assert float(other.batch.inputs.min()) < 0
+        torch.testing.assert_close(other.batch.inputs.clamp(0, 1), one.batch.inputs)

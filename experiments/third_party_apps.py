@@ -1,0 +1,173 @@
+"""Flower apps of others, found by searching public repositories, audited as they are and never outside a sandbox.
+
+    python experiments/third_party_apps.py --apps FOLDER --data DATA [--only NAME ...] [--out FOLDER]
+
+FOLDER holds a checkout of each repository, ``OWNER+NAME``, at the commit that its row says. None of their code is kept
+here. Rows are in ``experiments/rows/third_party_apps``; ``--table`` writes docs/third_party_apps.md.
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flower_data import make_mirror
+from flower_examples import Setting, audit_of, is_measured, lines_of
+from row_file import RowFile
+
+HERE = Path(__file__).resolve().parent
+ROWS = HERE / "rows" / "third_party_apps"
+PAGE = HERE.parent / "docs" / "third_party_apps.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """An app of somebody.
+
+    Attributes:
+        repository: owner/name.
+        commit: that was run.
+        about: what it is for, in a phrase.
+        setting: how it is started.
+    """
+
+    repository: str
+    commit: str
+    about: str
+    setting: Setting
+
+
+APPS: Mapping[str, Found] = {
+    "shakespeare": Found(
+        repository="marcusnglee/fedprox-shakespeare",
+        commit="7b71af4ede",
+        about="next letters, LSTM, FedProx",
+        setting=Setting(),
+    ),
+    "pathmnist": Found(
+        repository="Joe-IA/Federated_learning_on_medical_imaging_pathMNIST",
+        commit="f7e5f0486a",
+        about="tissue pictures",
+        setting=Setting(),
+    ),
+    "opacus-medmnist": Found(
+        repository="mohres/federated-dp-opacus-flower",
+        commit="e0fef0eb95",
+        about="DP-SGD, medical pictures",
+        setting=Setting(),
+    ),
+    "autoencoder-ids": Found(
+        repository="Bastian13/FederatedLearning_Autoencoder_IDS",
+        commit="9544a07152",
+        about="intrusion detection, autoencoder of rows",
+        setting=Setting(),
+    ),
+    "recommender-baseline": Found(
+        repository="TranhGio/Personalized-Federated-Learning-for-Privacy-Aware-Collaborative-Filtering-in-Recommender-Systems",
+        commit="44a00c1e1d",
+        about="films, matrix factorization",
+        setting=Setting(folder="federated-baseline-cf"),
+    ),
+    "recommender-personalized": Found(
+        repository="TranhGio/Personalized-Federated-Learning-for-Privacy-Aware-Collaborative-Filtering-in-Recommender-Systems",
+        commit="44a00c1e1d",
+        about="films, users' embeddings stay",
+        setting=Setting(folder="federated-personalized-cf"),
+    ),
+    "reinforcement": Found(
+        repository="lonexreb/flwr-frl-kit",
+        commit="1e67753827",
+        about="reinforcement learning, TorchRL",
+        setting=Setting(),
+    ),
+    "spam": Found(
+        repository="LavalAlexandre/flspam",
+        commit="2972da2d85",
+        about="spam, language model with LoRA",
+        setting=Setting(),
+    ),
+    "heat-demand": Found(
+        repository="VarshaBadgujar/das-flwr-heatdemand",
+        commit="d62a3de4c1",
+        about="time series, TensorFlow",
+        setting=Setting(),
+    ),
+    "conditional-vae": Found(
+        repository="arpit35/heterogeneous_federated_learning_with_conditional_variational_autoencoder",
+        commit="1cd9264790",
+        about="pictures and a conditional VAE",
+        setting=Setting(),
+    ),
+    "graphs-ids": Found(
+        repository="danieloladele7/g-pfl-ids",
+        commit="a88e033b45",
+        about="intrusion detection, graph network",
+        setting=Setting(),
+    ),
+    "choice-of-clients": Found(
+        repository="eljonathas/cifar10-pow-strategy",
+        commit="696658fbf1",
+        about="pictures, own strategy",
+        setting=Setting(note="600 lossless CIFAR-10 images"),
+    ),
+    "agents-cifar100": Found(
+        repository="Sergo20025/mas-flwr-cifar100",
+        commit="e86cc0a5eb",
+        about="pictures, agents",
+        setting=Setting(),
+    ),
+}
+
+
+def main() -> None:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--apps", type=Path, help="folder of checkouts, OWNER+NAME")
+    parser.add_argument("--data", type=Path, help="folder of data sets, NAME/SPLIT.parquet")
+    parser.add_argument("--only", nargs="*", help="apps by name")
+    parser.add_argument("--out", type=Path, default=Path("third_party_apps"), help="folder of pages and logs")
+    parser.add_argument("--victims", type=int, default=4)
+    parser.add_argument("--limit", type=float, default=420.0, help="seconds for an app")
+    parser.add_argument("--table", action="store_true", help="write the table of the rows alone")
+    asked = parser.parse_args()
+    kept = RowFile(ROWS)
+    if not asked.table:
+        if asked.apps is None or asked.data is None:
+            parser.error("--apps and --data are expected, or --table alone")
+        mirror = make_mirror(asked.data.absolute(), asked.out.absolute() / "mirror")
+        for name in asked.only or APPS:
+            app = APPS[name]
+            place = asked.apps / app.repository.replace("/", "+") / app.setting.folder
+            row = audit_of(name, place, app.setting, mirror, asked)
+            told = {"repository": app.repository, "commit": app.commit, "about": app.about}
+            kept.add({"example": name}, row | told)
+            print(f"{name}: {row.get('headline') or row.get('reason')} ({row['seconds']:.0f} s)", flush=True)
+    PAGE.write_text(table(kept.rows), encoding="utf-8")
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The page in docs."""
+    rows = sorted(rows, key=lambda row: str(row["example"]))
+    pages = [row for row in rows if "headline" in row]
+    measured = [row for row in pages if is_measured(row)]
+    lines = [
+        "# Flower apps of others, audited as they are",
+        "",
+        "<!-- Written by experiments/third_party_apps.py --table; do not edit. -->",
+        "",
+        f"{len(rows)} apps of public repositories were found by searching and run by `fl-privacy audit APP --sandbox`,"
+        f" not a line of them edited: {len(pages)} ended in a page, {len(measured)} of them with a measured attack; of"
+        " the others the reason is named. Columns are those of [Flower's examples](flower_examples.md).",
+        "",
+        "| App | Repository | Commit | About |",
+        "|---|---|---|---|",
+        *(f"| {row['example']} | `{row['repository']}` | `{row['commit']}` | {row['about']} |" for row in rows),
+        "",
+        *lines_of(rows),
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Refiner's own adaptive attacker (Fan et al. 2025, Appendix M): solve for a gradient, then invert it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal, Unpack
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.attack import Progress, no_progress
+from fl_privacy.attacks.gradient_inversion import GradientInversion
+from fl_privacy.attacks.preset_options import GradientOptions, takes, vary
+from fl_privacy.attacks.presets import idlg, inverting_gradients
+from fl_privacy.checks import number, one_of
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Observation, Reconstruction, Tensors
+
+
+def solve_gradient(
+    upload: Tensors, weights: Tensors, squared: float, rng: torch.Generator, *, scaled: bool = False
+) -> Tensors:
+    """Return a gradient g' with ``|w (g* - g')|^2 = squared``, to which descent leads from random values (Appendix M).
+
+    Each element's distance d decays as d exp(-w^2 s) along the descent's path, in one time s for all; s is found by
+    bisection, so that nothing depends on a rate or a number of steps. A start that is nearer already stays.
+
+    Args:
+        upload: g*.
+        weights: w, of the same shapes, at least 0.
+        squared: the constant, above 0.
+        rng: draws the start from N(0, 1); the paper does not name its own.
+        scaled: start from each tensor's own standard deviation instead of 1.
+    """
+    flat = torch.cat([t.detach().flatten().double().cpu() for t in upload.values()])
+    speed = torch.cat([weights[name].detach().flatten().double().cpu() for name in upload]).square()
+    spread = torch.cat([torch.full((t.numel(),), float(t.std(correction=0))).double() for t in upload.values()])
+    apart = torch.randn(flat.shape, generator=rng, dtype=flat.dtype) * (spread if scaled else 1) - flat
+    pace = speed / speed.max().clamp_min(torch.finfo(speed.dtype).tiny)
+
+    def left(time: float) -> float:
+        return float((speed * (apart * (-pace * time).exp()).square()).sum())
+
+    low, high = 0.0, 1.0
+    while left(high) > squared and high < 1e30:
+        high *= 2
+    for _ in range(200 if left(low) > squared else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if left(middle) > squared else (low, middle)
+    found = flat + apart * (-pace * (high if left(0.0) > squared else 0.0)).exp()
+    parts = found.split([t.numel() for t in upload.values()])
+    return {n: part.view(t.shape).to(t) for (n, t), part in zip(upload.items(), parts, strict=True)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolvedInversion(GradientInversion):
+    """Gradient inversion of g', a gradient at a given weighted distance from the upload, instead of the upload itself.
+
+    Attributes:
+        constant: ``|w (g* - g')|^2``, above 0; ``None``: ``radius`` squared times the mean of w squared.
+        radius: Refiner's epsilon.
+        decay: tau of the weights w = |g* theta tau^i| of layer i (Eq. 3), with the upload for the true gradient.
+        scaled: see :func:`solve_gradient`.
+    """
+
+    constant: float | None = None
+    radius: float = 0.1
+    decay: float = 0.95
+    scaled: bool = False
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        """Solve for each victim's g', then attack all; see :class:`fl_privacy.attacks.attack.ReconstructionAttack`."""
+        return super().__call__([self._moved(each, seed) for each in observations], seed=seed, progress=progress)
+
+    def _moved(self, observation: Observation, seed: int) -> Observation:
+        tensors, values = observation.upload.tensors, observation.sent.parameters
+        if not tensors or not tensors.keys() <= values.keys():
+            return observation
+        weights = self._weights(tensors, values)
+        mean = float(torch.cat([w.flatten() for w in weights.values()]).double().square().mean())
+        squared = self.constant if self.constant is not None else self.radius**2 * mean
+        rng = derive_generator(seed, "solve", observation.id)
+        moved = solve_gradient(tensors, weights, max(squared, 1e-300), rng, scaled=self.scaled)
+        return replace(observation, upload=replace(observation.upload, tensors=moved))
+
+    def _weights(self, tensors: Tensors, values: Tensors) -> dict[str, Tensor]:
+        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in values))
+        depth = {layer: number for number, layer in enumerate(layers, start=1)}
+        return {
+            name: (g.detach() * values[name].detach().to(g)).abs() * self.decay ** depth[name.rpartition(".")[0]]
+            for name, g in tensors.items()
+        }
+
+
+@takes(GradientOptions)
+def refiner_solved(
+    *,
+    base: Literal["inverting_gradients", "idlg"] = "inverting_gradients",
+    radius: float = 0.1,
+    constant: float | None = None,
+    decay: float = 0.95,
+    scaled: bool = False,
+    **options: Unpack[GradientOptions],
+) -> SolvedInversion:
+    """Solve the weighted equation ``|w (g* - g')|^2 = const`` for g' and invert it (Refiner, Appendix M).
+
+    What it makes is noise, as published: the equation has as many unknowns as the gradient has elements, and leaves
+    most of them at their random start. ``base`` alone, which takes the upload for the gradient, reads far more.
+
+    Args:
+        base: whose objective and optimizer are used.
+        radius: Refiner's epsilon, above 0, where no ``constant`` is given.
+        constant: const; ``None``: ``radius`` squared times the mean of w squared, the paper gives no value.
+        decay: tau of the weights of layers, in (0, 1].
+        scaled: start g' from each tensor's own spread instead of N(0, 1).
+        options: as for all attacks.
+    """
+    one_of("attack.base", base, ("inverting_gradients", "idlg"))
+    number("attack.radius", radius, above=0, example=0.1)
+    number("attack.decay", decay, above=0, at_most=1, example=0.95)
+    if constant is not None:
+        number("attack.constant", constant, above=0, example=1e-6)
+    attack = inverting_gradients() if base == "inverting_gradients" else idlg()
+    attack = vary(replace(attack, iterations=1000, compile="off"), options)
+    told = {field.name: getattr(attack, field.name) for field in fields(attack) if field.init}
+    return SolvedInversion(**told, radius=radius, constant=constant, decay=decay, scaled=scaled)

@@ -1,0 +1,375 @@
+"""Clients that fit trees, logistic regressions or sums instead of stepping along gradients: what their uploads say."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fl_privacy.errors import UserError
+from fl_privacy.experiment.ladder import Rung
+from fl_privacy.experiment.ladder_scores import EXACT_ROW, MOST_SHOWN, Row
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.fitted import LogisticOptimum, Moments, row_beside_known, rows_between
+from fl_privacy.metrics.intervals import binomial_tail
+from fl_privacy.metrics.pinned_rows import TOLERANCE, pinned_rows
+from fl_privacy.results.counts import LEVEL, Counts
+from fl_privacy.tapping import Leak
+from fl_privacy.tapping.fitted import Fitted
+from fl_privacy.trees import (
+    Exchange,
+    FirstTree,
+    TreeReconstruction,
+    count_first_tree,
+    infer_training,
+    is_model,
+    own_trees,
+    read_exchange,
+    reconstruct_rows,
+    thresholds,
+)
+
+MOST_CELLS = 3_000_000
+"""Rows times features times trees up to which rows are searched for within an audit."""
+
+SWEEPS, VICTIMS = 8, 20
+
+_TREES = "Rows behind the client's trees, all rounds together"
+_BESIDE = "One row of the fitted model, by who knows the client's others"
+_SUMS = "Rows that came or went between two rounds"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FittedRung(Rung):
+    """A rung with a title of its own."""
+
+    called: str = ""
+    beyond: bool = False
+
+    @property
+    def title(self) -> str:
+        """What readers call it."""
+        return self.called
+
+    @property
+    def read_beyond_chance(self) -> bool:
+        """Whether more was read than guesses that never saw the upload read."""
+        return self.beyond
+
+
+@dataclass(eq=False)
+class FittedUploads:
+    """Uploads of such clients as they come, by client.
+
+    Attributes:
+        exchanges: (sent, reply) of clients that send trees.
+        parameters: arrays that were sent and that were replied, of others.
+        fits: what each client fitted last, and in the round before.
+    """
+
+    exchanges: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
+    parameters: dict[int, list[tuple[list[np.ndarray], list[np.ndarray]]]] = field(default_factory=dict)
+    fits: dict[int, list[Fitted]] = field(default_factory=dict)
+    problems: dict[str, int] = field(default_factory=dict)
+
+    def note(
+        self, client: int, sent: Mapping[str, np.ndarray], reply: Mapping[str, np.ndarray], fits: Sequence[Fitted]
+    ) -> list[Leak]:
+        """Keep a reply, where it is of this kind, and say what it gives away in clear."""
+        models = {key: array.tobytes() for key, array in reply.items() if array.dtype == np.uint8 and array.ndim == 1}
+        found: list[Leak] = []
+        for key, model in models.items():
+            if is_model(model):
+                before = sent[key].tobytes() if key in sent else b""
+                self.exchanges.setdefault(client, []).append((before, model))
+                self.fits.setdefault(client, []).extend(fits[-1:])
+                leaks = attempt(lambda: _tree_leaks(before, model, key))  # noqa: B023
+                if isinstance(leaks, Failure):
+                    self.problems[leaks.reason] = self.problems.get(leaks.reason, 0) + 1
+                else:
+                    found += leaks
+        if fits and not models and fits[-1].kind != "trees":
+            self.parameters.setdefault(client, []).append((list(sent.values()), list(reply.values())))
+            self.fits.setdefault(client, []).append(fits[-1])
+        return found
+
+    def climb(self, *, clients: int, seed: int, seconds: float) -> Iterator[FittedRung]:
+        """Attack what was kept, kind by kind."""
+        if self.exchanges:
+            yield _trees_rung(self, clients, seed, seconds)
+        kinds = {client: fits[-1].kind for client, fits in self.fits.items() if client in self.parameters}
+        for kind, rung in (("LogisticRegression", _logistic_rung), ("GaussianNB", _sums_rung)):
+            chosen = [client for client, one in kinds.items() if one == kind][:clients]
+            if chosen:
+                yield rung(self, chosen, seed)
+
+
+def _tree_leaks(sent: bytes, reply: bytes, where: str) -> list[Leak]:
+    one = read_exchange(sent, reply)
+    own = own_trees([one])
+    given = sum(map(len, thresholds(own, one.reply.features)))
+    found = [
+        Leak(
+            severity="facts",
+            what=f"{given} values of features of the client's rows, as thresholds of its trees",
+            where=where,
+            why="Histograms cut features at values that rows have, so a threshold is somebody's value.",
+        )
+    ]
+    if own and not own[0].before:
+        first = count_first_tree(
+            own, one.reply.objective, infer_training(own), positive_weight=one.reply.positive_weight
+        )
+        if first.exact:
+            found.append(_counts_leak(first, where))
+    return found
+
+
+def _counts_leak(first: FirstTree, where: str) -> Leak:
+    labels = np.array([leaf.labels for leaf in first.leaves if leaf.labels])
+    of = f", {int(labels[:, 1].sum())} of them positive," if labels.size else ""
+    single = sum(leaf.rows for leaf in first.leaves if leaf.labels and 0 in leaf.labels)
+    more = f"; {single} rows lie in a region with one label alone, so that theirs is known" if single else ""
+    return Leak(
+        severity="facts",
+        what=f"the number of rows, {first.rows}{of} and of each label in {len(first.leaves)} regions, exact{more}",
+        where=where,
+        why="Before the first tree all rows have one prediction, so hessian sums and leaf values are counts.",
+    )
+
+
+def _trees_rung(kept: FittedUploads, clients: int, seed: int, seconds: float) -> FittedRung:
+    """Reconstruct rows and judge them beside as many rows of another client."""
+    began, counts, control, shown, notes = time.perf_counter(), [0, 0, 0], [0, 0], [], []
+    cells: list[tuple[int, float, float, float]] = []
+    reason, rounds = "", 0
+    for client in list(kept.exchanges)[:clients]:
+        if time.perf_counter() - began > seconds:
+            notes.append(f"No time was left of {seconds:.0f} seconds for further clients.")
+            break
+        fit = kept.fits.get(client, [])
+        found = attempt(lambda: _reconstructed(kept.exchanges[client], fit, seed))  # noqa: B023
+        if isinstance(found, Failure):
+            reason = found.reason.removeprefix("UserError: ").removeprefix("NotAttackedError: ").rstrip(".")
+            continue
+        rounds = max(rounds, len(kept.exchanges[client]))
+        if not fit:
+            reason = "the client was not seen to give XGBoost its rows, so that guesses can't be judged"
+            continue
+        truth = np.column_stack([fit[-1].rows, fit[-1].labels])
+        categories = [f for f in range(truth.shape[1]) if len(np.unique(truth[:, f])) <= 6]
+        guesses = np.column_stack([found.rows, found.labels])
+        scored = pinned_rows(truth, guesses, categories)
+        others = [one[-1] for number, one in kept.fits.items() if number != client and one]
+        rng = np.random.default_rng(seed)
+        guessed = _without(truth, others, rng)
+        unseen = pinned_rows(truth, guessed, categories)
+        exact = _exact_rows(truth, guesses, scored.guess)
+        pinned = round(scored.rows * len(truth))
+        counts = [counts[0] + exact, counts[1] + pinned - exact, counts[2] + len(truth) - pinned]
+        control = [control[0] + round(unseen.rows * len(truth)), control[1] + len(truth)]
+        cells.append((len(truth), scored.cells, unseen.cells, found.misfit))
+        shown += _shown(truth, guesses, scored.match, scored.right)
+    if not cells:
+        return FittedRung(name="trees", called=_TREES, kind="row", reason=reason or "no tree was read", notes=())
+    judged = Counts(exact=counts[0], recognizable=counts[1], nothing=counts[2], groups=len(cells))
+    weights = [one[0] for one in cells]
+    ours, theirs = (100 * float(np.average([one[k] for one in cells], weights=weights)) for k in (1, 2))
+    notes.insert(
+        0,
+        f"A row counts as read if every feature is within {TOLERANCE} deviations (categories: equal) and its label is"
+        f" right. Of single cells {ours:.0f} % are right, {theirs:.0f} % of guesses that never saw the trees"
+        " (as many rows of another client, or the client's columns shuffled where there is no other).",
+    )
+    share = control[0] / control[1]
+    tail = binomial_tail(judged.read, judged.judged, share) if 0 < share < 1 else (1.0 if share else 0.0)
+    return FittedRung(
+        name="trees",
+        called=_TREES,
+        made=f"{rounds} round{'s' * (rounds != 1)} of trees",
+        kind="row",
+        counts=judged,
+        control=Counts(recognizable=control[0], nothing=control[1] - control[0], groups=len(cells)),
+        beyond=judged.read > 0 and judged.read / judged.judged > share and tail < LEVEL,
+        seconds=time.perf_counter() - began,
+        notes=tuple(notes),
+        shown=sorted(shown, key=lambda one: not one.read)[:MOST_SHOWN],
+    )
+
+
+def _reconstructed(exchanges: Sequence[tuple[bytes, bytes]], fit: Sequence[Fitted], seed: int) -> TreeReconstruction:
+    """Rows of one client, whose number its reply states where the first tree does not tell it."""
+    rounds: list[Exchange] = [read_exchange(sent, reply) for sent, reply in exchanges]
+    own = own_trees(rounds)
+    stated = len(fit[-1].rows) if fit else 0
+    trees = len({tree.digest for one in own for tree in (*one.before, one.tree)})
+    if stated * rounds[0].reply.features * trees > MOST_CELLS:
+        raise UserError(
+            f"Rows are searched for where rows times features times trees are at most {MOST_CELLS}, but here are"
+            f" {stated} rows and {trees} trees; fl_privacy.trees.reconstruct_rows does it in longer time"
+        )
+    positives = round(float(np.mean(1 / (1 + np.exp(-own[0].base_margin)))) * stated) if own else 0
+    return reconstruct_rows(rounds, rows=stated, positives=positives, chains=1, sweeps=SWEEPS, seed=seed)
+
+
+def _without(truth: np.ndarray, others: Sequence[Fitted], rng: np.random.Generator) -> np.ndarray:
+    """Guesses that never saw the trees."""
+    tables = [np.column_stack([one.rows, one.labels]) for one in others]
+    pool = [table for table in tables if table.shape[1] == truth.shape[1]]
+    if not pool:
+        return np.stack([rng.permutation(column) for column in truth.T], 1)
+    rows = np.concatenate(pool)
+    return np.asarray(rows[rng.permutation(len(rows))[: len(truth)]])
+
+
+def _exact_rows(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray) -> int:
+    here = np.flatnonzero(match >= 0)
+    spread = np.nanmax(truth, 0) - np.nanmin(truth, 0)
+    apart = np.abs(truth[here] - guesses[match[here]])
+    return int((np.nan_to_num(apart) <= EXACT_ROW * spread).all(1).sum())
+
+
+def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.ndarray) -> list[Row]:
+    """The rows of which most cells are right, as shares of features' ranges."""
+    low, spread = np.nanmin(truth, 0), np.maximum(np.nanmax(truth, 0) - np.nanmin(truth, 0), 1e-12)
+    order = np.argsort(-right.sum(1), kind="stable")[:MOST_SHOWN]
+    chosen = [int(row) for row in order if match[row] >= 0]
+    return [
+        Row(
+            original=((truth[row] - low) / spread).tolist(),
+            guess=((guesses[match[row]] - low) / spread).tolist(),
+            read=bool(right[row].all()),
+        )
+        for row in chosen
+    ]
+
+
+def _logistic_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> FittedRung:
+    """Solve for single rows by who knows all others, from the upload and, as control, from the model as sent."""
+    began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
+    shown: list[Row] = []
+    rng = np.random.default_rng(seed)
+    for client in clients:
+        fit = kept.fits[client][-1]
+        sent, reply = kept.parameters[client][-1]
+        optima = [_optimum(arrays, fit) for arrays in (reply, sent)]
+        if optima[0] is None:
+            continue
+        labels = np.searchsorted(np.array(fit.classes), fit.labels)
+        residuals.append(_residual(optima[0], fit.rows, labels))
+        for row in rng.permutation(len(fit.rows))[:VICTIMS]:
+            rest = np.arange(len(fit.rows)) != row
+            hits = [_is_read(each, fit.rows, labels, rest, row) for each in optima]
+            read, unseen, judged = read + hits[0], unseen + hits[1], judged + 1
+            shown.append(
+                _logistic_row(_guess(optima[0], fit.rows, labels, rest), fit.rows, int(row), read=bool(hits[0]))
+            )
+    if not judged:
+        reason = "the arrays of the reply are not the weights and intercepts of the model that was fitted"
+        return FittedRung(name="logistic", called=_BESIDE, kind="row", reason=reason)
+    left = float(np.median(residuals))
+    note = (
+        "The upload is the optimum of the client's loss, so weights are equations on its rows: sums of rows, weighted"
+        " by what the model does not explain."
+        if left < 1e-2
+        else "The upload is not the optimum of the client's loss: the fit was stopped before, so that the equations of"
+        " an optimum do not hold. That hides rows from this attack, and is no guarantee against others."
+    )
+    return FittedRung(
+        name="logistic",
+        called=_BESIDE,
+        made="the fitted model; a worst case, as the attacker has all the client's rows but one",
+        kind="row",
+        counts=Counts(exact=read, nothing=judged - read, groups=judged),
+        control=Counts(exact=unseen, nothing=judged - unseen, groups=judged),
+        beyond=read > unseen,
+        seconds=time.perf_counter() - began,
+        notes=(f"{note} What is left of these equations is {left:.2g} of their terms.",),
+        shown=sorted(shown, key=lambda one: not one.read)[:MOST_SHOWN],
+    )
+
+
+def _optimum(arrays: Sequence[np.ndarray], fit: Fitted) -> LogisticOptimum | None:
+    """Weights and intercepts among arrays, where their shapes say so."""
+    classes, features = len(fit.classes), fit.rows.shape[1]
+    height = 1 if classes == 2 else classes
+    weights = [array for array in arrays if array.shape == (height, features)]
+    intercepts = [array for array in arrays if array.shape == (height,)]
+    if not weights or not intercepts:
+        return None
+    penalty = float(fit.settings.get("C", 1.0)) if fit.settings.get("penalty", "l2") != "None" else np.inf
+    return LogisticOptimum(
+        weights=weights[0].astype(float), intercepts=intercepts[0].astype(float), inverse_penalty=penalty
+    )
+
+
+def _residual(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> float:
+    """What is left of the equations of the optimum, as a share of their terms."""
+    apart = optimum.residuals(rows, labels)
+    left = np.column_stack([apart.T @ rows - optimum.weights / optimum.inverse_penalty, apart.sum(0)])
+    terms = np.column_stack([np.abs(apart).T @ np.abs(rows), np.abs(apart).sum(0)])
+    return float(np.abs(left).sum() / max(terms.sum(), 1e-300))
+
+
+def _guess(
+    optimum: LogisticOptimum | None, rows: np.ndarray, labels: np.ndarray, rest: np.ndarray
+) -> tuple[np.ndarray, int] | None:
+    if optimum is None:
+        return None
+    found = attempt(lambda: row_beside_known(optimum, rows[rest], labels[rest]))
+    return None if isinstance(found, Failure) else found
+
+
+def _is_read(optimum: LogisticOptimum | None, rows: np.ndarray, labels: np.ndarray, rest: np.ndarray, row: int) -> int:
+    found, spread = _guess(optimum, rows, labels, rest), np.maximum(np.ptp(rows, axis=0), 1e-12)
+    return int(found is not None and bool((np.abs(found[0] - rows[row]) <= EXACT_ROW * spread).all()))
+
+
+def _logistic_row(found: tuple[np.ndarray, int] | None, rows: np.ndarray, row: int, *, read: bool) -> Row:
+    low, spread = rows.min(0), np.maximum(np.ptp(rows, axis=0), 1e-12)
+    guess = None if found is None else ((found[0] - low) / spread).tolist()
+    return Row(original=((rows[row] - low) / spread).tolist(), guess=guess, read=read)
+
+
+def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> FittedRung:
+    """Rows between two rounds, and rows of classes with one alone, from means and variances."""
+    began, read, changed = time.perf_counter(), 0, 0
+    for client in clients:
+        rounds = [_moments(reply, fit) for (_, reply), fit in zip(
+            kept.parameters[client], kept.fits[client], strict=False)]  # fmt: skip
+        rows = [fit.rows for fit in kept.fits[client]]
+        pairs = zip(rounds, rounds[1:], rows, rows[1:], strict=False)
+        for before, after, old, new in pairs:
+            if before is None or after is None:
+                continue
+            for one in rows_between(before, after):
+                changed += abs(one.change or 0)
+                longer = new if (one.change or 0) > 0 else old
+                spread = np.maximum(np.ptp(longer, axis=0), 1e-12)
+                read += sum(bool((np.abs(longer - row) <= EXACT_ROW * spread).all(1).any()) for row in one.rows[:1])
+    if not changed:
+        reason = (
+            "no row came or went between two rounds; means and variances of two rounds give such a row exactly"
+            " (fl_privacy.fitted.rows_between)"
+        )
+        return FittedRung(name="sums", called=_SUMS, kind="row", reason=reason)
+    return FittedRung(
+        name="sums",
+        called=_SUMS,
+        made="means and variances by class",
+        kind="row",
+        counts=Counts(exact=read, nothing=max(changed - read, 0), groups=changed),
+        beyond=read > 0,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:
+    """Means, variances and counts of a GaussianNB among arrays, by their shapes and order."""
+    shape = (len(fit.classes), fit.rows.shape[1])
+    tables = [array.astype(float) for array in arrays if array.shape == shape]
+    counts = [array.astype(float) for array in arrays if array.shape == shape[:1]]
+    whole = [array for array in counts if (array == np.round(array)).all()]
+    if len(tables) < 2:
+        return None
+    return Moments(means=tables[0], variances=tables[1], counts=whole[0] if whole else None)

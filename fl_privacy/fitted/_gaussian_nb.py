@@ -1,0 +1,141 @@
+"""GaussianNB and other sums: counts, means and variances of two rounds give the rows that came or went between them.
+
+With n rows of a class, mean m and variance v (of the n rows, as scikit-learn keeps it), the sum is n m and the sum of
+squares n (v + m^2). Differences of two rounds are the sums over the rows that came: one row itself; of two rows each
+feature's two values, mean +- deviation. Where counts are not sent, one row x = m' + n (m' - m) must have the square
+that the variances give, which is one equation a feature for the one number n.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fl_privacy.errors import UserError
+
+ROUNDING = 1e-6
+"""Share of the largest term that what is left of an equation may have."""
+
+MOST_UNCOUNTED = 1_000_000
+"""Rows of a class, where counts are not sent."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Moments:
+    """What a GaussianNB, or any summary by class, holds.
+
+    Attributes:
+        means, variances: (K, F). ``var_`` of scikit-learn is the variance plus ``smoothing``.
+        counts: (K,) rows of each class; ``None`` where they are not sent.
+        smoothing: ``epsilon_`` of scikit-learn, added to all variances.
+    """
+
+    means: np.ndarray
+    variances: np.ndarray
+    counts: np.ndarray | None = None
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.means.ndim != 2 or self.means.shape != self.variances.shape:
+            raise UserError(
+                f"Means and variances are expected as (K, F), but got {self.means.shape} and {self.variances.shape}."
+            )
+        if self.counts is not None and self.counts.shape != self.means.shape[:1]:
+            raise UserError(f"Counts are expected one a class, but got {self.counts.shape} for {len(self.means)}.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowsBetween:
+    """What changed of a class between two rounds.
+
+    Attributes:
+        label: of the class.
+        change: number of rows that came, negative where they went; ``None`` where nothing tells.
+        before: rows of the class before.
+        rows: (1, F) the row; (2, F) of two rows each feature's smaller and larger value; empty beyond.
+        mean, deviation: (F,) of the rows that came or went, exact for any number.
+    """
+
+    label: int
+    change: int | None
+    before: int | None
+    rows: np.ndarray
+    mean: np.ndarray
+    deviation: np.ndarray
+
+
+def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
+    """Compare two rounds of one client, class by class; classes that did not change are left out.
+
+    Raises:
+        UserError: the rounds are of different classes or features.
+    """
+    if before.means.shape != after.means.shape:
+        raise UserError(f"Rounds are expected alike, but got {before.means.shape} and {after.means.shape}.")
+    found = []
+    for label in range(len(before.means)):
+        same = np.array_equal(before.means[label], after.means[label])
+        counted = before.counts is not None and after.counts is not None
+        if same and not (counted and before.counts[label] != after.counts[label]):  # type: ignore[index]
+            continue
+        one = _counted(before, after, label) if counted else _uncounted(before, after, label)
+        if one is not None:
+            found.append(one)
+    return tuple(found)
+
+
+def _squares(moments: Moments, label: int) -> np.ndarray:
+    """(F,) mean of squares of a class."""
+    return np.asarray(moments.variances[label] - moments.smoothing + moments.means[label] ** 2)
+
+
+def _counted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
+    assert before.counts is not None and after.counts is not None
+    n, m = float(before.counts[label]), float(after.counts[label])
+    change = round(m - n)
+    if not change:
+        return None
+    mean = (m * after.means[label] - n * before.means[label]) / change
+    square = (m * _squares(after, label) - n * _squares(before, label)) / change
+    deviation = np.sqrt(np.maximum(square - mean**2, 0.0))
+    rows = np.empty((0, len(mean)))
+    if abs(change) == 1:
+        rows = mean[None]
+    elif abs(change) == 2:
+        rows = np.stack([mean - deviation, mean + deviation])
+    return RowsBetween(label=label, change=change, before=round(n), rows=rows, mean=mean, deviation=deviation)
+
+
+def _uncounted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
+    """One row that came, or went, by its square; ``None`` where no whole number of rows explains all features."""
+    options = []
+    for change, (old, new) in ((1, (before, after)), (-1, (after, before))):
+        step = new.means[label] - old.means[label]
+        lift = _squares(new, label) - _squares(old, label)
+        moved = np.abs(step) > 1e-12 * np.maximum(np.abs(new.means[label]), 1e-300)
+        if not moved.any():
+            continue
+        # x = m' + n step and x^2 = q' + n lift, one quadratic equation in n for each feature
+        a, b = step[moved] ** 2, 2 * new.means[label][moved] * step[moved] - lift[moved]
+        c = new.means[label][moved] ** 2 - _squares(new, label)[moved]
+        root = np.sqrt(np.maximum(b**2 - 4 * a * c, 0.0))
+        best = int(np.argmax(a / np.maximum(c**2, 1e-300)))
+        for sign in (1, -1):
+            number = (-b[best] + sign * root[best]) / (2 * a[best])
+            if not 0.5 <= number <= MOST_UNCOUNTED:
+                continue
+            whole = round(number)
+            left = a * whole**2 + b * whole + c
+            scale = a * whole**2 + np.abs(b) * whole + np.abs(c) + 1e-300
+            options.append((float(np.max(np.abs(left) / scale)), change, whole, new.means[label] + whole * step))
+    options.sort(key=lambda one: one[0])
+    if not options or options[0][0] > ROUNDING:
+        return None
+    _, change, number, row = options[0]
+    return RowsBetween(
+        label=label,
+        change=change,
+        before=number if change > 0 else number + 1,
+        rows=row[None],
+        mean=row,
+        deviation=np.zeros(len(row)),
+    )

@@ -1,0 +1,109 @@
+"""LogisticRegression fitted to its optimum: the condition of an optimum is an equation on the client's rows.
+
+At the optimum of sum log-loss + |W|^2 / (2 C) (scikit-learn's objective) the gradient is nothing:
+sum_i (y_i - p_i) x_i^T = W / C for the weights and sum_i (y_i - p_i) = 0 for the intercept, which is not penalized.
+So uploaded weights are, up to C, the sum of the rows by what the model does not explain of their labels. Who knows all
+rows but one has the last one from it in closed form (Balle, Cherubin and Hayes, Reconstructing Training Data with
+Informed Adversaries, IEEE S&P 2022, section 3). Who sees the optima with and without a row has it to first order,
+by the curvature of the loss, which a sample of the population stands for.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fl_privacy.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LogisticOptimum:
+    """Parameters of a fitted logistic regression with an intercept.
+
+    Attributes:
+        weights: (K, F), or (1, F) for two classes, as ``coef_``.
+        intercepts: (K,) or (1,).
+        inverse_penalty: ``C``, infinite without a penalty.
+    """
+
+    weights: np.ndarray
+    intercepts: np.ndarray
+    inverse_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.weights.ndim != 2 or self.intercepts.shape != self.weights.shape[:1] or self.inverse_penalty <= 0:
+            raise UserError(
+                "An optimum is expected to have weights (K, F), intercepts (K,) and a C above 0, but got"
+                f" {self.weights.shape}, {self.intercepts.shape} and {self.inverse_penalty}."
+            )
+
+    def residuals(self, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """(N, K) y - p of rows (N, F), in one column for two classes."""
+        logits = rows @ self.weights.T + self.intercepts
+        if len(self.weights) == 1:
+            return np.asarray(labels[:, None] - 1 / (1 + np.exp(-logits)))
+        logits = np.exp(logits - logits.max(1, keepdims=True))
+        return np.asarray(np.eye(len(self.weights))[labels] - logits / logits.sum(1, keepdims=True))
+
+
+def weighted_sums(optimum: LogisticOptimum) -> np.ndarray:
+    """(K, F) sums of the client's rows, each times y - p of the class: W / C, exact at the optimum."""
+    return np.asarray(optimum.weights / optimum.inverse_penalty)
+
+
+def row_beside_known(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, int]:
+    """Solve for the one row that the client has beside known ones.
+
+    Args:
+        optimum: of all rows.
+        rows: (N - 1, F) known ones.
+        labels: (N - 1,) of them.
+
+    Returns:
+        The row (F,) and its label.
+
+    Raises:
+        UserError: nothing is left of the equations, so that there is no further row, or rounding hides it.
+    """
+    left = optimum.residuals(rows, labels)
+    sums = weighted_sums(optimum) - left.T @ rows  # (K, F), (y - p) of the row times the row
+    share = -left.sum(0)  # (K,), (y - p) of the row
+    best = int(np.argmax(np.abs(share)))
+    if abs(share[best]) < 1e-9:
+        raise UserError("One row beside the known ones is expected, but the known ones explain the optimum.")
+    row = np.asarray(share @ sums / (share @ share))
+    label = int(share[0] > 0) if len(share) == 1 else int(np.argmax(share))
+    return row, label
+
+
+def row_between_optima(
+    before: LogisticOptimum, after: LogisticOptimum, sample: np.ndarray, number: int
+) -> tuple[np.ndarray, int]:
+    """Estimate the row that came between two fits, to first order.
+
+    The optimum moves by the inverse curvature times the row's gradient. The curvature of ``number`` rows is taken from
+    a sample of the population. So the row is only as good as that sample; its direction is better than its length.
+
+    Args:
+        before, after: optima of ``number`` and of ``number`` + 1 rows, two classes.
+        sample: (M, F) rows of the same population.
+        number: of the client's rows.
+
+    Returns:
+        The estimated row (F,) and its label.
+
+    Raises:
+        UserError: there are more than two classes, or the optima are equal.
+    """
+    if len(before.weights) != 1 or before.weights.shape != after.weights.shape:
+        raise UserError("Optima of two classes and equal features are expected.")
+    wide = np.column_stack([sample, np.ones(len(sample))])
+    step = np.append(after.weights[0] - before.weights[0], after.intercepts[0] - before.intercepts[0])
+    middle = (wide @ np.append(before.weights[0], before.intercepts[0]) + wide @ np.append(
+        after.weights[0], after.intercepts[0])) / 2  # fmt: skip
+    p = 1 / (1 + np.exp(-middle))
+    curvature = (wide * (p * (1 - p))[:, None]).T @ wide * (number / len(sample))
+    curvature[:-1, :-1] += np.eye(sample.shape[1]) / before.inverse_penalty
+    gradient = curvature @ step  # (y - p) times the row and 1
+    if abs(gradient[-1]) < 1e-12:
+        raise UserError("Two different optima are expected, but they are equal.")
+    return np.asarray(gradient[:-1] / gradient[-1]), int(gradient[-1] > 0)

@@ -1,0 +1,71 @@
+"""Epsilon of what has left a site, from zero-concentrated differential privacy, which adds up."""
+
+import math
+
+import numpy as np
+
+from fl_privacy import checks
+from fl_privacy.errors import UserError
+
+
+def epsilon_of(rho: float, delta: float) -> float:
+    """Return the epsilon at ``delta`` of releases that are together ``rho``-zCDP.
+
+    Their Renyi divergences are at most rho a for every order a > 1 (Bun, Steinke 2016); the conversion is Proposition
+    12 of Canonne, Kamath, Steinke 2020: epsilon = rho a + log((a - 1) / a) - (log(delta) + log(a)) / (a - 1), at its
+    smallest over a. This is the RDP accountant for Gaussian noise without sampling, at the best of all orders.
+
+    Args:
+        rho: at least 0; infinite for what has no noise.
+        delta: in (0, 1).
+    """
+    checks.number("rho", rho, at_least=0, infinite=True, example=0.1)
+    checks.number("delta", delta, above=0, below=1, example=1e-5)
+    if rho == 0:
+        return 0.0
+    if math.isinf(rho):
+        return math.inf
+    center = 1 + math.sqrt(math.log(1 / delta) / rho)
+    orders = 1 + (center - 1) * np.geomspace(1e-3, 1e3, 20_001)
+    values = rho * orders + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+    return max(0.0, float(values.min()))
+
+
+def most_rho(epsilon: float, delta: float) -> float:
+    """Return the largest rho, to a millionth, whose epsilon at ``delta`` is at most ``epsilon``."""
+    checks.number("budget.epsilon", epsilon, above=0, example=8)
+    low, high = 0.0, epsilon + 1.0
+    while high - low > 1e-7 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if epsilon_of(middle, delta) <= epsilon else (low, middle)
+    return low
+
+
+def multiplier_for(epsilon: float, delta: float, replies: int, factor: float = 1.0) -> float:
+    """Return the least noise multiplier by which ``replies`` of them spend ``epsilon``, a thousandth above.
+
+    Args:
+        epsilon: above 0.
+        delta: in (0, 1).
+        replies: at least 1.
+        factor: by which the unit of protection multiplies rho, see ``FACTORS``.
+
+    Raises:
+        UserError: no noise multiplier up to 1000 is enough.
+    """
+    checks.whole("replies", replies, at_least=1, example=100)
+    found = 1.001 * math.sqrt(0.5 * factor * replies / most_rho(epsilon, delta))
+    if found > 1e3:
+        raise UserError(
+            f"epsilon is expected to be within reach, but {replies} replies would need {found:.0f} times the clip norm"
+            " as noise; raise epsilon or answer fewer rounds."
+        )
+    return found
+
+
+FACTORS = {"client": 1.0, "any_data": 4.0}
+"""By the unit of protection: rho over that of a change that is there or not.
+
+``client``: whether the site's change is there or zero, sensitivity C. ``any_data``: any two data sets of the site, whose
+changes are up to 2 C apart.
+"""

@@ -1,0 +1,206 @@
+"""What a rule of a site's policy lets a number, a text or an array be, and how many different values that leaves."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fl_privacy import checks
+from fl_privacy.errors import UserError
+
+REASONS = {
+    "kind": "messages of this kind are not answered",
+    "record": "there is a record that the policy does not name",
+    "key": "there is a key that the policy does not name",
+    "type": "a value is of a type that the policy does not name",
+    "range": "a value is not in the policy's range",
+    "text": "there is text that the policy does not list",
+    "arrays": "the arrays are not those that came in",
+    "dtype": "an array is of a type that the policy does not name",
+    "shape": "an array is not of the shape that came in",
+    "bytes": "an array is not what it claims to be",
+    "finite": "a number is not finite",
+    "size": "it is too large",
+    "guard": "the model looks crafted",
+    "budget": "the budget is used up",
+    "day": "the rounds of this day are used up",
+    "ledger": "what leaves can't be written down",
+    "app": "the app failed",
+    "time": "the app took too long",
+    "isolation": "the app can't be kept apart",
+}
+"""All that a coordinator hears of a refusal: which of these it is. Values and the app's names stay in the site's log."""
+
+SMALLEST = 1e-6
+"""Rounded numbers of a smaller magnitude leave as zero."""
+
+LARGEST = 1e6
+"""Rounded numbers of a larger magnitude are refused where a rule gives no bound."""
+
+DIGITS = 3
+MOST_DIGITS = 15
+_EXACT_BITS = 64
+
+
+class RefusedError(UserError):
+    """Something may not pass.
+
+    Args:
+        reason: a key of ``REASONS``, all that may be said elsewhere.
+        detail: for the site's log.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason = reason
+        super().__init__(detail)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """Of one key.
+
+    Attributes:
+        integer: the value is a whole number.
+        at_least, at_most: bounds of a number; for what is rounded to digits they are +-``LARGEST`` where none are given.
+        digits: significant digits that are left of a number.
+        round_to: a number becomes the nearest multiple; ``digits`` then do not count.
+        exact: a number passes as it is.
+        value: what always leaves, whatever the app says; a whole number as one.
+        one_of: texts or numbers that pass as they are, and nothing else.
+    """
+
+    integer: bool = False
+    at_least: float | None = None
+    at_most: float | None = None
+    digits: int = DIGITS
+    round_to: float | None = None
+    exact: bool = False
+    value: float | None = None
+    one_of: tuple[Any, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("integer", "exact"):
+            checks.one_of(name, getattr(self, name), (True, False))
+        for name in ("at_least", "at_most", "value"):
+            if (number := getattr(self, name)) is not None:
+                checks.number(name, number, example=32)
+        if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
+            raise UserError(f"at_least is expected to be at most at_most, but {self.at_least:g} > {self.at_most:g}.")
+        checks.whole("digits", self.digits, at_least=1, at_most=MOST_DIGITS, example=DIGITS)
+        if self.round_to is not None:
+            checks.number("round_to", self.round_to, above=0, example=32)
+        if self.one_of is not None and not (self.one_of and all(type(o) in (str, int, float) for o in self.one_of)):
+            raise UserError(f"one_of is expected to list texts or numbers, but got {list(self.one_of)}.")
+        if sum((self.exact, self.value is not None, self.one_of is not None, self.round_to is not None)) > 1:
+            raise UserError("A rule is expected to have one of exact, value, one_of and round_to, but has several.")
+
+    @classmethod
+    def read(cls, where: str, given: object) -> "Rule":
+        """That of a policy's file.
+
+        Raises:
+            UserError: it is none.
+        """
+        if given is None or given is True:
+            given = {}
+        if not isinstance(given, Mapping):
+            raise UserError(f"{where} is expected to be a rule such as {{digits: 3}}, but got {given!r}.")
+        known = [field.name for field in fields(cls)]
+        if odd := [key for key in given if key not in known]:
+            raise UserError(f"{where} is expected to say {', '.join(known)}, but got {odd[0]!r}.")
+        told = dict(given)
+        if "one_of" in told:
+            listed = told["one_of"]
+            told["one_of"] = tuple(listed) if isinstance(listed, Sequence) and not isinstance(listed, str) else ()
+        try:
+            return cls(**told)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+
+    def apply(self, where: str, value: object) -> int | float | str:
+        """``value`` as it may pass.
+
+        Args:
+            where: for the site's log.
+            value: of a record.
+
+        Raises:
+            RefusedError: it may not.
+        """
+        if self.one_of is not None:
+            if any(type(one) is type(value) and one == value for one in self.one_of):
+                return value  # type: ignore[return-value]
+            raise RefusedError("text" if isinstance(value, str | bytes) else "range", f"{where} is {_short(value)}")
+        if isinstance(value, str | bytes):
+            raise RefusedError("text", f"{where} is text of {len(value)} letters, and no rule lists what it may be")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise RefusedError("type", f"{where} is a {type(value).__name__}, and one number is expected")
+        if not math.isfinite(value):
+            raise RefusedError("finite", f"{where} is {value}")
+        return self._rounded(where, value)
+
+    @property
+    def fixed(self) -> int | float | None:
+        """What always leaves."""
+        return int(self.value) if self.value is not None and self.value == int(self.value) else self.value
+
+    def _rounded(self, where: str, value: int | float) -> int | float:
+        whole = isinstance(value, int)
+        if self.integer and not whole and value != int(value):
+            raise RefusedError("type", f"{where} is {value}, and a whole number is expected")
+        low, high = self.bounds
+        if not low <= value <= high:
+            raise RefusedError("range", f"{where} is {value}, and {low:g} to {high:g} is expected")
+        if not self.exact:
+            value = self._coarse(value)
+            value = min(max(value, low), high)
+        return int(value) if whole or self.integer else float(value) + 0.0
+
+    def _coarse(self, value: int | float) -> int | float:
+        if self.round_to is not None:
+            return round(value / self.round_to) * self.round_to
+        return 0 if abs(value) < SMALLEST else float(f"{value:.{self.digits - 1}e}")
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Between which a number is."""
+        usual = math.inf if self.exact else LARGEST
+        low = -usual if self.at_least is None else self.at_least
+        return low, max(low, usual) if self.at_most is None else self.at_most
+
+    @property
+    def bits(self) -> float:
+        """Which an app can put into the value, at most."""
+        if self.value is not None:
+            return 0.0
+        if self.one_of is not None:
+            return math.log2(len(self.one_of))
+        low, high = self.bounds
+        if self.exact:
+            whole = self.integer and math.isfinite(low) and math.isfinite(high)
+            return min(math.log2(high - low + 1), _EXACT_BITS) if whole else _EXACT_BITS
+        if self.round_to is not None:
+            return math.log2((high - low) / self.round_to + 2)
+        sides = [side for side in (high, -low) if side > 0]
+        decades = [max(0.0, math.log10(side / SMALLEST)) + 1 for side in sides]
+        return math.log2(sum(9 * 10 ** (self.digits - 1) * each for each in decades) + 1)
+
+    def in_words(self) -> str:
+        """``as a whole number of at least 32, rounded to 32``."""
+        if self.value is not None:
+            return f"always as {self.value:g}, whatever the app says"
+        if self.one_of is not None:
+            return f"as one of {', '.join(map(str, self.one_of))}"
+        low, high = self.bounds
+        kind = "a whole number" if self.integer else "a number"
+        within = f" from {low:g} to {high:g}"
+        if math.isinf(low) or math.isinf(high):
+            within = f" of at least {low:g}" if math.isfinite(low) else f" of at most {high:g}" if math.isfinite(high) else ""
+        if self.exact:
+            return f"as {kind}{within}, exact to the last digit"
+        rounded = f"{self.digits} digits" if self.round_to is None else f"multiples of {self.round_to:g}"
+        return f"as {kind}{within}, rounded to {rounded}"
+
+
+def _short(value: object) -> str:
+    return f"{value!r}"[:80]

@@ -1,0 +1,190 @@
+"""How apps are run when they are audited: nodes, bundles, audits of their own, and what whole trainings tell."""
+
+import gc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fl_privacy.errors import UserError
+from fl_privacy.flower.untouched.app import read_app
+from fl_privacy.flower.untouched.audit import Asked, audit_app
+from fl_privacy.results.survivors import ClassTrace, class_trace, classes_told, members_told, words_told
+from fl_privacy.tapping import Sent, findings_of
+from fl_privacy.tapping.findings import Loaded
+from tests.flower.untouched_apps import LANGUAGE, LEGACY_SERVER, LISTED, PLAIN, SERVER, audited, rung, write
+
+UNEVEN = PLAIN.replace(
+    "    x, y = images(context)\n",
+    """
+    x, y = images(context, 60)
+    own = int(context.node_config["partition-id"])
+    g = torch.Generator().manual_seed(own)
+    y = torch.where(torch.rand(60, generator=g) < 0.6, own % 4, y)
+""",
+)
+
+ALREADY = SERVER.replace(
+    "    result = strategy",
+    """
+    from fl_privacy import audit
+    from {name}.client import Net, images
+    from torch.utils.data import TensorDataset
+    data = lambda client: TensorDataset(*images(type("C", (), dict(node_config={{"partition-id": client}}))))
+    strategy = audit(strategy, model=Net, data=data, plan=context, out="own")
+    result = strategy""",
+)
+
+PLACED = PLAIN.replace(
+    "    net = Net()\n",
+    '    assert context.node_config["path"] == f"part-{context.node_config[\'partition-id\']}"\n    net = Net()\n',
+)
+
+TAKING = PLAIN.replace(
+    "app = ClientApp()",
+    """
+def taking(msg, context, call):
+    msg.content["taken"] = msg.content.config_records["config"]
+    assert msg.content.config_records["config"].pop("lr") == 0.1
+    return call(msg, context)
+app = ClientApp(mods=[taking])""",
+)
+
+
+def survivor(record: dict, name: str) -> dict:
+    return next(each for each in record["survivors"] if each["name"] == name)
+
+
+def test_a_server_that_waits_for_more_clients_gets_them(tmp_path: Path) -> None:
+    server = SERVER.replace("min_available_nodes=2", "min_available_nodes=3")
+    record = audited(tmp_path, "app_waits", PLAIN, server)
+    assert record["problems"] == ["The app waits for more than 2 clients; 1 joined."]
+    assert "with 3 clients" in (tmp_path / "out" / "audit-app_waits" / "report.html").read_text()
+
+
+def test_an_audit_within_the_app_is_left_out(tmp_path: Path) -> None:
+    record = audited(tmp_path, "app_already", PLAIN, ALREADY)
+    assert record["problems"] == ["The app's own audit(...) was left out of this run; its training was not."]
+    assert rung(record, "one")["counts"]["read"] == 2
+    assert not (tmp_path / "out" / "audit-app_already" / "files" / "own").exists()
+
+
+def test_nodes_have_the_config_that_is_asked_for(tmp_path: Path) -> None:
+    record = audited(tmp_path, "app_placed", PLACED, node_config=('path="part-{partition}"',))
+    assert not record["problems"] and rung(record, "one")["counts"]["read"] == 2
+    with pytest.raises(UserError, match="--node-config"):
+        audit_app(read_app(tmp_path / "app"), Asked(node_config=("nonsense",), out=tmp_path / "out"))
+
+
+def test_each_node_gets_a_message_of_its_own(tmp_path: Path) -> None:
+    """As on the wire: a mod that takes an entry out takes it from no other node."""
+    server = SERVER.replace("initial(), num", "initial(), train_config=ConfigRecord({{'lr': 0.1}}), num")
+    record = audited(tmp_path, "app_taking", TAKING, server)
+    assert not record["problems"]
+
+
+def test_a_bundle_is_audited_as_its_folder_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = write(tmp_path / "app", "app_fab", PLAIN)
+    with zipfile.ZipFile(tmp_path / "app.fab", "w") as bundle:
+        for file in folder.rglob("*"):
+            bundle.write(file, file.relative_to(folder))
+    app = read_app(tmp_path / "app.fab")
+    place = app.folder
+    found = audit_app(app, Asked(nodes=2, clients=2, victims=2, out=tmp_path / "out", seconds=0.0))
+    assert rung(dict(found.record), "one")["counts"]["read"] == 2
+    assert place.is_dir()
+    del app
+    gc.collect()
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("client", [UNEVEN, LISTED])
+def test_whole_trainings_tell_classes(tmp_path: Path, client: str) -> None:
+    legacy = client is LISTED
+    name = "app_listed_uneven" if legacy else "app_uneven"
+    if legacy:
+        record = audited(tmp_path, name, client, LEGACY_SERVER, nodes=4)
+    else:
+        record = audited(tmp_path, name, client, nodes=4)
+    found = survivor(record, "classes")
+    assert found["found"]["low"] <= found["found"]["value"] <= found["found"]["high"]
+    if not legacy:
+        assert found["told"] and found["found"]["value"] > 0.7 and found["control"]["value"] < 0.2
+        members = survivor(record, "members")  # of the same classes, or these would tell clients apart
+        assert "of the same classes" in members["made"] and members["found"]["value"] < 0.7, members
+
+
+def test_whole_trainings_tell_words(tmp_path: Path) -> None:
+    found = survivor(audited(tmp_path, "app_words", LANGUAGE, nodes=3, clients=3), "words")
+    assert found["told"] and found["found"]["value"] > 0.95, found
+
+
+def test_the_class_trace_is_of_the_last_bias() -> None:
+    sent = {"a/w": np.zeros((3, 4)), "a/b": np.zeros(3), "a/n": np.zeros((), int)}
+    up = {"r/w": np.ones((3, 4)), "r/b": np.array([1.0, 2.0, 0.0]), "r/n": np.ones((), int)}
+    found = class_trace(sent, up, np.array([0, 1, 1, 2]))
+    assert found is not None and found.change.tolist() == [1.0, 2.0, 0.0] and found.counts.tolist() == [1, 2, 1]
+    assert class_trace(sent, up, np.array([0, 7])) is None
+    assert class_trace(sent, up, None) is None
+    assert class_trace(sent, {**up, "r/b": np.full(3, np.nan)}, np.array([0, 1])) is None
+
+
+def test_nothing_is_told_of_noise() -> None:
+    rng = np.random.default_rng(0)
+    traces = [ClassTrace(change=rng.normal(size=10), counts=rng.integers(1, 20, 10).astype(float)) for _ in range(6)]
+    found = classes_told(traces)
+    assert found.found is not None and not found.told and found.found.low < 0 < found.found.high
+    few = classes_told(traces[:1])
+    assert few.found is None and "3 clients" in few.reason
+    same = [ClassTrace(change=rng.normal(size=10), counts=np.ones(10)) for _ in range(4)]
+    assert "same share" in classes_told(same).reason
+    losses = rng.normal(size=(4, 50))
+    assert not members_told(losses[0], losses[1], (losses[2], losses[3]), "").told
+    apart = members_told(losses[0] + 9, losses[1], (losses[2], losses[3]), "")
+    assert apart.told and apart.found is not None and apart.found.value == 1.0
+    words = [({1, 2, k}, {1, 2, k}) for k in (3, 4, 5)]
+    assert words_told(words).told
+    assert not words_told([(own, {1, 2, 9}) for own, _ in words]).told
+
+
+def test_casts_that_do_nothing_are_no_part_of_the_way(tmp_path: Path) -> None:
+    """``labels.to(device)`` in front of a plain cross entropy leaves it plain, so that its labels are found."""
+    client = PLAIN.replace("criterion(net(a), b)", 'criterion(net(a.to("cpu")), b.to("cpu"))')
+    record = audited(tmp_path, "app_moves", client)
+    assert rung(record, "gradient")["labels"] == [2, 2]
+    assert any("The loss is cross entropy" in note for note in rung(record, "gradient")["notes"])
+
+
+NORMED = PLAIN.replace(
+    "nn.Linear(36, 24), nn.Sigmoid()", "nn.Linear(36, 24), nn.BatchNorm1d(24), nn.Dropout(0.5), nn.Sigmoid()"
+)
+
+
+def test_evaluation_mode_is_a_rung_where_it_makes_a_difference(tmp_path: Path) -> None:
+    record = audited(tmp_path, "app_normed", NORMED)
+    first = record["rungs"][0]
+    assert first["rung"] == "evaluation" and not first["uploaded"]
+    assert first["counts"]["read"] == 2 and first["labels"] == [2, 2], first
+    assert "2 examples, since its code takes no fewer," in rung(record, "gradient")["made"]
+    plain = audited(tmp_path / "plain", "app_not_normed", PLAIN)
+    assert next(each["rung"] for each in plain["rungs"]) == "gradient"
+
+
+def test_figures_of_columns_and_histograms_are_facts() -> None:
+    ages = np.array([20.5, 31.0, 44.0, 44.0, 61.5, 70.0])
+    loaded = Loaded(columns={"age": ages})
+    values = {
+        ("m", "total"): float(ages.sum()),
+        ("m", "squares"): float((ages**2).sum()),
+        ("m", "bins"): [1, 1, 3, 1],
+        ("m", "other"): 12.5,
+        ("m", "few"): [1, 1, 1, 1],
+    }
+    sent = Sent(direction="client to server", kind="query", round=1, node=1, values=values)
+    found = {leak.where: leak.what for leak in findings_of(sent, loaded, (), trained=False)}
+    assert found == {
+        "m/total": "the sum of the column age over the client's 6 examples",
+        "m/squares": "the sum of squares of the column age over the client's 6 examples",
+        "m/bins": "a histogram of the client's 6 examples",
+    }

@@ -1,0 +1,219 @@
+"""What passes the engine and what does not, as functions of records."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from fl_privacy.errors import UserError
+from fl_privacy.gate.filtering import NUMPY, RawArray, Records, admit, array_values, raw_array, release
+from fl_privacy.gate.policy import SitePolicy, parse_policy
+from fl_privacy.gate.protecting import Noising, clipped, noised
+from fl_privacy.gate.rules import REASONS, RefusedError
+
+PLAIN = """
+version: 1
+receives:
+  records: {arrays: [arrays], config: {allow: {lr: {exact: true, at_most: 1}, mode: {one_of: [a]}}}}
+sends:
+  train:
+    arrays: {like: received, dtype: float32}
+    metrics: {allow: {num-examples: {integer: true, at_least: 32, round_to: 32}, train_loss: {digits: 3}}}
+  evaluate: {metrics: {allow: {accuracy: {digits: 3}}}}
+"""
+NOISED = (
+    PLAIN
+    + """
+protect: {clip_norm: 1.0, noise: {noise_multiplier: 0.5}}
+budget: {ledger: ledger}
+"""
+)
+
+
+def policy(text: str = PLAIN) -> SitePolicy:
+    return parse_policy(text.encode(), "site.yaml", Path())
+
+
+def model(**more: Any) -> dict[str, RawArray]:
+    rng = np.random.default_rng(0)
+    arrays = {"w": rng.normal(size=(4, 3)).astype(np.float32), "b": np.zeros(3, np.float32), "n": np.array(7)}
+    return {name: raw_array(values) for name, values in (arrays | more).items()}
+
+
+RECEIVED = Records(arrays={"arrays": model()}, config={"config": {"lr": 0.1}})
+
+
+def replied(arrays: dict[str, RawArray] | None = None, **metrics: Any) -> Records:
+    held = {"num-examples": 100, "train_loss": 0.123456} | metrics
+    return Records(arrays={"arrays": model() if arrays is None else arrays}, metrics={"metrics": held})
+
+
+def refused(reply: Records, text: str = PLAIN, kind: str = "train") -> str:
+    with pytest.raises(RefusedError) as error:
+        release(policy(text), kind, RECEIVED, reply)
+    assert error.value.reason in REASONS
+    return error.value.reason
+
+
+def test_an_honest_reply_leaves_to_the_byte_with_rounded_numbers() -> None:
+    trained = model(w=np.ones((4, 3), np.float32))
+    left = release(policy(), "train", RECEIVED, replied(trained))
+    assert left.arrays == {"arrays": trained}
+    assert left.metrics == {"metrics": {"num-examples": 96, "train_loss": 0.123}}
+
+
+def test_bytes_are_those_of_numpy_and_flower() -> None:
+    from flwr.app import Array  # noqa: PLC0415
+
+    for values in (np.arange(6.0), np.float32(3), np.ones((2, 3), "f4", order="F"), np.zeros((0, 2), "f2")):
+        made = Array.from_numpy_ndarray(np.asarray(values))
+        raw = RawArray(made.dtype, tuple(made.shape), made.stype, made.data)
+        assert np.array_equal(array_values("x", raw), values)
+        fortran = np.ndim(values) > 1 and not np.asarray(values).flags.c_contiguous
+        assert raw_array(np.asarray(values), fortran=fortran) == raw
+
+
+W = model()["w"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (Records(arrays={"arrays": model(), "more": model()}), "record"),
+        (Records(arrays={"other": model()}), "record"),
+        (replied({**model(), "x": W}), "arrays"),
+        (replied({"w": W}), "arrays"),
+        (replied(model(w=np.ones((4, 3)))), "dtype"),
+        (replied(model(w=np.ones((4, 3), np.int32))), "dtype"),
+        (replied(model(w=np.ones((4, 4), np.float32))), "shape"),
+        (replied(model(w=np.full((4, 3), np.nan, np.float32))), "finite"),
+        (replied({**model(), "w": RawArray("float32", (4, 3), "zip", W.data)}), "bytes"),
+        (replied({**model(), "w": RawArray("float32", (4, 3), NUMPY, W.data + b"x")}), "bytes"),
+        (replied({**model(), "w": RawArray("float32", (4, 3), NUMPY, W.data[:-4])}), "bytes"),
+        (replied({**model(), "w": RawArray("float32", (-4, -3), NUMPY, W.data)}), "shape"),
+        (replied({**model(), "w": RawArray("object", (4, 3), NUMPY, W.data)}), "dtype"),
+        (replied(secret=1.0), "key"),
+        (replied(train_loss="text"), "text"),
+        (replied(train_loss=[1.0, 2.0]), "type"),
+        (replied({}), "arrays"),
+        (Records(arrays={"arrays": model()}, metrics={"m2": {"a": 1}}), "record"),
+        (Records(arrays={"arrays": model()}, config={"config": {"a": "x"}}), "record"),
+    ],
+)
+def test_what_the_policy_does_not_name_does_not_leave(reply: Records, reason: str) -> None:
+    assert refused(reply) == reason
+
+
+def test_arrays_leave_in_answer_to_training_alone() -> None:
+    assert refused(Records(arrays={"arrays": model()}), kind="evaluate") == "record"
+    assert refused(replied(), kind="query") == "kind"
+
+
+def test_what_is_dropped_does_not_leave_either() -> None:
+    dropping = PLAIN.replace("sends:\n", "sends:\n  unnamed: drop\n")
+    reply = Records(
+        arrays={"arrays": model()},
+        metrics={"metrics": {"secret": 1.0, "num-examples": 64}, "m2": {"a": 1}},
+        config={"c": {"t": "x"}},
+    )
+    left = release(policy(dropping), "train", RECEIVED, reply)
+    assert left.metrics == {"metrics": {"num-examples": 64}}
+    assert left.config == {}
+    assert refused(Records(arrays={"arrays": model(), "more": model()}), dropping) == "record"
+
+
+def test_counters_leave_as_they_came_and_the_order_is_the_coordinator_s() -> None:
+    counted = {name: model(n=np.array(1234567))[name] for name in ("n", "b", "w")}
+    left = release(policy(), "train", RECEIVED, replied(counted))
+    assert list(left.arrays["arrays"]) == ["w", "b", "n"]
+    assert left.arrays["arrays"]["n"] == model()["n"]
+    sent = PLAIN.replace("dtype: float32}", "dtype: float32, counters: sent}")
+    assert array_values("n", release(policy(sent), "train", RECEIVED, replied(counted)).arrays["arrays"]["n"]) == 1234567
+
+
+def test_the_memory_order_of_an_array_says_nothing() -> None:
+    turned = replied({**model(), "w": raw_array(array_values("w", W), fortran=True)})
+    assert release(policy(), "train", RECEIVED, turned).arrays["arrays"]["w"] == W
+
+
+def test_a_fixed_number_leaves_whatever_the_app_says() -> None:
+    fixed = PLAIN.replace("{integer: true, at_least: 32, round_to: 32}", "{value: 5}").replace(", train_loss: {digits: 3}", "")
+    for metrics in ({}, {"metrics": {}}, {"metrics": {"num-examples": 7}}):
+        left = release(policy(fixed), "train", RECEIVED, Records(arrays={"arrays": model()}, metrics=metrics))
+        assert left.metrics == {"metrics": {"num-examples": 5}}
+    assert policy(fixed).reply("train").bits == 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "reason"),
+    [
+        (RECEIVED, "query", "kind"),
+        (RECEIVED, "train.secret", "kind"),
+        (Records(arrays={"other": model()}), "train", "record"),
+        (Records(arrays={"arrays": model(w=np.full((4, 3), np.inf, np.float32))}), "train", "finite"),
+        (Records(metrics={"m": {"a": 1}}), "train", "record"),
+        (Records(config={"config": {"path": 1}}), "train", "key"),
+        (Records(config={"config": {"lr": 2.0}}), "train", "range"),
+        (Records(config={"config": {"mode": "b"}}), "train", "text"),
+        (Records(config={"config": {"lr": "/etc/passwd"}}), "train", "text"),
+    ],
+)
+def test_what_the_app_is_not_given(message: Records, kind: str, reason: str) -> None:
+    with pytest.raises(RefusedError) as error:
+        admit(policy(), kind, message)
+    assert error.value.reason == reason
+
+
+def test_what_the_app_is_given_is_what_came() -> None:
+    came = Records(arrays={"arrays": model()}, config={"config": {"lr": 0.123456789, "mode": "a"}})
+    assert admit(policy(), "train", came) == came
+
+
+def test_noise_is_on_all_floats_and_bounded_change_within() -> None:
+    far = model(w=np.full((4, 3), 1e30, np.float32))
+    left = release(policy(NOISED), "train", RECEIVED, replied(far)).arrays["arrays"]
+    change = np.concatenate(
+        [np.ravel(array_values(n, left[n]).astype(float) - array_values(n, RECEIVED.arrays["arrays"][n])) for n in "wb"]
+    )
+    assert 0 < np.linalg.norm(change) < 1.0 + 0.5 * 10 * np.sqrt(15)
+    assert left["n"] == model()["n"]
+    again = release(policy(NOISED), "train", RECEIVED, replied(far)).arrays["arrays"]
+    assert left["b"] != again["b"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    some.lists(some.floats(-(2.0**126), 2.0**126, width=32), min_size=1, max_size=30),
+    some.floats(0.001, 1000),
+    some.floats(0.01, 100),
+)
+def test_the_clipped_change_is_never_longer_than_said(values: list[float], clip: float, multiplier: float) -> None:
+    noising = Noising(clip_norm=clip, noise_multiplier=multiplier)
+    steps = clipped(np.array(values), noising)
+    assert sum(int(step) ** 2 for step in steps) <= noising.longest
+    assert noising.longest * noising.step**2 <= clip**2 * (1 + 1e-12)
+    if np.linalg.norm(values) <= 0.99 * clip:
+        assert np.abs(steps * noising.step - values).max() <= 0.51 * noising.step
+    else:
+        assert np.linalg.norm(steps * noising.step) > 0.98 * min(clip, np.linalg.norm(values)) - noising.step * 6
+
+
+def test_without_noise_the_change_is_the_clipped_one() -> None:
+    noising = Noising(clip_norm=1.0, noise_multiplier=1.0)
+    before, after = np.ones(100, np.float32), np.full(100, 3.0, np.float32)
+    (moved,) = noised([before], [after], noising, draw=lambda n: np.zeros(n, np.int64))
+    assert np.allclose(moved, 1.1, atol=1e-5)
+
+
+def test_a_variance_is_not_made_negative() -> None:
+    received = Records(arrays={"arrays": {"bn.running_var": raw_array(np.zeros(1000, np.float32))}})
+    left = release(policy(NOISED), "train", received, received).arrays["arrays"]["bn.running_var"]
+    assert array_values("x", left).min() == 0
+
+
+def test_refusals_are_user_errors() -> None:
+    with pytest.raises(UserError):
+        release(policy(), "query", RECEIVED, replied())

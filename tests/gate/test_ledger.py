@@ -1,0 +1,236 @@
+"""No reply without its entry: kills, full disks, restarts at the budget, files that were put back or changed."""
+
+import json
+import math
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.gate import accounting
+from fl_privacy.gate.accounting import epsilon_of, most_rho, multiplier_for
+from fl_privacy.gate.ledger import DAY, Entry, ExhaustedError, Ledger, LedgerError, Limits
+
+KILLS, FULL = 20, 5
+
+ANSWERING = """
+import os, resource, sys
+from pathlib import Path
+from fl_privacy.gate.ledger import Ledger, Limits
+folder, limit = Path(sys.argv[1]), int(sys.argv[2])
+ledger, limits = Ledger(folder / "ledger", folder / "away" / "anchor"), Limits(epsilon=1e6)
+replies = os.open(sys.argv[3], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.write(replies, b"up\\n")
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+while True:
+    account = ledger.append(kind="train", outcome="sent", rho=0.5, run="1", app="a:b", policy="p", limits=limits)
+    os.write(replies, b"%d\\n" % account.entries)
+"""
+
+
+def ledger(folder: Path, **more: object) -> Ledger:
+    return Ledger(folder / "ledger", folder / "away" / "anchor", **more)  # type: ignore[arg-type]
+
+
+def append(one: Ledger, rho: float | None = 0.5, limits: Limits | None = None, **more: str) -> None:
+    told = {"kind": "train", "outcome": "sent", "run": "1", "app": "a:b", "policy": "p", **more}
+    one.append(rho=rho, limits=limits, **told)
+
+
+def answering(folder: Path, replies: Path, limit: int = 0) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-c", ANSWERING, str(folder), str(limit), str(replies)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE)
+
+
+def left(replies: Path) -> list[int]:
+    """The replies that left, by number of their entry."""
+    text = replies.read_text() if replies.exists() else ""
+    return [int(line) for line in text.splitlines() if line != "up"]
+
+
+def test_no_reply_is_left_without_its_entry_by_twenty_kills(tmp_path: Path) -> None:
+    rng, replies = random.Random(0), tmp_path / "replies"
+    for kill in range(KILLS):
+        process = answering(tmp_path, replies)
+        deadline = time.monotonic() + 60
+        while not replies.exists() or replies.read_text().count("up") <= kill:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.05))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    numbers = [entry.number for entry in ledger(tmp_path).entries()]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert set(left(replies)) <= set(numbers)
+    assert len(left(replies)) == len(set(left(replies))), "no entry stands for two"
+    assert len(numbers) - len(left(replies)) <= KILLS
+    assert ledger(tmp_path).account().rho == pytest.approx(0.5 * len(numbers))
+
+
+def test_a_full_disk_lets_nothing_out_and_leaves_no_torn_line(tmp_path: Path) -> None:
+    rng, replies = random.Random(1), tmp_path / "replies"
+    append(ledger(tmp_path))
+    for _ in range(FULL):
+        before = ledger(tmp_path).account().entries
+        limit = (tmp_path / "ledger").stat().st_size + rng.randrange(50, 900)
+        process = answering(tmp_path, replies, limit)
+        _, said = process.communicate(timeout=60)
+        assert b"can't be written" in said
+        assert (tmp_path / "ledger").read_bytes().endswith(b"\n")
+        assert ledger(tmp_path).account().entries == max([before, *left(replies)])
+        replies.unlink()
+
+
+def test_a_restart_refuses_at_the_budget_whatever_asks(tmp_path: Path) -> None:
+    limits = Limits(epsilon=8, delta=1e-5)
+    sent = 0
+    with pytest.raises(ExhaustedError, match="budget of epsilon 8 is used up"):
+        while True:
+            append(ledger(tmp_path), 0.1, limits, run=str(sent), app=f"app:{sent}")
+            sent += 1
+    assert epsilon_of(0.1 * sent, 1e-5) <= 8 < epsilon_of(0.1 * (sent + 1), 1e-5)
+    with pytest.raises(ExhaustedError):
+        ledger(tmp_path).expect_room(limits, 0.1, "train")
+    assert ledger(tmp_path).account().entries == sent, "what is refused is not counted"
+    with pytest.raises(ExhaustedError):
+        ledger(tmp_path).expect_room(limits, None, "train")
+
+
+def test_two_gates_with_one_ledger_spend_one_budget(tmp_path: Path) -> None:
+    one, other, limits = ledger(tmp_path), ledger(tmp_path), Limits(epsilon=8)
+    with pytest.raises(ExhaustedError):
+        for _ in range(100):
+            append(one, 0.1, limits)
+            append(other, 0.1, limits)
+    assert one.account().entries == other.account().entries == ledger(tmp_path).account().entries
+    assert limits.spent(one.account()) <= 8
+
+
+def test_another_unit_counts_what_was_spent_before(tmp_path: Path) -> None:
+    append(ledger(tmp_path), 0.3)
+    account = ledger(tmp_path).account()
+    assert Limits(epsilon=8, factor=4.0).spent(account) == epsilon_of(1.2, 1e-5) > Limits(epsilon=8).spent(account)
+
+
+def test_weights_that_left_without_noise_leave_no_budget(tmp_path: Path) -> None:
+    append(ledger(tmp_path), None)
+    assert Limits(epsilon=8).spent(ledger(tmp_path).account()) == math.inf
+    with pytest.raises(ExhaustedError):
+        append(ledger(tmp_path), 0.001, Limits(epsilon=100))
+
+
+def test_a_ledger_that_was_put_back_is_noticed(tmp_path: Path) -> None:
+    one = ledger(tmp_path)
+    append(one)
+    old = one.path.read_bytes()
+    append(one)
+    append(one)
+    one.path.write_bytes(old)
+    for reader in (one, ledger(tmp_path)):
+        with pytest.raises(LedgerError, match=r"older than it was: it has 1 entries of the 3"):
+            reader.account()
+    forged = Entry.read(old.splitlines(keepends=True)[0])
+    assert forged.number == 1
+    ledger_of_other = Ledger(tmp_path / "o", tmp_path / "away" / "o")
+    for _ in range(3):
+        append(ledger_of_other, 0.0)
+    one.path.write_bytes(ledger_of_other.path.read_bytes())
+    with pytest.raises(LedgerError, match="its past was changed"):
+        ledger(tmp_path).account()
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (lambda folder: (folder / "ledger").unlink(), "is missing, but its anchor"),
+        (lambda folder: (folder / "away" / "anchor").unlink(), "anchor .* is missing"),
+        (lambda folder: (folder / "away" / "anchor").write_text("x"), "anchor .* can't be read"),
+        (lambda folder: (folder / "ledger").open("ab").write(b'{"number":3'), "torn line"),
+        (lambda folder: (folder / "ledger").open("ab").write(b"\n"), "no entry"),
+        (lambda folder: (folder / "ledger").open("ab").write(b"[" * 4000 + b"\n"), "no entry"),
+        (lambda folder: _changed(folder, 0, "rho", 0.0), "does not follow"),
+        (lambda folder: _changed(folder, 1, "rho", 0.0), "its past was changed"),
+        (lambda folder: _changed(folder, 1, "rho", -1.0), "no entry"),
+        (lambda folder: _changed(folder, 1, "rho", math.nan), "no entry"),
+        (lambda folder: (folder / "ledger").chmod(0o644), "alone"),
+    ],
+)
+def test_a_ledger_that_is_not_whole_refuses(damage: object, line: str, tmp_path: Path) -> None:
+    append(ledger(tmp_path))
+    append(ledger(tmp_path))
+    assert callable(damage)
+    damage(tmp_path)
+    with pytest.raises(LedgerError, match=line):
+        append(ledger(tmp_path))
+    with pytest.raises(LedgerError, match=line):
+        ledger(tmp_path).account()
+
+
+def _changed(folder: Path, place: int, key: str, value: object) -> None:
+    lines = (folder / "ledger").read_bytes().splitlines(keepends=True)
+    lines[place] = json.dumps({**json.loads(lines[place]), key: value}, separators=(",", ":")).encode() + b"\n"
+    (folder / "ledger").write_bytes(b"".join(lines))
+
+
+def test_a_torn_line_is_mended_and_counted(tmp_path: Path) -> None:
+    one = ledger(tmp_path)
+    append(one)
+    assert not one.mend(0.7)
+    with one.path.open("ab") as file:
+        file.write(b'{"number":2,"when"')
+    assert ledger(tmp_path).mend(0.7)
+    account = ledger(tmp_path).account()
+    assert (account.entries, account.rho) == (2, pytest.approx(1.2))
+
+
+def test_a_ledger_whose_beginning_was_killed_begins(tmp_path: Path) -> None:
+    (tmp_path / "away").mkdir()
+    (tmp_path / "ledger").touch(0o600)
+    assert ledger(tmp_path).account().entries == 0
+
+
+def test_a_clock_that_is_set_back_frees_no_rounds(tmp_path: Path) -> None:
+    now = [1e9]
+    one, limits = ledger(tmp_path, clock=lambda: now[0]), Limits(rounds_per_day=2)
+    append(one, limits=limits)
+    append(one, limits=limits)
+    for moved in (0.0, -10 * DAY, DAY - 1):
+        now[0] = 1e9 + moved
+        with pytest.raises(ExhaustedError, match="2 rounds of this day"):
+            append(one, limits=limits)
+    append(one, limits=limits, kind="evaluate")
+    now[0] = 1e9 + DAY + 1
+    append(one, limits=limits)
+
+
+def test_a_link_is_no_ledger(tmp_path: Path) -> None:
+    append(Ledger(tmp_path / "real", tmp_path / "away" / "anchor"))
+    (tmp_path / "ledger").symlink_to(tmp_path / "real")
+    with pytest.raises(LedgerError, match="can't be opened"):
+        ledger(tmp_path).account()
+
+
+@pytest.mark.parametrize(("rho", "delta"), [(0.01, 1e-5), (0.4, 1e-5), (5.0, 1e-6), (50.0, 1e-3)])
+def test_epsilon_is_that_of_the_accountant_of_others(rho: float, delta: float) -> None:
+    dp_accounting = pytest.importorskip("dp_accounting")
+    from dp_accounting.rdp import RdpAccountant  # noqa: PLC0415
+
+    orders = [1 + x / 100 for x in range(1, 3000)] + list(range(31, 2000))
+    accountant = RdpAccountant(orders)
+    accountant.compose(dp_accounting.GaussianDpEvent(1 / math.sqrt(2 * rho)))
+    theirs = accountant.get_epsilon(delta)
+    assert epsilon_of(rho, delta) == pytest.approx(theirs, rel=1e-3)
+    assert epsilon_of(most_rho(theirs, delta), delta) <= theirs
+
+
+def test_the_noise_for_a_budget_is_enough_and_not_much_more() -> None:
+    found = multiplier_for(8, 1e-5, 100)
+    assert epsilon_of(100 * 0.5 / found**2, 1e-5) <= 8 < epsilon_of(100 * 0.5 / (found * 0.99) ** 2, 1e-5)
+    assert multiplier_for(8, 1e-5, 100, accounting.FACTORS["any_data"]) == pytest.approx(2 * found)
+    assert epsilon_of(0, 1e-5) == 0
+    assert epsilon_of(math.inf, 1e-5) == math.inf

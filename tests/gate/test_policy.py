@@ -1,0 +1,165 @@
+"""A policy is read, said in sentences, and refused in a line where it says something else."""
+
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.errors import UserError
+from fl_privacy.gate.policy import READY, parse_policy, read_policy
+from fl_privacy.gate.rules import Rule
+from fl_privacy.gate.sentences import course_of, replies_within, rules_in_words, warnings_of
+
+SPEC = """
+version: 1
+receives:
+  records: {arrays: {parameters: true}, config: {allow: [lr, epochs, server-round]}}
+  guard: on
+sends:
+  train:
+    arrays: {like: received, finite: true, dtype: float32}
+    metrics: {allow: {num-examples: {integer: true, at_least: 32, round_to: 32}, train_loss: {digits: 3}}}
+  evaluate: {metrics: {allow: {num-examples: {}, accuracy: {digits: 3}}}}
+  query: refuse
+protect:
+  clip_norm: 1.0
+  noise: {mechanism: gaussian, noise_multiplier: 1.1, unit: client}
+budget: {epsilon: 8, delta: 1e-5, per: data, ledger: /var/lib/fl-privacy/ledger}
+rounds_per_day: 50
+"""
+
+
+def test_the_policy_of_the_documentation_is_one() -> None:
+    policy = parse_policy(SPEC.replace("1e-5", "1.0e-5").encode(), "site.yaml", Path("/etc"))
+    assert policy.reply("train.default") is policy.reply("train") is not None
+    assert policy.reply("query") is None
+    assert policy.receives.arrays == ("parameters",)
+    assert policy.rho("train") == pytest.approx(0.5 / 1.21)
+    assert policy.rho("evaluate") == 0
+    said = rules_in_words(policy)
+    assert all(sentence[0].isupper() and sentence.endswith(".") and "\n" not in sentence for sentence in said)
+    assert any("num-examples leaves as a whole number from 32 to 1e+06, rounded to multiples of 32" in s for s in said)
+    assert any("does not cover the numbers" in warning for warning in warnings_of(policy))
+    replies = replies_within(policy)
+    assert course_of(policy, replies) <= 8 < course_of(policy, replies + 1)
+
+
+@pytest.mark.parametrize("name", READY)
+def test_policies_that_come_along_are_read(name: str) -> None:
+    policy = read_policy(name)
+    assert rules_in_words(policy)
+    assert (policy.noising is None) == any("Nothing bounds what the weights carry" in w for w in warnings_of(policy))
+
+
+def test_what_protects_nothing_says_so() -> None:
+    policy = parse_policy(b"version: 1\nsends: {train: {arrays: {like: received}}}", "x", Path())
+    assert any(sentence.startswith("Nothing bounds what the weights carry") for sentence in warnings_of(policy))
+    assert policy.rho("train") is None
+
+
+def test_a_policy_that_says_nothing_answers_nothing() -> None:
+    policy = parse_policy(b"version: 1", "x", Path())
+    assert [policy.reply(kind) for kind in ("train", "evaluate", "query", "train.other")] == [None] * 4
+    assert policy.app.required
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "version is expected"),
+        ("version: 2", "version is expected to be one of 1"),
+        ("[1]", "expected to be a mapping"),
+        ("version: 1\nsend: {}", "got 'send'"),
+        ("version: 1\nsends: {trane: {}}", "got 'trane'"),
+        ("version: 1\nsends: {train: {arrays: {like: sent}}}", "like is expected"),
+        ("version: 1\nsends: {train: {arrays: {like: received, finite: false}}}", "finite is expected"),
+        ("version: 1\nsends: {train: {arrays: {like: received, dtype: int64}}}", "dtype is expected"),
+        ("version: 1\nsends: {train: {metrics: {allow: {a: {digit: 3}}}}}", "got 'digit'"),
+        ("version: 1\nsends: {train: {metrics: {allow: {a: {digits: 0}}}}}", "digits is expected"),
+        ("version: 1\nsends: {train: {metrics: {allow: {a: {exact: true, value: 3}}}}}", "has several"),
+        ("version: 1\nsends: {train: {metrics: {allow: {a: {one_of: abc}}}}}", "one_of is expected"),
+        ("version: 1\nprotect: {clip_norm: 1}", "noise_multiplier is expected"),
+        ("version: 1\nprotect: {clip_norm: -1, noise: {noise_multiplier: 1}}", "clip_norm is expected"),
+        ("version: 1\nprotect: {clip_norm: 1, noise: {noise_multiplier: 0}}", "noise_multiplier is expected"),
+        ("version: 1\nprotect: {clip_norm: 1, noise: {noise_multiplier: 1, unit: x}}", "unit is expected"),
+        ("version: 1\nprotect: {clip_norm: 1, noise: {noise_multiplier: 1}}", "with a budget"),
+        ("version: 1\nbudget: {epsilon: 8, ledger: l}", "epsilon is expected with protect.noise"),
+        ("version: 1\nbudget: {}", "ledger is expected"),
+        ("version: 1\nrounds_per_day: 5", "with a budget"),
+        ("version: 1\napp: {network: open}", "network is expected"),
+        ("version: 1\napp: {memory_mib: 1}", "memory_mib is expected"),
+        ("version: 1\napp: {reads: /data}", "reads is expected to be a list"),
+        ("a: [", "expected to be YAML"),
+        ("version: !!python/name:os.system 1", "expected to be YAML"),
+        ("version: 1\nreceives: {guard: maybe}", "guard is expected"),
+        ("[" * 5000, "expected to be YAML"),
+    ],
+)
+def test_what_is_no_policy_is_one_line(text: str, line: str) -> None:
+    with pytest.raises(UserError, match=line) as error:
+        parse_policy(text.encode(), "site.yaml", Path())
+    assert str(error.value).startswith("site.yaml: ") or str(error.value).startswith("site.yaml is")
+    assert "\n" not in str(error.value)
+
+
+def test_a_policy_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "site.yaml"
+    place.write_text("version: 1")
+    place.chmod(0o664)
+    with pytest.raises(UserError, match="others may; chmod"):
+        read_policy(place)
+    place.chmod(0o644)
+    assert read_policy(place).digest
+    with pytest.raises(UserError, match="strict, research, dp"):
+        read_policy(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("rule", "value", "passed"),
+    [
+        ({"digits": 3}, 0.123456789, 0.123),
+        ({}, 2.3456e-9, 0.0),
+        ({}, -123456.7, -123000.0),
+        ({"integer": True, "round_to": 32, "at_least": 32}, 1001, 992),
+        ({"integer": True, "round_to": 32, "at_least": 32}, 33, 32),
+        ({"exact": True}, 0.123456789, 0.123456789),
+        ({"integer": True}, 12345, 12300),
+        ({"one_of": ["a", "b"]}, "a", "a"),
+        ({"digits": 2, "at_most": 1}, 0.999, 1.0),
+    ],
+)
+def test_numbers_pass_as_the_rule_says(rule: dict[str, object], value: object, passed: object) -> None:
+    found = Rule.read("x", rule).apply("x", value)
+    assert found == passed
+    assert type(found) is type(passed)
+
+
+@pytest.mark.parametrize(
+    ("rule", "value", "reason"),
+    [
+        ({}, "text", "text"),
+        ({}, b"text", "text"),
+        ({}, [1, 2], "type"),
+        ({}, True, "type"),
+        ({}, float("nan"), "finite"),
+        ({}, float("inf"), "finite"),
+        ({}, 1e7, "range"),
+        ({"at_least": 32}, 31, "range"),
+        ({"integer": True}, 1.5, "type"),
+        ({"one_of": ["a"]}, "b", "text"),
+        ({"one_of": [1]}, 1.0, "range"),
+        ({"exact": True}, "a", "text"),
+    ],
+)
+def test_what_a_rule_does_not_let_pass(rule: dict[str, object], value: object, reason: str) -> None:
+    with pytest.raises(UserError) as error:
+        Rule.read("x", rule).apply("x", value)
+    assert error.value.reason == reason  # type: ignore[attr-defined]
+
+
+def test_bits_are_no_fewer_than_the_values_that_can_leave() -> None:
+    rule = Rule(digits=1, at_least=0, at_most=1)
+    values = {rule.apply("x", k / 1e7) for k in range(0, 10_000_001, 50)}
+    assert len(values) <= 2**rule.bits < 3 * len(values)
+    coarse = Rule(integer=True, round_to=32, at_least=32, at_most=4096)
+    values = {coarse.apply("x", k) for k in range(32, 4097)}
+    assert len(values) <= 2**coarse.bits < 1.1 * len(values)

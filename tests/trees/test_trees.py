@@ -1,0 +1,241 @@
+"""Trees of XGBoost, from models in ``models`` (made by ``experiments/trees.py --part fixtures``; XGBoost 3.2)."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_breast_cancer
+
+from fl_privacy.errors import UserError
+from fl_privacy.metrics.pinned_rows import pinned_rows
+from fl_privacy.trees import (
+    Exchange,
+    Knowledge,
+    OwnTree,
+    count_first_tree,
+    infer_training,
+    own_trees,
+    read_exchange,
+    read_model,
+    reconstruct_rows,
+    thresholds,
+)
+from fl_privacy.trees.boxes import BoxProblem
+from fl_privacy.trees.grid import leaf_masks, leaf_of, make_grid, states_of
+from fl_privacy.trees.model import LARGEST_MODEL
+
+MODELS = Path(__file__).parent / "models"
+FEATURES = [0, 1, 4, 5, 6]
+
+
+def table() -> tuple[np.ndarray, np.ndarray]:
+    rows, labels = load_breast_cancer(return_X_y=True)
+    return rows[:120, FEATURES].astype(np.float32), labels[:120]
+
+
+@cache
+def exchanges(mode: str) -> list[Exchange]:
+    replies = sorted(MODELS.glob(f"{mode}_*_reply.json"))
+    return [
+        read_exchange((MODELS / each.name.replace("reply", "sent")).read_bytes(), each.read_bytes()) for each in replies
+    ]
+
+
+def own(mode: str) -> tuple[OwnTree, ...]:
+    return own_trees(exchanges(mode))
+
+
+def altered(**changes: object) -> bytes:
+    told = json.loads((MODELS / "two_trees.json").read_text())
+    told["learner"]["gradient_booster"]["model"]["trees"][0].update(changes)
+    return json.dumps(told).encode()
+
+
+@pytest.mark.parametrize("kind", ["json", "ubj"])
+def test_a_model_predicts_what_xgboost_predicts(kind: str) -> None:
+    model = read_model((MODELS / f"two_trees.{kind}").read_bytes())
+    expected = json.loads((MODELS / "two_trees_margins.json").read_text())
+    assert np.allclose(model.margins(table()[0])[:, 0], expected, atol=1e-5)
+    assert (model.features, model.classes, model.objective) == (5, 1, "binary:logistic")
+
+
+def test_learning_rate_and_lambda_are_in_the_model() -> None:
+    for mode in ("bagging", "cyclic"):
+        found = infer_training(own(mode))
+        assert found.learning_rate == pytest.approx(0.3, abs=1e-5)
+        assert found.reg_lambda == 1.0
+    stump = own_trees(exchanges("bagging")[:1])
+    assert infer_training(stump).reg_lambda == 1.0
+
+
+def test_counts_and_labels_of_the_first_tree_are_exact() -> None:
+    rows, labels = table()
+    trees = own("bagging")
+    found = count_first_tree(trees, "binary:logistic", infer_training(trees))
+    leaf = trees[0].tree.apply(rows)
+    true = [tuple(int(((leaf == k) & (labels == y)).sum()) for y in (0, 1)) for k in range(len(found.leaves))]
+    assert [each.labels for each in found.leaves] == true
+    assert (found.exact, found.rows) == (True, 120)
+    for place, each in enumerate(found.leaves):
+        for feature, (low, high) in each.bounds.items():
+            inside = rows[leaf == place, feature].astype(float)
+            assert ((inside >= low) & (inside < high)).all()
+
+
+def test_sums_that_are_no_counts_are_not_called_exact() -> None:
+    trees = own("bagging")
+    trees[0].tree.cover[trees[0].tree.leaves[0]] += 0.05
+    try:
+        assert not count_first_tree(trees, "binary:logistic", infer_training(trees[1:])).exact
+    finally:
+        trees[0].tree.cover[trees[0].tree.leaves[0]] -= 0.05
+
+
+def test_thresholds_are_values_of_the_rows() -> None:
+    rows, _ = table()
+    found = thresholds(own("bagging"), 5)
+    assert sum(map(len, found)) > 10
+    for values, column in zip(found, rows.T, strict=True):
+        assert np.isin(values.astype(np.float32), column).all()
+
+
+@pytest.mark.parametrize("mode", ["bagging", "cyclic"])
+def test_the_true_rows_explain_all_sums_with_the_other_clients_trees(mode: str) -> None:
+    rows, labels = table()
+    trees = own(mode)
+    every = [tree for one in trees for tree in (*one.before, one.tree)]
+    grid = make_grid(every, 5, [False] * 5)
+    problem = BoxProblem(trees, infer_training(trees), grid, None, rows=120, positives=60)
+    states = states_of(rows, grid)
+    masks = np.bitwise_and.reduce(problem.masks[grid.first + states], axis=1)
+    slots, gradients, hessians = problem.parts(masks, labels)
+    left = problem.gradient.copy(), problem.hessian.copy()
+    np.subtract.at(left[0], slots, gradients)
+    np.subtract.at(left[1], slots, hessians)
+    assert np.abs(left[0]).max() < 1e-4
+    assert np.abs(left[1]).max() < 1e-4
+
+
+def test_leaves_by_masks_are_those_of_the_tree() -> None:
+    rows = table()[0].copy()
+    rows[::7, 1] = np.nan
+    trees = [one.tree for one in own("bagging")]
+    grid = make_grid(trees, 5, [False, True, False, False, False])
+    masks = leaf_masks(trees, grid)
+    found = leaf_of(np.bitwise_and.reduce(masks[grid.first + states_of(rows, grid)], axis=1))
+    assert (found == np.stack([tree.apply(rows) for tree in trees], 1)).all()
+
+
+def test_masks_of_more_than_64_leaves() -> None:
+    masks = np.zeros((3, 2), dtype=np.uint64)
+    masks[0, 0], masks[1, 1], masks[2, 0] = np.uint64(1) << np.uint64(63), np.uint64(1) << np.uint64(5), 1
+    assert leaf_of(masks).tolist() == [63, 69, 0]
+
+
+def test_rows_that_explain_the_trees_are_nearer_to_the_truth_than_ones_that_fit_the_first_tree() -> None:
+    rows, labels = table()
+    truth = np.column_stack([rows, labels])
+    cells = {}
+    for sweeps in (0, 15):
+        tries = [reconstruct_rows(exchanges("bagging"), chains=1, sweeps=sweeps, seed=seed) for seed in range(3)]
+        found = [pinned_rows(truth, np.column_stack([each.rows, each.labels]), [5]).cells for each in tries]
+        cells[sweeps] = np.mean(found)
+    assert all(each.misfit < 0.3 * each.start_misfit for each in tries)
+    assert cells[15] > cells[0] + 0.03
+
+
+def test_the_first_tree_s_counts_are_kept_and_seeds_repeat() -> None:
+    first = reconstruct_rows(exchanges("bagging"), chains=2, sweeps=2, seed=5)
+    second = reconstruct_rows(exchanges("bagging"), chains=2, sweeps=2, seed=5)
+    assert np.array_equal(first.rows, second.rows)
+    assert first.first is not None
+    leaf = exchanges("bagging")[0].reply.trees[0].apply(first.rows)
+    for place, each in enumerate(first.first.leaves):
+        labels = first.labels[leaf == place]
+        assert (int((labels == 0).sum()), int((labels == 1).sum())) == each.labels
+    assert ((first.rows >= first.low) & (first.rows < first.high)).all()
+    assert first.agreement.shape == first.rows.shape
+    assert set(np.unique(first.agreement)) <= {0.5, 1.0}
+
+
+def test_known_rows_are_gone_back_to() -> None:
+    rows, labels = load_breast_cancer(return_X_y=True)
+    known = rows[300:420, FEATURES].astype(np.float32)
+    found = reconstruct_rows(
+        exchanges("bagging"), knowledge=Knowledge(rows=known, labels=labels[300:420]), chains=1, sweeps=2
+    )
+    assert np.isin(found.rows[:, 0].astype(np.float32), known[:, 0]).mean() > 0.5
+
+
+def test_a_client_that_was_given_trees_first_needs_its_number_of_rows() -> None:
+    later = exchanges("cyclic")[1:]
+    with pytest.raises(UserError, match="give rows"):
+        reconstruct_rows(later)
+    found = reconstruct_rows(later, rows=120, positives=60, chains=1, sweeps=1)
+    assert len(found.rows) == 120
+    assert found.first is None
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (b"", "does not begin"),
+        (b"{", "damaged"),
+        (b"{}", "lacks 'learner'"),
+        (b"[" * 100_000, "does not begin"),
+        (b'{"a":' * 100_000, "damaged"),
+        (altered(split_type=[1]), "categories"),
+        (altered(left_children=[1, 1]), "differ in length"),
+        (altered(split_indices=[9] * 15), "."),
+        (altered(sum_hessian="x"), "not of numbers"),
+    ],
+)
+def test_models_that_are_none_end_in_a_line(model: bytes, what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        read_model(model)
+
+
+def test_a_tree_that_goes_round_is_refused() -> None:
+    told = json.loads((MODELS / "two_trees.json").read_text())
+    tree = told["learner"]["gradient_booster"]["model"]["trees"][0]
+    tree["left_children"][1] = 0
+    with pytest.raises(UserError, match="none"):
+        read_model(json.dumps(told).encode())
+
+
+def test_a_model_that_is_too_large_is_not_parsed() -> None:
+    with pytest.raises(UserError, match="64 MiB"):
+        read_model(b"{" + bytes(LARGEST_MODEL))
+
+
+def test_other_boosters_are_named() -> None:
+    told = json.loads((MODELS / "two_trees.json").read_text())
+    told["learner"]["gradient_booster"]["name"] = "gblinear"
+    with pytest.raises(UserError, match="gblinear"):
+        read_model(json.dumps(told).encode())
+
+
+def test_other_objectives_are_not_searched() -> None:
+    told = json.loads((MODELS / "two_trees.json").read_text())
+    told["learner"]["objective"]["name"] = "reg:squarederror"
+    with pytest.raises(UserError, match="logistic"):
+        reconstruct_rows([Exchange(sent=None, reply=read_model(json.dumps(told).encode()))])
+
+
+@pytest.mark.parametrize("kind", ["json", "ubj"])
+def test_damaged_bytes_never_end_in_anything_else(kind: str) -> None:
+    whole = (MODELS / f"two_trees.{kind}").read_bytes()
+    rng = np.random.default_rng(0)
+    for cut in rng.integers(0, len(whole), 60):
+        with pytest.raises(UserError):
+            read_model(whole[:cut])
+    for _ in range(300):
+        changed = bytearray(whole)
+        for place in rng.integers(1, len(whole), 3):
+            changed[place] = rng.integers(0, 256)
+        try:
+            read_model(bytes(changed))
+        except UserError:
+            continue
