@@ -62,8 +62,8 @@ def load_table(
     target: str | None = None,
     group_column: str | None = None,
     attribute_column: str | None = None,
-    categories: Sequence[str] = (),
-    leave_out: Sequence[str] = (),
+    categories: Sequence[str] | None = None,
+    leave_out: Sequence[str] | None = None,
     missing: Missing = "keep",
     standardize: Standardize = "numbers",
 ) -> Dataset:
@@ -93,8 +93,8 @@ def load_table(
         target=target,
         group_column=group_column,
         attribute_column=attribute_column,
-        categories=tuple(map(str, categories)),
-        leave_out=tuple(map(str, leave_out)),
+        categories=tuple(map(str, categories or ())),
+        leave_out=tuple(map(str, leave_out or ())),
         missing=missing,
         standardize=standardize,
     )
@@ -111,8 +111,8 @@ def table_of(
     target: str | None = None,
     group_column: str | None = None,
     attribute_column: str | None = None,
-    categories: Sequence[str] = (),
-    leave_out: Sequence[str] = (),
+    categories: Sequence[str] | None = None,
+    leave_out: Sequence[str] | None = None,
     missing: Missing = "keep",
     standardize: Standardize = "numbers",
 ) -> Dataset:
@@ -130,8 +130,8 @@ def table_of(
         target=target,
         group_column=group_column,
         attribute_column=attribute_column,
-        categories=tuple(map(str, categories)),
-        leave_out=tuple(map(str, leave_out)),
+        categories=tuple(map(str, categories or ())),
+        leave_out=tuple(map(str, leave_out or ())),
         missing=missing,
         standardize=standardize,
     )
