@@ -13,8 +13,11 @@ from fl_privacy.rng import derive_seed
 from fl_privacy.trees.boxes import BoxProblem, Chain
 from fl_privacy.trees.counts import FirstTree, Training, count_first_tree, infer_training, thresholds
 from fl_privacy.trees.exchanges import Exchange, OwnTree, own_trees
-from fl_privacy.trees.grid import Grid, make_grid, states_of
+from fl_privacy.trees.grid import WORD, Grid, make_grid, states_of
 from fl_privacy.trees.model import LOGISTIC, Trees
+
+MOST_WORDS = 1 << 27
+"""Words of 64 bits that masks of leaves may take, a gigabyte."""
 
 MOST_ROWS = 20_000
 """Rows that are searched for."""
@@ -140,12 +143,24 @@ def _checked(exchanges: Sequence[Exchange]) -> Trees:
 
 
 def _grid(own: Sequence[OwnTree], features: int) -> Grid:
-    """Cut features at all thresholds; rows may lack values where a tree sends such rows left."""
+    """Cut features at all thresholds; rows may lack values where a tree sends such rows left.
+
+    Raises:
+        UserError: thresholds times trees are too many.
+    """
     trees = [tree for one in own for tree in (*one.before, one.tree)]
     lacks = np.zeros(features, dtype=bool)
     for tree in trees:
         lacks[tree.feature[tree.inner][tree.default_left[tree.inner]]] = True
-    return make_grid(trees, features, lacks.tolist())
+    grid = make_grid(trees, features, lacks.tolist())
+    distinct = {tree.digest: len(tree.leaves) for tree in trees}
+    words = int(grid.states.sum()) * len(distinct) * -(-max(distinct.values(), default=1) // WORD)
+    if words > MOST_WORDS:
+        raise UserError(
+            f"Thresholds times trees (times 64 leaves) are expected to be at most {MOST_WORDS}, but are {words}; take"
+            " fewer rounds."
+        )
+    return grid
 
 
 def _told(found: Sequence[Chain], grid: Grid, knowledge: Knowledge) -> dict[str, Any]:
