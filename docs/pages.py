@@ -18,6 +18,7 @@ from leaderboard import leaderboard
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from omegaconf import DictConfig, OmegaConf
+from tree_tables import trees_table
 
 from fl_privacy.cli.catalog import describe_option
 from fl_privacy.config import options
@@ -51,7 +52,7 @@ REFERENCE = {
     "fl_privacy.regression": "Whether an app leaks more than it did.",
     "fl_privacy.errors": "The error that a user is meant to read.",
 }
-MARK = re.compile(r"<!-- (catalog|metrics|rows|leaderboard|honest): ?(\w*) -->")
+MARK = re.compile(r"<!-- (catalog|metrics|rows|leaderboard|honest|trees): ?(\w*) -->")
 FORMULA = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE)
 
 
@@ -215,6 +216,7 @@ MADE = {
     "batches": batches_table,
     "leaderboard": leaderboard,
     "honest": honest_table,
+    "trees": trees_table,
 }
 """Mark -> what stands in its place."""
 

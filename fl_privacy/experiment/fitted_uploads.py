@@ -111,7 +111,7 @@ def _tree_leaks(sent: bytes, reply: bytes, where: str) -> list[Leak]:
     found = [
         Leak(
             severity="facts",
-            what=f"{given} values of features of the client's rows, as thresholds of its trees",
+            what=f"values of features of the client's rows, as thresholds of its trees ({given} in one reply)",
             where=where,
             why="Histograms cut features at values that rows have, so a threshold is somebody's value.",
         )
@@ -127,12 +127,12 @@ def _tree_leaks(sent: bytes, reply: bytes, where: str) -> list[Leak]:
 
 def _counts_leak(first: FirstTree, where: str) -> Leak:
     labels = np.array([leaf.labels for leaf in first.leaves if leaf.labels])
-    of = f", {int(labels[:, 1].sum())} of them positive," if labels.size else ""
+    of = f", {int(labels[:, 1].sum())} of them positive" if labels.size else ""
     single = sum(leaf.rows for leaf in first.leaves if leaf.labels and 0 in leaf.labels)
-    more = f"; {single} rows lie in a region with one label alone, so that theirs is known" if single else ""
+    more = f", {single} of them where there is one label alone, which is theirs" if single else ""
     return Leak(
         severity="facts",
-        what=f"the number of rows, {first.rows}{of} and of each label in {len(first.leaves)} regions, exact{more}",
+        what=f"exact numbers of rows and labels in each of {len(first.leaves)} regions: {first.rows} rows{of}{more}",
         where=where,
         why="Before the first tree all rows have one prediction, so hessian sums and leaf values are counts.",
     )

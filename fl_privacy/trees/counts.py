@@ -91,8 +91,9 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
             term if term.ndim == 1 else term[:, 0] + reg_lambda * term[:, 1] for term in terms
         )
         flat, curved = inner - weight * (cover + reg_lambda), inner_square - weight**2 * (cover + reg_lambda) - gain
-        options = [-(flat @ leaf) / max(leaf @ leaf, 1e-300)]
-        options.append(np.sqrt(max(-(curved @ leaf_square) / max(leaf_square @ leaf_square, 1e-300), 0.0)))
+        options = [float(-(flat @ leaf) / max(float(leaf @ leaf), 1e-300))]
+        square = float(-(curved @ leaf_square) / max(float(leaf_square @ leaf_square), 1e-300))
+        options.append(max(square, 0.0) ** 0.5)
         tries = []
         for inverse in options:
             if inverse > 1e-6:

@@ -89,7 +89,7 @@ def leaf_of(masks: np.ndarray) -> np.ndarray:
     place = (masks.astype(np.float64).view(np.int64) >> 52) - 1023  # exponent of a power of two; -1023 of zero
     if masks.shape[-1] == 1:
         return place[..., 0]
-    return np.where(masks != 0, place + WORD * np.arange(masks.shape[-1]), 0).sum(-1)
+    return np.asarray(np.where(masks != 0, place + WORD * np.arange(masks.shape[-1]), 0).sum(-1))
 
 
 def states_of(rows: np.ndarray, grid: Grid) -> np.ndarray:

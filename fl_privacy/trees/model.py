@@ -132,7 +132,7 @@ class Trees:
         base = np.asarray(self.base_score, dtype=float)
         if self.objective in LOGISTIC:
             base = np.clip(base, 1e-12, 1 - 1e-12)
-            return np.log(base / (1 - base))
+            return np.asarray(np.log(base / (1 - base)))
         return base
 
     def margins(self, rows: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -11,9 +12,12 @@ from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_seed
 from fl_privacy.trees.boxes import BoxProblem, Chain
 from fl_privacy.trees.counts import FirstTree, Training, count_first_tree, infer_training, thresholds
-from fl_privacy.trees.exchanges import Exchange, own_trees
-from fl_privacy.trees.grid import Grid, make_grid, states_of
-from fl_privacy.trees.model import LOGISTIC
+from fl_privacy.trees.exchanges import Exchange, OwnTree, own_trees
+from fl_privacy.trees.grid import WORD, Grid, make_grid, states_of
+from fl_privacy.trees.model import LOGISTIC, Trees
+
+MOST_WORDS = 1 << 27
+"""Words of 64 bits that masks of leaves may take, a gigabyte."""
 
 MOST_ROWS = 20_000
 """Rows that are searched for."""
@@ -97,14 +101,7 @@ def reconstruct_rows(
     """
     began = time.perf_counter()
     knowledge = knowledge or Knowledge()
-    if not exchanges:
-        raise UserError("At least one round of the client is expected, but got none.")
-    reply = exchanges[0].reply
-    if reply.objective not in LOGISTIC or reply.classes > 1:
-        raise UserError(
-            f"Rows are searched for behind logistic loss with one output, but the model is {reply.objective} with"
-            f" {reply.classes}; its counts and thresholds are read all the same (count_first_tree, thresholds)."
-        )
+    reply = _checked(exchanges)
     own = own_trees(exchanges)
     training = training or infer_training(own)
     first = None
@@ -113,11 +110,7 @@ def reconstruct_rows(
     number = first.rows if first is not None else rows
     if not 0 < number <= MOST_ROWS:
         raise UserError(f"Between 1 and {MOST_ROWS} rows are searched for, but got {number}; give rows.")
-    trees = [tree for one in own for tree in (*one.before, one.tree)]
-    lacks = np.zeros(reply.features, dtype=bool)
-    for tree in trees:
-        lacks[tree.feature[tree.inner][tree.default_left[tree.inner]]] = True
-    grid = make_grid(trees, reply.features, lacks.tolist())
+    grid = _grid(own, reply.features)
     problem = BoxProblem(
         own,
         training,
@@ -130,22 +123,60 @@ def reconstruct_rows(
     )
     streams = [np.random.default_rng(derive_seed(seed, "trees", chain)) for chain in range(max(chains, 1))]
     found = sorted((problem.climb(stream, sweeps) for stream in streams), key=lambda chain: chain.misfit)
+    told = _told(found, grid, knowledge)
+    values = tuple(thresholds(own, reply.features))
+    seconds = time.perf_counter() - began
+    return TreeReconstruction(training=training, first=first, values=values, seconds=seconds, **told)
+
+
+def _checked(exchanges: Sequence[Exchange]) -> Trees:
+    """Return the first reply, whose kind all rounds share."""
+    if not exchanges:
+        raise UserError("At least one round of the client is expected, but got none.")
+    reply = exchanges[0].reply
+    if reply.objective not in LOGISTIC or reply.classes > 1:
+        raise UserError(
+            f"Rows are searched for behind logistic loss with one output, but the model is {reply.objective} with"
+            f" {reply.classes}; its counts and thresholds are read all the same (count_first_tree, thresholds)."
+        )
+    return reply
+
+
+def _grid(own: Sequence[OwnTree], features: int) -> Grid:
+    """Cut features at all thresholds; rows may lack values where a tree sends such rows left.
+
+    Raises:
+        UserError: thresholds times trees are too many.
+    """
+    trees = [tree for one in own for tree in (*one.before, one.tree)]
+    lacks = np.zeros(features, dtype=bool)
+    for tree in trees:
+        lacks[tree.feature[tree.inner][tree.default_left[tree.inner]]] = True
+    grid = make_grid(trees, features, lacks.tolist())
+    distinct = {tree.digest: len(tree.leaves) for tree in trees}
+    words = int(grid.states.sum()) * len(distinct) * -(-max(distinct.values(), default=1) // WORD)
+    if words > MOST_WORDS:
+        raise UserError(
+            f"Thresholds times trees (times 64 leaves) are expected to be at most {MOST_WORDS}, but are {words}; take"
+            " fewer rounds."
+        )
+    return grid
+
+
+def _told(found: Sequence[Chain], grid: Grid, knowledge: Knowledge) -> dict[str, Any]:
+    """What the best of the chains says of rows, and how far the others agree."""
     best = found[0]
     low, high, middle = _bounds(grid, knowledge)
     place = grid.first + best.states
-    return TreeReconstruction(
-        rows=_values(best, middle[place], knowledge, grid),
-        labels=best.labels,
-        low=low[place],
-        high=high[place],
-        agreement=_agreement(found),
-        training=training,
-        first=first,
-        values=tuple(thresholds(own, reply.features)),
-        misfit=best.misfit,
-        start_misfit=best.start_misfit,
-        seconds=time.perf_counter() - began,
-    )
+    return {
+        "rows": _values(best, middle[place], knowledge, grid),
+        "labels": best.labels,
+        "low": low[place],
+        "high": high[place],
+        "agreement": _agreement(found),
+        "misfit": best.misfit,
+        "start_misfit": best.start_misfit,
+    }
 
 
 def _known(knowledge: Knowledge, grid: Grid) -> tuple[np.ndarray, np.ndarray] | None:
@@ -208,7 +239,7 @@ def _middles(edges: np.ndarray) -> np.ndarray:
     if (edges == np.round(edges)).all():
         middle = np.concatenate([[np.ceil(edges[0] - widths[0] / 2 - 0.5)], np.floor(middle[1:])])
         middle[0] = min(middle[0], edges[0] - 1)
-    return middle
+    return middle + 0.0  # no negative zero
 
 
 def _nearest(options: np.ndarray, middle: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:

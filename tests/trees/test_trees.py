@@ -210,6 +210,12 @@ def test_a_model_that_is_too_large_is_not_parsed() -> None:
         read_model(b"{" + bytes(LARGEST_MODEL))
 
 
+def test_memory_is_bounded_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_privacy.trees.reconstruct.MOST_WORDS", 10)
+    with pytest.raises(UserError, match="fewer rounds"):
+        reconstruct_rows(exchanges("bagging"), chains=1, sweeps=1)
+
+
 def test_other_boosters_are_named() -> None:
     told = json.loads((MODELS / "two_trees.json").read_text())
     told["learner"]["gradient_booster"]["name"] = "gblinear"

@@ -1,0 +1,88 @@
+"""Uploads of clients that fit: what is noted, what is attacked, and beside what it is judged."""
+
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_breast_cancer, load_iris
+from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import GaussianNB
+
+from fl_privacy.experiment.fitted_uploads import FittedUploads
+from fl_privacy.tapping.fitted import Fitted, FittedBy
+
+MODELS = Path(__file__).parents[1] / "trees" / "models"
+
+
+def trees() -> tuple[FittedUploads, list[str]]:
+    rows, labels = load_breast_cancer(return_X_y=True)
+    rows = rows[:, [0, 1, 4, 5, 6]].astype(np.float32)
+    kept, told = FittedUploads(), []
+    for number in range(3):
+        sent, reply = (
+            {"arrays/0": np.frombuffer((MODELS / f"bagging_{number}_{way}.json").read_bytes(), np.uint8)}
+            for way in ("sent", "reply")
+        )
+        fit = Fitted(kind="trees", rows=rows[:120], labels=labels[:120].astype(float))
+        told += [leak.what for leak in kept.note(0, sent, reply, [fit])]
+    return kept, told
+
+
+def test_trees_give_exact_facts_and_rows_beside_guesses() -> None:
+    kept, told = trees()
+    assert sum("exact numbers of rows and labels" in each for each in told) == 1
+    assert "120 rows" in next(each for each in told if "exact" in each)
+    (rung,) = kept.climb(clients=2, seed=0, seconds=60.0)
+    assert rung.title.startswith("Rows behind")
+    assert rung.counts is not None and rung.control is not None
+    assert rung.counts.judged == rung.control.judged == 120
+    assert not rung.read_beyond_chance or rung.counts.read > rung.control.read
+    assert "never saw the trees" in rung.notes[0]
+
+
+def test_a_model_that_is_none_is_a_problem_and_no_end() -> None:
+    kept = FittedUploads()
+    bad = {"arrays/0": np.frombuffer(b'{"learner": 3}', np.uint8)}
+    assert kept.note(0, {}, bad, []) == []
+    assert kept.problems
+    (rung,) = kept.climb(clients=1, seed=0, seconds=60.0)
+    assert rung.counts is None
+    assert rung.reason
+
+
+def fitted(kind: type, rows: np.ndarray, labels: np.ndarray, **options: object) -> tuple[object, Fitted]:
+    looking = FittedBy()
+    original = vars(kind)["fit"]
+    with looking.looking():
+        model = kind(**options).fit(rows, labels)
+    assert vars(kind)["fit"] is original
+    (fit,) = looking.fits
+    assert np.array_equal(fit.rows, rows)
+    return model, fit
+
+
+def test_an_optimum_gives_a_row_to_who_knows_the_others_and_a_stopped_fit_does_not() -> None:
+    rows, labels = load_iris(return_X_y=True)
+    order = np.random.default_rng(0).permutation(150)[:90]
+    found = {}
+    for name, options in (("optimum", {"tol": 1e-10, "max_iter": 10_000}), ("stopped", {"max_iter": 1})):
+        kept = FittedUploads()
+        model, fit = fitted(LogisticRegression, rows[order], labels[order], **options)
+        sent = {"a/0": np.zeros((3, 4)), "a/1": np.zeros(3)}
+        kept.note(0, sent, {"a/0": model.coef_, "a/1": model.intercept_}, [fit])
+        (found[name],) = kept.climb(clients=1, seed=0, seconds=60.0)
+    assert found["optimum"].counts.exact == 20
+    assert found["optimum"].control.exact == 0
+    assert found["optimum"].read_beyond_chance
+    assert found["stopped"].counts.exact == 0
+    assert "not the optimum" in found["stopped"].notes[0]
+
+
+def test_a_row_between_two_rounds_of_sums() -> None:
+    rows, labels = load_iris(return_X_y=True)
+    kept = FittedUploads()
+    for chosen in (np.arange(149), np.arange(150)):
+        model, fit = fitted(GaussianNB, rows[chosen], labels[chosen])
+        arrays = {"a/0": model.theta_, "a/1": model.var_, "a/2": model.class_count_}
+        kept.note(0, arrays, arrays, [fit])
+    (rung,) = kept.climb(clients=1, seed=0, seconds=60.0)
+    assert (rung.counts.exact, rung.counts.judged) == (1, 1)
