@@ -242,7 +242,7 @@ class Prepared:
         return RecordedEvaluation() if pays and self._like.device.type == "cpu" else Problem.evaluate
 
     def read(self, inputs: Tensor) -> Tensor:
-        """What was found, as it is reported: images in [0, 1], unless they are wanted as they come, or the tokens of texts."""
+        """What was found, as it is reported: images, in [0, 1] unless wanted as they come, or the tokens of texts."""
         source = self.settings.source
         if isinstance(source, WordEmbeddings):
             return source.read(inputs).cpu()
