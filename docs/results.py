@@ -1,6 +1,6 @@
 """``make results``: the papers' tables and figures beside ours, and findings, from kept rows.
 
-    python docs/results.py             # writes experiments/RESULTS.md, docs/findings.md, docs/papers.md and docs/papers/
+    python docs/results.py             # writes experiments/RESULTS.md, docs/findings.md, papers.md, papers/
     python docs/results.py --check     # says whether they are what the rows give
 
 What is published, in which setting, which rows are ours and what counts as agreement stands in ``docs/published``, a

@@ -24,7 +24,7 @@ from fl_privacy.metrics.images import rmse
 from fl_privacy.metrics.matching import assign, hard_labels, label_correct, pair_labels
 from fl_privacy.metrics.spn import chance_label_distance, published_label_distance, published_rmse
 from fl_privacy.models import DLNet, build_model
-from fl_privacy.types import LocalPlan, ModelState, Observation
+from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 
 DEFENSES: Mapping[str, Defense] = {
     "none": none(),
@@ -40,7 +40,7 @@ def attacked(client: Client, attack: ReconstructionAttack, probe: int, batch_siz
     sent = ModelState.of(client.model)
     upload = client.probe(sent, ClientState(), round=1, probe=probe, batch_size=batch_size).upload
     seen = Observation(
-        id=f"{probe}-{batch_size}",
+        id=VictimId(1, 0, probe),
         model=client.model,
         sent=sent,
         upload=upload,

@@ -47,7 +47,7 @@ def solve_gradient(
         middle = (low + high) / 2
         low, high = (middle, high) if left(middle) > squared else (low, middle)
     found = flat + apart * (-pace * (high if left(0.0) > squared else 0.0)).exp()
-    parts = found.split([t.numel() for t in upload.values()])
+    parts = torch.split(found, [t.numel() for t in upload.values()])
     return {n: part.view(t.shape).to(t) for (n, t), part in zip(upload.items(), parts, strict=True)}
 
 
@@ -80,7 +80,7 @@ class SolvedInversion(GradientInversion):
         weights = self._weights(tensors, values)
         mean = float(torch.cat([w.flatten() for w in weights.values()]).double().square().mean())
         squared = self.constant if self.constant is not None else self.radius**2 * mean
-        rng = derive_generator(seed, "solve", observation.id)
+        rng = derive_generator(seed, "solve", str(observation.id))
         moved = solve_gradient(tensors, weights, max(squared, 1e-300), rng, scaled=self.scaled)
         return replace(observation, upload=replace(observation.upload, tensors=moved))
 

@@ -85,7 +85,8 @@ def published_rmse(guesses: Tensor, truths: Tensor) -> Tensor:
         truths: (N, C, H, W) in [0, 1], in the order in which they were attacked.
     """
     x, apart = truths.flatten(1).double(), (guesses - truths).flatten(1).double()
-    return apart.norm(dim=1) / x.norm(dim=1)
+    ratios: Tensor = apart.square().sum(1).sqrt() / x.square().sum(1).sqrt()
+    return ratios
 
 
 def published_label_distance(guesses: Tensor, truths: Tensor) -> Tensor:

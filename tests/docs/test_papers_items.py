@@ -1,4 +1,4 @@
-"""Each item of the papers names a place that is there; each command starts from a clone; nothing is without a reason."""
+"""Each item of the papers names a place that is there, each command composes, nothing is without a reason."""
 
 import importlib
 import os

@@ -62,8 +62,8 @@ class Target:
     def map(self, change: Callable[[Tensor], Tensor]) -> "Target":
         """Return a copy with its tensors changed."""
         low, high = (None if bound is None else change(bound) for bound in (self.low, self.high))
-        numbers = (change(number) for number in (self.value, self.squared, self.variance, self.mean))
-        return Target(*numbers, self.size, low, high)
+        value, squared, variance, mean = map(change, (self.value, self.squared, self.variance, self.mean))
+        return Target(value, squared, variance, mean, self.size, low, high)
 
 
 class LayerStatistics(Protocol):
