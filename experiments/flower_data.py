@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 INSTRUCTIONS = ("alpaca-gpt4", "fingpt-sentiment-train", "code-alpaca-20k", "medical-meadow-medical-flashcards")
 """Data sets of instructions, for all of which the same rows stand in."""
@@ -23,7 +24,9 @@ def make_mirror(data: Path, mirror: Path) -> Path:
         "mnist": lambda d, m: part(d / "mnist", m, {"train": 1000, "test": 200}),
         "fashion_mnist": lambda d, m: part(d / "fashion_mnist", m, {"train": 1000, "test": 200}),
         "imdb": lambda d, m: part(d / "rotten_tomatoes", m, {"train": 600, "test": 100}),
-        "oxford_flowers": lambda d, m: part(d / "tiny_imagenet", m, {"train": 120, "test": 60}, {"valid": "test"}),
+        "oxford_flowers": lambda d, m: part(
+            d / "tiny_imagenet", m, {"train": 120, "test": 60}, {"valid": "test"}, color=True
+        ),
         "adult-census-income": adult,
         "scikit-learn__iris": lambda d, m: iris(m, "Id SepalLengthCm SepalWidthCm PetalLengthCm PetalWidthCm Species"),
         "hitorilabs__iris": iris_in_numbers,
@@ -47,14 +50,38 @@ def make_mirror(data: Path, mirror: Path) -> Path:
     return mirror
 
 
-def part(source: Path, into: Path, numbers: Mapping[str, int], renamed: Mapping[str, str] | None = None) -> None:
+def part(
+    source: Path,
+    into: Path,
+    numbers: Mapping[str, int],
+    renamed: Mapping[str, str] | None = None,
+    *,
+    color: bool = False,
+) -> None:
     """Write the first rows of the splits of a data set."""
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     for file in sorted(source.glob("*.parquet")):
         split = (renamed or {}).get(file.stem, file.stem)
         if split in numbers:
-            pq.write_table(pq.read_table(file).slice(0, numbers[split]), into / f"{split}.parquet")
+            rows = pq.read_table(file)
+            chosen = in_color(rows, numbers[split]) if color else list(range(min(len(rows), numbers[split])))
+            pq.write_table(rows.take(chosen), into / f"{split}.parquet")
+
+
+def in_color(rows: Any, number: int) -> list[int]:
+    """The first rows whose pictures are not gray."""
+    import io  # noqa: PLC0415
+
+    from PIL import Image  # noqa: PLC0415
+
+    found: list[int] = []
+    for place, picture in enumerate(rows.column("image").to_pylist()):
+        if Image.open(io.BytesIO(picture["bytes"])).mode == "RGB":
+            found.append(place)
+        if len(found) == number:
+            break
+    return found
 
 
 def adult(data: Path, into: Path) -> None:

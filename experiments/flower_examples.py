@@ -82,7 +82,7 @@ SMALL = (
     "model.lora.peft-lora-r=4 train.seq-length=128 train.training-arguments.per-device-train-batch-size=2"
     " train.training-arguments.max-steps=2 strategy.fraction-train=1.0"
 )
-TUNED = Setting(nodes=2, config=SMALL, older=True, note=LLAMA)
+TUNED = Setting(nodes=3, config=SMALL, older=True, note=LLAMA)
 
 SETTINGS: Mapping[str, Setting] = {
     "quickstart-pytorch": Setting(note=CIFAR),
@@ -114,17 +114,17 @@ SETTINGS: Mapping[str, Setting] = {
         note="60 drawn people a node, in SQLite", node_config='db-url="sqlite:///{mirror}/measurements/{partition}.db"'
     ),
     "quickstart-jax": Setting(nodes=8, note=MNIST),
-    "quickstart-tensorflow": Setting(note=CIFAR),
+    "quickstart-tensorflow": Setting(nodes=8, note=CIFAR),
     "quickstart-mlx": Setting(note=MNIST),
     "quickstart-pennylane": Setting(note=CIFAR, config="local-epochs=1"),
-    "quickstart-fastai": Setting(nodes=2, note=MNIST, config="fraction-train=1.0"),
+    "quickstart-fastai": Setting(nodes=3, note=MNIST, config="fraction-train=1.0"),
     "quickstart-monai": Setting(
-        nodes=2, note="320 faces stand in for scans", files="mednist", config="batch-size=32 fraction-train=1.0"
+        nodes=3, note="320 faces stand in for scans", files="mednist", config="batch-size=32 fraction-train=1.0"
     ),
     "whisper-federated-finetuning": Setting(
         note="Whisper-tiny of one layer as drawn; 245 drawn tones stand in for speech"
     ),
-    "flowertune-vit": Setting(nodes=2, note="drawn weights of ViT-B/16; Tiny ImageNet stands in for flowers"),
+    "flowertune-vit": Setting(nodes=3, note="drawn weights of ViT-B/16; Tiny ImageNet stands in for flowers"),
     "flowertune-llm": TUNED,
     "flowertune-llm-code": TUNED,
     "flowertune-llm-finance": TUNED,
@@ -177,7 +177,7 @@ def examples_of(checkout: Path, only: list[str] | None) -> list[Path]:
     return [each for each in found if not only or each.name in only]
 
 
-def audited(example: Path, mirror: Path, out: Path, python: Path | None, asked: argparse.Namespace) -> dict[str, Any]:
+def audited(example: Path, mirror: Path, python: Path | None, asked: argparse.Namespace) -> dict[str, Any]:
     """Audit an example and return its row, or the reason why it can't be audited."""
     name = example.name
     if reason := NO_APP.get(name) or NOT_TRIED.get(name):

@@ -119,6 +119,7 @@ class Rung:
         control: the same of guesses at other examples' uploads, which never saw these.
         reason: why it was not attacked.
         seconds: it took.
+        size: examples behind an upload, at most.
         labels: of how many examples the class was right, and of how many it is known.
         notes: sentences.
         shown: pairs to show: pictures, rows or words.
@@ -132,6 +133,7 @@ class Rung:
     control: Counts | None = None
     reason: str = ""
     seconds: float = 0.0
+    size: int = 1
     labels: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
     shown: Sequence[Any] = ()
@@ -262,6 +264,7 @@ class Ladder:
             counts=scored.counts,
             control=scored.control,
             seconds=time.perf_counter() - started,
+            size=max(sizes),
             labels=scored.labels,
             notes=notes,
             shown=scored.shown,
@@ -343,6 +346,7 @@ class Ladder:
         return Rung(
             name="batch",
             made=f"1 upload of 1 client, of {size} examples in one step",
+            size=max(1, size),
             kind=kind,
             counts=scored.counts,
             control=scored.control,
@@ -437,5 +441,6 @@ def as_plain(rung: Rung) -> Mapping[str, Any]:
         "labels": rung.labels and list(rung.labels),
         "reason": rung.reason,
         "seconds": round(rung.seconds, 1),
+        "size": rung.size,
         "notes": list(rung.notes),
     }

@@ -36,6 +36,7 @@ class Step:
         reason: why it was not attacked.
         labels: right ones and how many are known.
         seconds: of the attack.
+        size: examples behind an upload.
         notes: sentences.
         shown: pairs of pictures, rows or words.
     """
@@ -50,6 +51,7 @@ class Step:
     reason: str
     labels: tuple[int, int] | None
     seconds: float
+    size: int = 1
     notes: Sequence[str] = ()
     shown: Sequence[Any] = ()
 
@@ -98,15 +100,19 @@ class AppPage:
         read = any(step.tone == LEAK for step in self.steps) or any(one.told for one in self.survivors)
         return LEAK if clear or read else OPEN
 
-    def _of_training(self) -> str:
-        """Say what is known of the training's own uploads, after a sentence on smaller ones."""
-        own = [step for step in self.steps if step.title.startswith("All its examples")]
-        if not own or own[0].counts is not None:
-            return ""
+    @property
+    def further(self) -> list[str]:
+        """Say what else was found, a sentence each, below the headline."""
+        read = [step for step in self.steps if step.tone == LEAK]
+        clear = any(finding["severity"] == "data" for finding in self.findings)
+        found = [_read(step) for step in read if clear or step is not max(read, key=_share)]
         told = [_told(one) for one in self.survivors if one.told]
-        if told:
-            return f"; the training's own uploads tell {_and(told)}"
-        return "; no single example was looked for in the training's own uploads"
+        own = [step for step in self.steps if step.title.startswith("All its examples")]
+        if told and (read or clear):
+            found.append(f"The training's own uploads tell {_and(told)}")
+        elif read and own and own[0].counts is None:
+            found.append("No single example was looked for in the training's own uploads")
+        return found
 
     @property
     def headline(self) -> str:
@@ -117,14 +123,7 @@ class AppPage:
             return f"Clients send data as they are: {first['what']}, in {first['times']} of {first['of']} replies"
         read = [step for step in self.steps if step.tone == LEAK]
         if read:
-            most = max(read, key=lambda step: (step.counts.share or 0.0) if step.counts else 0.0)
-            more = [step for step in read if step is not most and step.title.startswith("The app's own batch")]
-            also = "".join(
-                f", and {step.counts.read} of {step.counts.judged} from {_made_of(step)}"
-                for step in more
-                if step.counts
-            )
-            return f"{_read(most)}{also}{self._of_training()}"
+            return _read(max(read, key=_share))
         told = [one for one in self.survivors if one.told]
         if told:
             nothing = " No single example was read" if any(step.counts for step in self.steps) else ""
@@ -160,6 +159,10 @@ class AppPage:
         return "Not attacked: no attack here fits what this app uploads, and what leaves is listed below"
 
 
+def _share(step: Step) -> float:
+    return (step.counts.share or 0.0) if step.counts else 0.0
+
+
 def _told(one: Survivor) -> str:
     assert one.found is not None and one.control is not None
     name = one.title[0].lower() + one.title[1:]
@@ -174,16 +177,16 @@ def _read(step: Step) -> str:
     counts, what = step.counts, KINDS[step.kind]
     assert counts is not None
     of = f"{counts.read} of {counts.judged} {what}{'s' * (counts.judged != 1)}"
-    how = {"text": "The server read the words of"}.get(step.kind, "The server read")
+    how = "The server read"
+    if step.kind == "text":
+        how = "The server read the words of"
+        of = of if step.size == 1 else f"{counts.read} of {counts.judged} upload{'s' * (counts.judged != 1)}"
     return f"{how} {of} from what clients upload of {_made_of(step)}"
 
 
 def _made_of(step: Step) -> str:
-    if "last round" in step.title:
-        return "one example in one step in the last round"
-    if step.title.startswith("One example"):
-        return "one example in one step"
-    return "a batch in one step" if step.title.startswith("The app's own batch") else step.made
+    made = "one example in one step" if step.size == 1 else f"{step.size} examples in one step"
+    return f"{made}, in the last round" if "last round" in step.title else made
 
 
 def write_app_page(page: AppPage, path: Path) -> None:

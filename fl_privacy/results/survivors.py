@@ -123,19 +123,17 @@ def class_trace(
         return None
     least = int(labels.max()) + 1
     ends = {key.partition("/")[2]: array for key, array in sent.items()}
+    fitting = []
     for key in reversed(list(uploaded)):
         array, before = uploaded[key], ends.get(key.partition("/")[2])
         if array.ndim != 1 or array.dtype.kind != "f" or before is None or before.shape != array.shape:
             continue
-        if "running_" in key:
-            continue
-        if not max(least, 2) <= len(array) <= MOST_OUTPUTS * least:
-            return None
-        change = array.astype(np.float64) - before
-        if np.isfinite(change).all() and np.abs(change).max() > 0:
-            return ClassTrace(change=change, counts=np.bincount(labels, minlength=len(array)).astype(np.float64))
+        if max(least, 2) <= len(array) <= MOST_OUTPUTS * least and "running_" not in key:
+            fitting.append(array.astype(np.float64) - before)
+    change = min(fitting, key=len, default=None)  # of several as short the last
+    if change is None or not np.isfinite(change).all() or not np.abs(change).max() > 0:
         return None
-    return None
+    return ClassTrace(change=change, counts=np.bincount(labels, minlength=len(change)).astype(np.float64))
 
 
 def classes_told(traces: Sequence[ClassTrace]) -> Survivor:

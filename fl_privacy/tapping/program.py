@@ -205,13 +205,13 @@ class Recorder:
             if id(value) in names:
                 return Own(names[id(value)])
             if id(value) not in made:
-                constants.setdefault(number_of(value), value.detach())
+                constants.setdefault(number_of(value), value.detach().as_subclass(Tensor))
             return Ref(number_of(value))
 
         calls = []
         for function, module, args, kwargs, outputs, changes in kept:
             if changes and id(args[0]) not in numbers:
-                constants.setdefault(number_of(args[0]), args[0].detach())
+                constants.setdefault(number_of(args[0]), args[0].detach().as_subclass(Tensor))
             taken = tree_map(abstract, (args, kwargs))
             part = -1
             if module is not None:

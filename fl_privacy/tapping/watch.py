@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from fl_privacy.tapping.program import Program, Recorder, tensors_in
@@ -44,7 +43,8 @@ class Watched:
         loaded: examples in all that loaders gave while gradients were on.
         entered: shapes of what entered the modules, in words, and how often.
         optimizers: class and settings, and how many steps each took.
-        gradients: of the first step, by name.
+        backwards: times that a loss was differentiated.
+        gradients: of the first step, by name; of the first loss where no optimizer of PyTorch steps.
         program: the way from the first batch to its loss; ``None`` where it was not taken down, or there was none.
         training: whether the first module was in training mode.
         cut: whether a loader gave less than it has.
@@ -59,6 +59,7 @@ class Watched:
     entered: Counter[str] = field(default_factory=Counter)
     inputs: list[Any] = field(default_factory=list)
     optimizers: Counter[tuple[str, tuple[tuple[str, Any], ...]]] = field(default_factory=Counter)
+    backwards: int = 0
     gradients: dict[str, Tensor] = field(default_factory=dict)
     program: Program | None = None
     training: bool = True
@@ -66,8 +67,8 @@ class Watched:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps of all optimizers."""
-        return sum(self.optimizers.values())
+        """Return the steps of all optimizers, or the losses that were differentiated where none of PyTorch's steps."""
+        return sum(self.optimizers.values()) or self.backwards
 
     def values(self) -> dict[str, Tensor]:
         """Return the present values of all parameters and buffers, by name, not copied."""
@@ -122,6 +123,7 @@ class Watch:
         self._recorder: Recorder | None = Recorder() if program else None
         self._depth, self._bytes = 0, 0
         self._given: set[int] = set()
+        self._first: dict[str, Tensor] = {}
 
     def called(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
         """Take down a function's call outside of modules."""
@@ -139,10 +141,12 @@ class Watch:
             stack.callback(after.remove)
             stack.enter_context(_replaced(nn.Module, "__call__", self._around_call))
             stack.enter_context(_replaced(DataLoader, "__iter__", self._around_iteration))
+            stack.enter_context(_replaced(torch.autograd, "backward", self._around_backward))
             if self._asked:
-                stack.enter_context(_replaced(torch.autograd, "backward", self._around_backward))
                 stack.enter_context(_Mode(self))
             yield self.seen
+            if not self.seen.optimizers:
+                self.seen.gradients = self._first
 
     def _around_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
         watch = self
@@ -176,7 +180,7 @@ class Watch:
         tensors = tensors_in((args, kwargs))
         seen.entered[", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)] += 1
         if not seen.loaded and tensors and self._room(tensors):
-            seen.inputs.append([t.detach().clone() for t in tensors])
+            seen.inputs.append([_kept(t) for t in tensors])
 
     def _room(self, tensors: list[Tensor]) -> bool:
         size = sum(t.numel() * t.element_size() for t in tensors)
@@ -205,10 +209,10 @@ class Watch:
         tensors = [t for t in tensors_in(batch) if t.dim()]
         number = len(tensors[0]) if tensors else 0
         if number and self.seen.loaded < MOST_EXAMPLES and self._room(tensors):
-            self.seen.batches.append(tree_map(lambda t: t.detach().clone() if isinstance(t, Tensor) else t, batch))
+            self.seen.batches.append([_kept(t) for t in tensors])
         whole = [t for t in tensors if t.dim() == 1 and len(t) == number and not t.is_floating_point()]
         if len(whole) == 1 and self.seen.loaded < MOST_LABELS:
-            self.seen.labels.append(whole[0].detach().clone())
+            self.seen.labels.append(_kept(whole[0]))
         self.seen.loaded += number
 
     def _some(self, loader: DataLoader[Any], iterate: Callable[..., Any]) -> Iterator[Any]:
@@ -248,13 +252,26 @@ class Watch:
                     if name is not None and parameter.grad is not None:
                         seen.gradients[name] = parameter.grad.detach().clone()
 
+    def _gradients(self) -> dict[str, Tensor]:
+        """Of all parameters now."""
+        found = {}
+        for number, module in enumerate(self.seen.modules):
+            for name, parameter in module.named_parameters():
+                if parameter.grad is not None:
+                    found[f"parts.{number}.{name}"] = _kept(parameter.grad)
+        return found
+
     def _around_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         def differentiated(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
             if self._recorder is not None and isinstance(root, Tensor) and root.dim() == 0:
                 self.seen.program = self._recorder.program(root, self.seen.names)
                 self._recorder = None
-            return backward(tensors, *args, **kwargs)
+            made = backward(tensors, *args, **kwargs)
+            self.seen.backwards += 1
+            if self.seen.backwards == 1 and not self.seen.optimizers:
+                self._first = self._gradients()
+            return made
 
         return differentiated
 
@@ -292,14 +309,33 @@ class _Counting:
 
 def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
     """Cut examples ``start`` to ``stop`` out of a batch of ``size``."""
-    cut = tree_map(lambda t: t[start:stop] if isinstance(t, Tensor) and t.dim() and len(t) == size else t, batch)
-    if isinstance(cut, Mapping) or isinstance(batch, tuple):
-        return cut
-    return (
-        [e[start:stop] if isinstance(e, list | tuple) and len(e) == size and size > 1 else e for e in cut]
-        if (isinstance(cut, list))
-        else cut
-    )
+    if isinstance(batch, Tensor):
+        plain = batch.as_subclass(Tensor)  # others' subclasses may not be cut
+        return plain[start:stop] if plain.dim() and len(plain) == size else batch
+    if isinstance(batch, Mapping):
+        parts = {key: _cut(value, start, stop, size) for key, value in batch.items()}
+        return parts if type(batch) is dict else _remade(batch, parts)
+    if isinstance(batch, tuple):
+        each = [_cut(value, start, stop, size) for value in batch]
+        return type(batch)(*each) if hasattr(batch, "_fields") else tuple(each)
+    if isinstance(batch, list):
+        if len(batch) == size and size > 1 and not any(isinstance(each, Tensor | Mapping) for each in batch):
+            return batch[start:stop]
+        return [_cut(value, start, stop, size) for value in batch]
+    return batch
+
+
+def _remade(batch: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
+    """Put ``parts`` into a mapping of the same kind, such as a tokenizer's, where it can be made of them."""
+    try:
+        return type(batch)(parts)  # type: ignore[call-arg]
+    except (TypeError, ValueError):
+        return parts
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    """Copy a tensor without its subclass and its graph."""
+    return tensor.detach().as_subclass(Tensor).clone()
 
 
 def _plain(value: Any) -> Any:

@@ -190,7 +190,9 @@ class _Run:
         assert self.grid is not None
         page = self.write("")
         path = (self.folder / PAGE).absolute()
-        return Audited(page=path, record=self.record, line=f"audit: {page.headline}. Page: {path}")
+        return Audited(
+            page=path, record=self.record, line=f"audit: {'. '.join([page.headline, *page.further])}. Page: {path}"
+        )
 
     def _page(self, going_on: str) -> AppPage:
         grid = self.grid
@@ -259,6 +261,7 @@ class _Run:
             "command": "audit APP",
             "app": self.app.name,
             "headline": page.headline,
+            "further": page.further,
             "tone": page.tone,
             "nodes": self.nodes,
             "rounds": self.asked.rounds,
@@ -327,6 +330,7 @@ def _step(rung: Rung) -> Step:
         reason=rung.reason,
         labels=rung.labels,
         seconds=rung.seconds,
+        size=rung.size,
         notes=rung.notes,
         shown=rung.shown,
     )
