@@ -212,11 +212,14 @@ class ModelGuard:
         """
         if self.agreed and (different := self.agreed.difference(Architecture.of(model))):
             return f"its architecture is not the one agreed on: {different}"
-        if strange := next(filter(None, (strange_structure(n, p) for n, p in sent.parameters.items())), None):
-            return strange
-        if far := self._far(sent, kept):
-            return far
+        if reason := self.refusal_of_weights(sent, kept):
+            return reason
         return self._misbehaved(model, sent, Batch(batch.inputs[: self.examples], batch.labels[: self.examples]))
+
+    def refusal_of_weights(self, sent: ModelState, kept: Mapping[str, Tensor]) -> str | None:
+        """Why not to train on ``sent``, from its weights and the last model's alone; see ``refusal``."""
+        strange = next(filter(None, (strange_structure(n, p) for n, p in sent.parameters.items())), None)
+        return strange or self._far(sent, kept)
 
     def expect_honest(self, model: nn.Module, sent: ModelState, batch: Batch, kept: Mapping[str, Tensor]) -> None:
         """Raise ``RefusedModelError`` where there is a ``refusal``."""

@@ -1,11 +1,21 @@
-"""Records of a message as bytes and back, as Flower sends them."""
+"""Records, messages and contexts as bytes and back, as Flower sends them."""
 
-from flwr.app import RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.app import Context, Message, RecordDict
+from flwr.common.serde import (
+    context_from_proto,
+    context_to_proto,
+    message_from_proto,
+    message_to_proto,
+    metadata_to_proto,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
+from flwr.proto.message_pb2 import Context as ProtoContext
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-__all__ = ["bytes_of", "records_of"]
+__all__ = ["bytes_of", "context_bytes", "context_of", "message_bytes", "message_of", "message_with", "records_of"]
 
 
 def bytes_of(records: RecordDict) -> bytes:
@@ -23,3 +33,29 @@ def records_of(content: bytes) -> RecordDict:
         return recorddict_from_proto(ProtoRecordDict.FromString(content))
     except DecodeError as error:
         raise ValueError(f"records of Flower are expected, but: {error}") from error
+
+
+def message_bytes(message: Message) -> bytes:
+    """``message`` in Flower's own format."""
+    return message_to_proto(message).SerializeToString()
+
+
+def message_of(content: bytes) -> Message:
+    """Inverse of ``message_bytes``."""
+    return message_from_proto(ProtoMessage.FromString(content))
+
+
+def message_with(message: Message, content: RecordDict) -> Message:
+    """``message`` as it came, but with other content."""
+    proto = ProtoMessage(metadata=metadata_to_proto(message.metadata), content=recorddict_to_proto(content))
+    return message_from_proto(proto)
+
+
+def context_bytes(context: Context) -> bytes:
+    """``context`` in Flower's own format."""
+    return context_to_proto(context).SerializeToString()
+
+
+def context_of(content: bytes) -> Context:
+    """Inverse of ``context_bytes``."""
+    return context_from_proto(ProtoContext.FromString(content))

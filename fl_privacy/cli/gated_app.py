@@ -1,0 +1,71 @@
+"""The process of an app behind a gate: ``python -m fl_privacy.cli.gated_app IN OUT``, started by the gate alone.
+
+It gives up network and files before it imports anything that is not the standard library's.
+"""
+
+import json
+import os
+import struct
+import sys
+from dataclasses import asdict
+
+from fl_privacy.gate.isolation import Wishes, keep_apart
+
+
+def serve_gate(inlet: int, outlet: int) -> None:
+    """Answer the gate's messages until it closes its end.
+
+    Args:
+        inlet: file descriptor of what the gate says.
+        outlet: of what it hears.
+    """
+    (told,) = _read(inlet, 1)
+    asked = json.loads(told)
+    wishes = asked["wishes"]
+    held = keep_apart(Wishes(**{**wishes, "reads": tuple(wishes["reads"]), "writes": tuple(wishes["writes"])}))
+    _write(outlet, [json.dumps(asdict(held)).encode()])
+    _answer(inlet, outlet, asked["app"])
+
+
+def _answer(inlet: int, outlet: int, reference: str) -> None:
+    """Load the app and answer by it."""
+    from fl_privacy.cli.node_worker import installed_app  # noqa: PLC0415  (what follows may not be imported before)
+    from fl_privacy.federation.replies import Failure, attempt  # noqa: PLC0415
+    from fl_privacy.flower.inside.identity import identify_process  # noqa: PLC0415
+    from fl_privacy.flower.inside.serialized import context_bytes, context_of, message_bytes, message_of  # noqa: PLC0415
+
+    app = attempt(lambda: installed_app(reference))
+    _write(outlet, [app.reason.removeprefix("UserError: ").encode() if isinstance(app, Failure) else b""])
+    identify_process()
+    while not isinstance(app, Failure):
+        message, context = _read(inlet, 2)
+        given = context_of(context)
+        reply = attempt(lambda: app(message_of(message), given))  # noqa: B023
+        failed = reply.reason.encode() if isinstance(reply, Failure) else b""
+        answer = b"" if isinstance(reply, Failure) else message_bytes(reply)
+        _write(outlet, [answer, context_bytes(given), failed])
+
+
+def _read(descriptor: int, number: int) -> list[bytes]:
+    sizes = struct.unpack(f">{number}Q", _bytes(descriptor, 8 * number))
+    return [_bytes(descriptor, size) for size in sizes]
+
+
+def _bytes(descriptor: int, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        piece = os.read(descriptor, min(1 << 20, size - len(found)))
+        if not piece:
+            os._exit(0)  # the gate has ended
+        found += piece
+    return bytes(found)
+
+
+def _write(descriptor: int, parts: list[bytes]) -> None:
+    content = memoryview(b"".join([struct.pack(f">{len(parts)}Q", *map(len, parts)), *parts]))
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+if __name__ == "__main__":
+    serve_gate(int(sys.argv[1]), int(sys.argv[2]))

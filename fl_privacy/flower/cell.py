@@ -1,0 +1,200 @@
+"""An app in a process of its own, which has no network, no key, no ledger, and answers to the gate alone."""
+
+import json
+import logging
+import os
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from flwr.app import Context, Message
+
+from fl_privacy.errors import UserError
+from fl_privacy.flower.inside.serialized import context_bytes, context_of, message_bytes, message_of
+from fl_privacy.gate.isolation import Held, Wishes
+from fl_privacy.gate.policy import AppLimits
+from fl_privacy.gate.rules import RefusedError
+
+logger = logging.getLogger(__name__)
+
+LOAD_SECONDS = 600.0
+LARGEST_WORD = 1 << 16
+"""Bytes of what a cell says of itself."""
+
+MORE = 64 << 20
+"""Bytes that a reply and the app's state may have beyond twice the message."""
+
+GIVEN = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+"""Variables of the environment that an app is given."""
+
+
+class Cell:
+    """An installed ``ClientApp``, called as one, in a process that is started when it is needed.
+
+    Args:
+        app: ``package.module:attribute``.
+        limits: what its process may do.
+    """
+
+    def __init__(self, app: str, limits: AppLimits) -> None:
+        self.app, self.limits = app, limits
+        self.held: Held | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+        self._pipes: tuple[int, int] = (-1, -1)
+
+    def start(self) -> Held:
+        """Start the process and have it load the app; returns what keeps it apart.
+
+        Raises:
+            UserError: it can't be kept apart as the policy requires, or the app can't be loaded.
+        """
+        self.close()
+        self._folder = Path(tempfile.mkdtemp(prefix="fl-privacy-cell-")).resolve()
+        work = self._folder / "work"
+        work.mkdir(mode=0o700)
+        (self._folder / "root").mkdir(mode=0o700)
+        theirs_in, ours_out = os.pipe()
+        ours_in, theirs_out = os.pipe()
+        command = [sys.executable, "-m", "fl_privacy.cli.gated_app", str(theirs_in), str(theirs_out)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            cwd=work,
+            env=self._environment(work),
+            pass_fds=(theirs_in, theirs_out),
+            start_new_session=True,
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._pipes = ours_in, ours_out
+        os.set_blocking(ours_in, False)
+        os.set_blocking(ours_out, False)
+        wishes = Wishes(
+            temporary=str(work),
+            reads=tuple(map(str, self.limits.reads)),
+            writes=tuple(map(str, self.limits.writes)),
+            most_bytes=self.limits.most_bytes,
+        )
+        try:
+            return self._loaded(wishes)
+        except RefusedError as error:
+            self.close()
+            raise UserError(f"--app is expected to be loaded, but {self.app} does not answer: {error}.") from error
+        except UserError:
+            self.close()
+            raise
+
+    def _loaded(self, wishes: Wishes) -> Held:
+        deadline = time.monotonic() + LOAD_SECONDS
+        self._send([json.dumps({"app": self.app, "wishes": wishes.as_plain()}).encode()], deadline)
+        (told,) = self._receive(1, LARGEST_WORD, deadline)  # before the app's code runs
+        held = Held(**json.loads(told))
+        logger.warning("%s", held.in_words())
+        if self.limits.required and not held.is_enough:
+            raise UserError(
+                f"app.isolation is expected to be had, but is not: {held.in_words()} Say isolation: where_possible to run"
+                " the app all the same."
+            )
+        (reason,) = self._receive(1, LARGEST_WORD, deadline)
+        if reason:
+            raise UserError(reason.decode(errors="replace"))
+        self.held = held
+        return held
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """The app's reply, and its state in ``context``.
+
+        Raises:
+            RefusedError: it failed, took too long, or said what is no reply.
+        """
+        if self._process is None or self._process.poll() is not None:
+            try:
+                self.start()
+            except UserError as error:
+                raise RefusedError("isolation", str(error)) from error
+        asked = [message_bytes(message), context_bytes(context)]
+        deadline = time.monotonic() + self.limits.seconds
+        try:
+            self._send(asked, deadline)
+            most = 2 * sum(map(len, asked)) + MORE
+            reply, state, failed = self._receive(3, most, deadline)
+            if failed:
+                raise RefusedError("app", failed.decode(errors="replace")[:1000])
+            answer, context.state = message_of(reply), context_of(state).state
+        except RefusedError as error:
+            if error.reason != "app" or self._process is None or self._process.poll() is not None:
+                self.close()
+            raise
+        except Exception as error:  # whatever bytes that are no message raise
+            self.close()
+            raise RefusedError("app", f"it replied what is no message: {type(error).__name__}: {error}") from error
+        return answer
+
+    def close(self) -> None:
+        """End the process and all that it has started."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for descriptor in self._pipes:
+            if descriptor >= 0:
+                os.close(descriptor)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._process, self._folder, self._pipes = None, None, (-1, -1)
+
+    def _environment(self, work: Path) -> dict[str, str]:
+        names = (*GIVEN, *self.limits.environment)
+        given = {name: os.environ[name] for name in names if name in os.environ}
+        return {**given, "HOME": str(work), "TMPDIR": str(work), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def _send(self, parts: Sequence[bytes], deadline: float) -> None:
+        content = memoryview(packed(parts))
+        while content:
+            self._wait(self._pipes[1], select.POLLOUT, deadline)
+            try:
+                content = content[os.write(self._pipes[1], content[: 1 << 20]) :]
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise RefusedError("app", f"its process has ended ({error.strerror})") from error
+
+    def _receive(self, number: int, most: int, deadline: float) -> list[bytes]:
+        sizes = struct.unpack(f">{number}Q", self._bytes(8 * number, deadline))
+        if sum(sizes) > most:
+            raise RefusedError("size", f"the app replied {sum(sizes)} bytes, and at most {most} are read")
+        return [self._bytes(size, deadline) for size in sizes]
+
+    def _bytes(self, size: int, deadline: float) -> bytes:
+        found = bytearray()
+        while len(found) < size:
+            self._wait(self._pipes[0], select.POLLIN, deadline)
+            try:
+                piece = os.read(self._pipes[0], min(1 << 20, size - len(found)))
+            except BlockingIOError:
+                continue
+            if not piece:
+                raise RefusedError("app", "its process has ended")
+            found += piece
+        return bytes(found)
+
+    def _wait(self, descriptor: int, event: int, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(descriptor, event)
+        left = deadline - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            raise RefusedError("time", f"the app did not answer within {self.limits.seconds:g} s")
+
+
+def packed(parts: Sequence[bytes]) -> bytes:
+    """Lengths and content, as both ends of the pipe have it."""
+    return b"".join([struct.pack(f">{len(parts)}Q", *map(len, parts)), *parts])

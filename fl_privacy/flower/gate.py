@@ -1,0 +1,238 @@
+"""The gate of a site's policy between an app and the wire: what leaves is what the policy lets, whatever the app says."""
+
+import logging
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+
+from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import printable
+from fl_privacy.flower.inside.serialized import message_with
+from fl_privacy.gate.filtering import RawArray, Records, admit, array_values, release
+from fl_privacy.gate.ledger import ExhaustedError, Ledger, LedgerError
+from fl_privacy.gate.policy import SitePolicy, read_policy
+from fl_privacy.gate.rules import REASONS, RefusedError
+
+logger = logging.getLogger(__name__)
+
+REFUSED = 2
+"""Flower's code of an error that a ClientApp raised."""
+
+MOST_RUNS = 4
+"""Whose state and last model a gate keeps."""
+
+MOST_REFUSED = 1000
+"""Refusals that it keeps; its log has all."""
+
+Defend = Callable[[Records, Records], Records]
+"""(received, released) -> what leaves instead, by a defense of this package."""
+
+
+class Gate:
+    """A site's policy as a mod around any ``ClientApp``: ``app = Gate("site.yaml").around(client_app)``.
+
+    Every message passes it on its way in and out. What the app says is never trusted: the reply is made anew of what the
+    policy names, under names and in the order that the coordinator or the policy chose, clipped and noised as the policy
+    says, and entered into the ledger before it leaves. State that the app keeps between messages stays here, too.
+
+    An app in this process can reach all that this process can. ``fl-privacy supernode --policy`` therefore runs it in
+    another one: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
+
+    ``refused`` has the last refusals, as reason (see ``fl_privacy.gate.rules.REASONS``) and detail.
+
+    Args:
+        policy: its file, the name of one that comes along, or the policy itself.
+        name: of the app, for the ledger.
+
+    Raises:
+        UserError: it can't be read, or its ledger can't be trusted.
+    """
+
+    def __init__(self, policy: SitePolicy | str | Path, *, name: str = "") -> None:
+        self.policy = policy if isinstance(policy, SitePolicy) else read_policy(policy)
+        self.name = name
+        self.refused: list[tuple[str, str]] = []
+        self.ledger: Ledger | None = None
+        if (budget := self.policy.budget) is not None:
+            self.ledger = Ledger(budget.ledger, budget.anchor)
+            self.ledger.account()
+        self._states: OrderedDict[int, RecordDict] = OrderedDict()
+        self._models: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self._told: set[int] = set()
+        self._defend = _defense(self.policy)
+
+    def around(self, app: ClientAppCallable) -> ClientAppCallable:
+        """The app behind the gate."""
+        return lambda message, context: self(message, context, app)
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """The reply to ``message``: what may leave of the app's, or one line."""
+        started = time.monotonic()
+        try:
+            reply = self._answer(message, context, call_next)
+        except RefusedError as error:
+            reply = self._refusal(message, error)
+        if self.policy.every_seconds:
+            passed = time.monotonic() - started
+            every = self.policy.every_seconds
+            time.sleep(math.ceil(passed / every) * every - passed)
+        return reply
+
+    def _answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        kind = str(message.metadata.message_type).removesuffix(".default")
+        if not message.has_content():
+            raise RefusedError("kind", f"a message of kind {kind!r:.80} without content")
+        received = admit(self.policy, kind, plain_records(message.content))
+        kept = self._guarded(received, context.run_id)
+        rho = self.policy.rho(kind)
+        self._expect_room(kind, rho)
+        replied = self._asked(message, context, received, call_next, kind)
+        try:
+            released = release(self.policy, kind, received, replied)
+            if self._defend is not None and released.arrays:
+                released = self._defend(received, released)
+        except RefusedError:
+            self._enter(kind, "refused", 0.0, context)
+            raise
+        self._enter(kind, "sent", rho, context)
+        if kept and kind.partition(".")[0] == "train":
+            _remember(self._models, context.run_id, kept)
+        return Message(flower_records(released), reply_to=message)
+
+    def _asked(
+        self, message: Message, context: Context, received: Records, call_next: ClientAppCallable, kind: str
+    ) -> Records:
+        """The app's reply, of which nothing is believed yet."""
+        given = self._context(context)
+        try:
+            reply = call_next(message_with(message, flower_records(received)), given)
+            _remember(self._states, context.run_id, given.state)
+            failed = "" if reply.has_content() else f"it replied an error: {reply.error.reason}"
+            replied = plain_records(reply.content) if reply.has_content() else Records()
+        except RefusedError:
+            self._enter(kind, "failed", 0.0, context)
+            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (of foreign code anything can come)
+            failed = f"{type(error).__name__}: {error}"
+        if failed:
+            self._enter(kind, "failed", 0.0, context)
+            raise RefusedError("app", failed)
+        return replied
+
+    def _context(self, context: Context) -> Context:
+        """What the app is given of ``context``: its own state, and of the run's configuration what the policy names."""
+        allowed = self.policy.receives.run_config
+        config = {key: value for key, value in context.run_config.items() if allowed is None or key in allowed}
+        if context.run_id not in self._told and (kept := sorted(context.run_config.keys() - config.keys())):
+            logger.warning("The app is not given %s of the run's configuration", printable(", ".join(kept)))
+        self._told.add(context.run_id)
+        return Context(
+            run_id=context.run_id,
+            node_id=context.node_id,
+            node_config=context.node_config,
+            state=self._states.get(context.run_id, RecordDict()),
+            run_config=config,
+        )
+
+    def _guarded(self, received: Records, run: int) -> dict[str, Any]:
+        """The model that came in, where it is looked at; refused where it looks crafted."""
+        if not self.policy.receives.guard or not any(received.arrays.values()):
+            return {}
+        import torch  # noqa: PLC0415  (a gate that does not look at models goes without)
+
+        from fl_privacy.guard import ModelGuard  # noqa: PLC0415
+        from fl_privacy.types import ModelState  # noqa: PLC0415
+
+        values = {f"{r}/{k}": array_values(k, a) for r, record in received.arrays.items() for k, a in record.items()}
+        tensors = {name: torch.from_numpy(np.array(v)) for name, v in values.items() if v.dtype.kind == "f"}
+        sent, guard = ModelState(tensors, {}), ModelGuard()
+        if reason := guard.refusal_of_weights(sent, self._models.get(run, {})):
+            raise RefusedError("guard", reason)
+        return guard.remembered(sent)
+
+    def _expect_room(self, kind: str, rho: float | None) -> None:
+        if self.ledger is None:
+            return
+        try:
+            self.ledger.expect_room(self.policy.limits, rho, kind)
+        except (ExhaustedError, LedgerError) as error:
+            raise _as_refusal(error) from error
+
+    def _enter(self, kind: str, outcome: str, rho: float | None, context: Context) -> None:
+        """Write down what is about to leave."""
+        if self.ledger is None:
+            return
+        limits = self.policy.limits if outcome == "sent" else None
+        told = {"kind": kind, "outcome": outcome, "run": str(context.run_id), "app": self.name}
+        try:
+            self.ledger.append(**told, rho=rho, policy=self.policy.digest, limits=limits)
+        except (ExhaustedError, LedgerError) as error:
+            raise _as_refusal(error) from error
+
+    def _refusal(self, message: Message, error: RefusedError) -> Message:
+        detail = printable(str(error))
+        reason = error.reason if error.reason in REASONS else "app"  # an app in this process may raise anything
+        self.refused.append((reason, detail))
+        del self.refused[:-MOST_REFUSED]
+        logger.warning("Refused, since %s: %s", REASONS[reason], detail)
+        why = "" if self.policy.bare else f": {REASONS[reason]}"
+        return Message(Error(REFUSED, f"The site's policy lets no reply leave{why}."), reply_to=message)
+
+
+def _as_refusal(error: UserError) -> RefusedError:
+    reason = "ledger" if isinstance(error, LedgerError) else "day" if "this day" in str(error) else "budget"
+    return RefusedError(reason, str(error))
+
+
+def _remember(held: "OrderedDict[int, Any]", run: int, value: Any) -> None:
+    held[run] = value
+    held.move_to_end(run)
+    while len(held) > MOST_RUNS:
+        held.popitem(last=False)
+
+
+def plain_records(content: RecordDict) -> Records:
+    """The records of a message, for the engine."""
+    return Records(
+        arrays={
+            name: {key: RawArray(a.dtype, tuple(a.shape), a.stype, a.data) for key, a in record.items()}
+            for name, record in content.array_records.items()
+        },
+        metrics={name: dict(record) for name, record in content.metric_records.items()},
+        config={name: dict(record) for name, record in content.config_records.items()},
+    )
+
+
+def flower_records(records: Records) -> RecordDict:
+    """Inverse of ``plain_records``."""
+    content = RecordDict()
+    for name, arrays in records.arrays.items():
+        made = {key: Array(dtype=a.dtype, shape=a.shape, stype=a.stype, data=a.data) for key, a in arrays.items()}
+        content[name] = ArrayRecord(made)
+    for name, metrics in records.metrics.items():
+        content[name] = MetricRecord(dict(metrics))
+    for name, config in records.config.items():
+        content[name] = ConfigRecord(dict(config))
+    return content
+
+
+def _defense(policy: SitePolicy) -> Defend | None:
+    """What a defense that the policy names makes of arrays that may leave.
+
+    Raises:
+        UserError: there is no such defense, or it acts within the training.
+    """
+    if policy.protect is None or policy.protect.defense is None:
+        return None
+    from fl_privacy.flower.gate_defense import defend_records  # noqa: PLC0415  (brings PyTorch)
+
+    return defend_records(policy.protect.defense, policy.protect.options)
+
+

@@ -1,0 +1,221 @@
+"""Linux's own calls by which a process gives up what it may do: namespaces, mounts, Landlock, seccomp, capabilities.
+
+Standard library alone: a process calls them before it imports anything else. Numbers and structures are those of the
+kernel's headers (linux/landlock.h, linux/seccomp.h, linux/filter.h, asm/unistd.h of x86-64 and of arm64).
+"""
+
+import ctypes
+import os
+import platform
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 1, 4, 24, 38, 22
+SECCOMP_MODE_FILTER = 2
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
+CAPSET = {"x86_64": 126, "aarch64": 91}
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+FILE_RIGHTS = 1 | 2 | 4 | 1 << 14 | 1 << 15
+"""Execute, write, read, truncate and device control: all that Landlock knows of a single file."""
+
+READ = 1 | 4 | 8
+"""Execute, read a file, read a folder."""
+
+_AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32 = 0x40000000
+
+DENIED = {
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "setns": (308, 268),
+    "unshare": (272, 97),
+    "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsmount": (432, 432),
+    "mount_setattr": (442, 442),
+    "pidfd_getfd": (438, 438),
+    "kexec_load": (246, 104),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+}
+"""Calls by which a process would look into others, or change what it is kept in: x86-64, arm64."""
+
+_SOCKET, _CLONE, _CLONE3 = (41, 198), (56, 220), (435, 435)
+_AF_UNIX = 1
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def machine() -> str:
+    """``x86_64``, ``aarch64`` or another one, on which there is neither a filter of calls nor a root of its own."""
+    return platform.machine()
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{what}: {os.strerror(error)}")
+    return result
+
+
+def prctl(option: int, *arguments: int) -> None:
+    """``prctl(2)``.
+
+    Raises:
+        OSError: it failed.
+    """
+    given = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
+    _checked(_LIBC.prctl(option, *given), "prctl")
+
+
+def unshare(flags: int) -> None:
+    """``unshare(2)``.
+
+    Raises:
+        OSError: it failed.
+    """
+    _checked(_LIBC.unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    """``mount(2)``.
+
+    Raises:
+        OSError: it failed.
+    """
+    told = [None if text is None else text.encode() for text in (source, target, kind)]
+    _checked(_LIBC.mount(*told, ctypes.c_ulong(flags), options.encode() or None), f"mount {target}")
+
+
+def enter_root(folder: str) -> None:
+    """Make ``folder``, a mount, the root, and let go of the old one.
+
+    Raises:
+        OSError: it failed.
+    """
+    os.chdir(folder)
+    _checked(_LIBC.syscall(PIVOT_ROOT[machine()], b".", b"."), "pivot_root")
+    _checked(_LIBC.umount2(b".", MNT_DETACH), "umount")
+    os.chdir("/")
+
+
+def drop_capabilities() -> None:
+    """Give up all privileges of this process and of what it executes.
+
+    Raises:
+        OSError: it failed.
+    """
+    for capability in range(64):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError:  # no such capability, or none may be dropped by who has none
+            continue
+    header = struct.pack("Ii", 0x20080522, 0)
+    _checked(_LIBC.syscall(CAPSET[machine()], header, bytes(24)), "capset")
+
+
+def landlock_abi() -> int:
+    """Of the running kernel; 0 where it has none."""
+    found: int = _LIBC.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
+    return max(found, 0)
+
+
+def restrict_files(reads: Iterable[str], writes: Iterable[str], abi: int) -> None:
+    """Let this process read and write nothing else, connect by no TCP, and signal nobody outside (``abi`` 4 and 6).
+
+    Raises:
+        OSError: it failed.
+    """
+    handled = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
+    told = struct.pack("QQQ", handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
+    size = 8 if abi < 4 else 16 if abi < 6 else 24
+    rules = _checked(_LIBC.syscall(LANDLOCK_CREATE, told, ctypes.c_size_t(size), 0), "landlock_create_ruleset")
+    try:
+        for rights, places in ((READ, reads), (handled, writes)):
+            for place in places:
+                _allow(rules, place, rights & handled)
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        _checked(_LIBC.syscall(LANDLOCK_RESTRICT, rules, 0), "landlock_restrict_self")
+    finally:
+        os.close(rules)
+
+
+def _allow(rules: int, place: str, rights: int) -> None:
+    try:
+        descriptor = os.open(place, os.O_PATH | os.O_CLOEXEC)
+    except OSError:  # what is not there can't be read either
+        return
+    try:
+        rights = rights if Path(place).is_dir() else rights & FILE_RIGHTS
+        rule = struct.pack("=Qi", rights, descriptor)
+        _checked(_LIBC.syscall(LANDLOCK_ADD, rules, 1, rule, 0), "landlock_add_rule")
+    finally:
+        os.close(descriptor)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def restrict_calls(*, unix_sockets: bool) -> None:
+    """Refuse sockets, but those within this machine where ``unix_sockets``, and ``DENIED`` calls, with EPERM.
+
+    Raises:
+        OSError: it failed, or the machine is another one.
+    """
+    if machine() not in _AUDIT:
+        raise OSError(f"there is no filter of calls for {machine()}")
+    place = list(_AUDIT).index(machine())
+    refuse, none, allow = 0x50001, 0x50026, 0x7FFF0000  # EPERM, ENOSYS
+    # what ends a program goes last: jumps are forward, by a number of instructions
+    lines: list[tuple[int, int, str, str]] = [
+        (0x20, 4, "", ""),  # load the architecture
+        (0x15, _AUDIT[machine()], "", "refuse"),
+        (0x20, 0, "", ""),  # load the number
+        (0x35, _X32, "refuse", ""),
+        (0x15, _CLONE3[place], "none", ""),  # its flags are in memory: libraries then take clone
+        *((0x15, numbers[place], "refuse", "") for numbers in DENIED.values()),
+        (0x15, _SOCKET[place], "socket", ""),
+        (0x15, _CLONE[place], "clone", "allow"),
+    ]
+    ends = ["clone", "clone if", "socket", "socket if", "refuse", "none", "allow"]
+    where = {name: len(lines) + k for k, name in enumerate(ends)}
+    lines += [
+        (0x20, 16, "", ""),
+        (0x45, NEWUSER, "refuse", "allow"),
+        (0x20, 16, "", ""),
+        (0x15, _AF_UNIX, "allow" if unix_sockets else "refuse", "refuse"),
+        (0x06, refuse, "", ""),
+        (0x06, none, "", ""),
+        (0x06, allow, "", ""),
+    ]
+
+    def jump(here: int, name: str) -> int:
+        return where[name] - here - 1 if name else 0
+
+    code = b"".join(struct.pack("HBBI", op, jump(i, yes), jump(i, no), k) for i, (op, k, yes, no) in enumerate(lines))
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    program = _Program(len(lines), code)
+    result = _LIBC.prctl(PR_SET_SECCOMP, ctypes.c_ulong(SECCOMP_MODE_FILTER), ctypes.byref(program), 0, 0)
+    _checked(result, "seccomp")

@@ -1,0 +1,348 @@
+"""Hostile apps behind the gate, in a process of their own: the bytes of a reply do not depend on what they know."""
+
+import logging
+import math
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fl_privacy.flower.cell import Cell
+from fl_privacy.flower.gate import Gate
+from fl_privacy.flower.inside.identity import identify_process, identity_put_back
+from fl_privacy.flower.inside.serialized import bytes_of, message_bytes, message_of
+from fl_privacy.gate.policy import AppLimits, SitePolicy, parse_policy
+from fl_privacy.gate.rules import REASONS
+from tests.gate import apps
+
+POLICY = """
+version: 1
+receives:
+  records: {arrays: [arrays], config: {allow: [case]}}
+  guard: off
+sends:
+  train:
+    arrays: {like: received, dtype: float32}
+    metrics: {allow: {num-examples: {integer: true, at_least: 32, round_to: 32}, train_loss: {digits: 3}}}
+budget: {ledger: site/ledger, anchor: away/anchor}
+"""
+
+APP = "tests.gate.apps"
+SECRETS = (bytes(range(1, 65)), bytes(range(102, 166)))
+LEAKY = {"replied_error", "raised_text", "kind_of_error", "files"}
+
+
+@pytest.fixture(autouse=True)
+def identified() -> Iterator[None]:
+    with identity_put_back():
+        identify_process()
+        yield
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site's folder: key, ledger, policy; the example in a folder of its own."""
+    folder = tmp_path_factory.mktemp("site")
+    for name in ("site", "away", "data"):
+        (folder / name).mkdir(mode=0o700)
+    (folder / "site" / "node.key").write_bytes(b"the key of the node")
+    (folder / "site" / "site.yaml").write_text(POLICY)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def listener() -> Iterator[socket.socket]:
+    """An address of this machine, as a SuperLink or a SuperNode's Runtime API has."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        server.settimeout(0.1)
+        yield server
+
+
+def limits(site: Path, **more: Any) -> AppLimits:
+    told = {"reads": (site / "data",), "most_bytes": 4 << 30, "seconds": 120.0, "required": False}
+    return AppLimits(**{**told, **more})
+
+
+@pytest.fixture(scope="module")
+def cell(site: Path) -> Iterator[Cell]:
+    root = Path(__file__).resolve().parents[2]
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(root)
+    os.environ["NODE_SECRET_KEY"] = "a variable of the node"
+    found = Cell(f"{APP}:hostile", limits(site))
+    found.start()
+    try:
+        yield found
+    finally:
+        found.close()
+        os.environ.pop("NODE_SECRET_KEY")
+        os.environ["PYTHONPATH"] = before or ""
+        if before is None:
+            os.environ.pop("PYTHONPATH")
+
+
+def policy(site: Path, text: str = POLICY) -> SitePolicy:
+    return parse_policy(text.encode(), "site.yaml", site)
+
+
+def question(case: int = 0, kind: str = "train", w: np.ndarray | None = None) -> Message:
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(8, 16)).astype(np.float32) if w is None else w
+    arrays = {"w": w, "b": np.zeros(8, np.float32), "n": np.array(3)}
+    content = {
+        "arrays": ArrayRecord({key: Array.from_numpy_ndarray(value) for key, value in arrays.items()}),
+        "config": ConfigRecord({"case": case}),
+    }
+    made = message_of(message_bytes(Message(RecordDict(content), 1, kind)))
+    made.metadata.__dict__["_message_id"] = "1"
+    return made
+
+
+def context(site: Path, listener: socket.socket | None = None) -> Context:
+    address = "127.0.0.1:1" if listener is None else "{}:{}".format(*listener.getsockname())
+    config = {
+        "data": str(site / "data" / "example"),
+        "key": str(site / "site" / "node.key"),
+        "ledger": str(site / "site" / "ledger"),
+        "anchor": str(site / "away" / "anchor"),
+        "policy": str(site / "site" / "site.yaml"),
+        "address": address,
+        "gate": os.getpid(),
+    }
+    return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={"overrides": "x"})
+
+
+def said(reply: Message) -> bytes:
+    """All of a reply that an app could have touched, as bytes of the wire."""
+    about = reply.metadata
+    told = f"{about.dst_node_id} {about.src_node_id} {about.message_type} {about.group_id} {about.ttl:.0f}".encode()
+    if reply.has_error():
+        return told + f"{reply.error.code} {reply.error.reason}".encode()
+    return told + bytes_of(reply.content)
+
+
+def asked(gate: Gate, cell: Cell, site: Path, listener: socket.socket, case: str, example: bytes) -> Message:
+    (site / "data" / "example").write_bytes(example)
+    with identity_put_back():
+        identify_process()
+        return gate(question(apps.CASES.index(case)), context(site, listener), cell)
+
+
+@pytest.mark.parametrize("case", apps.CASES)
+def test_a_reply_does_not_depend_on_what_a_hostile_app_knows(
+    case: str, cell: Cell, site: Path, listener: socket.socket
+) -> None:
+    gate = Gate(policy(site), name="hostile")
+    replies = [asked(gate, cell, site, listener, case, example) for example in SECRETS]
+    first, second = map(said, replies)
+    assert first == second
+    for example in SECRETS:
+        assert example[:8] not in first and example[:8].hex().encode() not in first
+    if replies[0].has_error():
+        assert replies[0].error.reason in {f"The site's policy lets no reply leave: {why}." for why in REASONS.values()}
+    with pytest.raises(TimeoutError):
+        listener.accept()
+    assert {entry.app for entry in gate.ledger.entries()} == {"hostile"}  # type: ignore[union-attr]
+
+
+def test_what_the_app_can_reach_of_the_site_is_nothing(cell: Cell, site: Path, listener: socket.socket) -> None:
+    """The app replies as an honest one where it reaches neither key, ledger, policy, address nor the gate."""
+    reply = asked(Gate(policy(site)), cell, site, listener, "files", SECRETS[0])
+    assert cell.held is not None
+    if not cell.held.is_enough:
+        pytest.skip(cell.held.in_words())
+    assert reply.has_content(), "see the log for what was reached"
+
+
+def test_the_site_s_log_says_what_was_refused(
+    cell: Cell, site: Path, listener: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate(policy(site))
+    with caplog.at_level(logging.WARNING):
+        asked(gate, cell, site, listener, "names_of_keys", SECRETS[0])
+    assert SECRETS[0].hex() in caplog.text
+    assert gate.refused[-1][0] == "key"
+    bare = Gate(policy(site, POLICY.replace("sends:", "sends:\n  refusals: bare")))
+    lines = {asked(bare, cell, site, listener, c, SECRETS[0]).error.reason for c in ("names_of_keys", "raised_text")}
+    assert lines == {"The site's policy lets no reply leave."}
+
+
+def test_an_honest_reply_leaves_bit_for_bit(cell: Cell, site: Path, listener: socket.socket) -> None:
+    reply = asked(Gate(policy(site)), cell, site, listener, "memory_order", bytes(64))
+    sent = question().content.array_records["arrays"]
+    assert {k: a.data for k, a in reply.content.array_records["arrays"].items()} == {k: a.data for k, a in sent.items()}
+    assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 64, "train_loss": 0.5}
+
+
+def test_a_reply_leaves_at_a_time_that_says_little(site: Path) -> None:
+    slow = {"seconds": 0.0}
+
+    def app(message: Message, context: Context) -> Message:
+        time.sleep(slow["seconds"])
+        return Message(RecordDict({"arrays": message.content.array_records["arrays"]}), reply_to=message)
+
+    gate = Gate(policy(site, POLICY.replace("sends:", "sends:\n  every_seconds: 0.5"))).around(app)
+    for seconds in (0.0, 0.2):
+        slow["seconds"], started = seconds, time.monotonic()
+        assert gate(question(), context(site)).has_content()
+        assert 0.5 <= time.monotonic() - started < 0.75
+
+
+def test_messages_that_the_policy_does_not_name_never_reach_the_app(site: Path) -> None:
+    def app(message: Message, context: Context) -> Message:
+        pytest.fail("asked")
+
+    gate = Gate(policy(site)).around(app)
+    before = len(Gate(policy(site)).ledger.entries())  # type: ignore[union-attr]
+    for kind in ("query", "evaluate", "train.other"):
+        assert "of this kind" in gate(question(kind=kind), context(site)).error.reason
+    assert len(Gate(policy(site)).ledger.entries()) == before  # type: ignore[union-attr]
+
+
+def test_the_app_is_given_its_own_state_and_of_the_run_what_is_named(site: Path) -> None:
+    seen: list[tuple[int, dict[str, Any]]] = []
+
+    def app(message: Message, context: Context) -> Message:
+        calls = int(context.state.metric_records.get("own", MetricRecord({"calls": 0}))["calls"])  # type: ignore[arg-type]
+        seen.append((calls, dict(context.run_config)))
+        context.state["own"] = MetricRecord({"calls": calls + 1})
+        return Message(RecordDict({"arrays": message.content.array_records["arrays"]}), reply_to=message)
+
+    gate, outer = Gate(policy(site)).around(app), context(site)
+    outer.run_config = {"overrides": "defense=none", "lr": 0.1}
+    gate(question(), outer)
+    gate(question(), outer)
+    assert seen == [(0, {}), (1, {})]
+    assert not outer.state, "what the app keeps goes no further than the gate"
+    open_gate = Gate(policy(site, POLICY.replace("guard: off", "guard: off\n  run_config: [lr]"))).around(app)
+    open_gate(question(), outer)
+    assert seen[-1] == (0, {"lr": 0.1})
+
+
+def test_a_crafted_model_is_refused(site: Path) -> None:
+    gate = Gate(policy(site, POLICY.replace("guard: off", "guard: on")))
+    around = gate.around(lambda m, c: Message(RecordDict({"arrays": m.content.array_records["arrays"]}), reply_to=m))
+    rng = np.random.default_rng(1)
+    honest = rng.normal(size=(16, 16)).astype(np.float32)
+    assert around(question(w=honest), context(site)).has_content()
+    imprint = np.tile(honest[:1], (16, 1))
+    assert "looks crafted" in around(question(w=imprint), context(site)).error.reason
+    other = rng.normal(size=(16, 16)).astype(np.float32)
+    assert "looks crafted" in around(question(w=other), context(site)).error.reason
+    assert "was replaced since" in gate.refused[-1][1]
+    assert around(question(w=honest * 1.1), context(site)).has_content()
+
+
+BUDGET = POLICY + "protect: {clip_norm: 1.0, noise: {noise_multiplier: 1.0}}\n"
+BUDGET = BUDGET.replace("budget: {ledger: site/ledger, anchor: away/anchor}", "budget: {epsilon: 8, ledger: l, anchor: a/a}")
+
+
+def test_a_budget_holds_over_restarts_apps_runs_and_repeated_questions(tmp_path: Path) -> None:
+    def app(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"arrays": message.content.array_records["arrays"]}), reply_to=message)
+
+    sent, reasons = 0, set()
+    for attempt in range(30):
+        gate = Gate(policy(tmp_path, BUDGET), name=f"app-{attempt % 3}")
+        outer = context(tmp_path)
+        outer.run_id = attempt % 5
+        reply = gate.around(app)(question(), outer)
+        sent += reply.has_content()
+        if reply.has_error():
+            reasons.add(reply.error.reason)
+    gate = Gate(policy(tmp_path, BUDGET))
+    assert gate.policy.limits.spent(gate.ledger.account()) <= 8  # type: ignore[union-attr]
+    assert reasons == {"The site's policy lets no reply leave: the budget is used up."}
+    assert sent == len(gate.ledger.entries()) == 6  # type: ignore[union-attr]
+
+
+def test_a_ledger_that_can_not_be_written_lets_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    gate = Gate(policy(tmp_path, BUDGET))
+    monkeypatch.setattr("fl_privacy.gate.ledger.os.fsync", full)
+    reply = gate(question(), context(tmp_path), lambda m, c: Message(m.content, reply_to=m))
+    assert "can't be written down" in reply.error.reason
+
+
+SPACE = (64, 64)
+
+
+def bits_read(tmp_path: Path, text: str, rounds: int) -> float:
+    """Share of the bits of an example that a decoder reads from the weights of replies, over ``rounds`` examples."""
+    gate, rng, right = Gate(policy(tmp_path, text)), np.random.default_rng(0), []
+    (tmp_path / "data").mkdir(exist_ok=True)
+    before = np.zeros(SPACE, np.float32)
+    for _ in range(rounds):
+        example = rng.bytes(2)
+        (tmp_path / "data" / "example").write_bytes(example)
+        reply = gate(question(w=before), context(tmp_path), apps.writing)
+        change = reply.content.array_records["arrays"]["w"].numpy() - before
+        bits = np.unpackbits(np.frombuffer(example, np.uint8))
+        read = change.ravel().reshape(-1, len(bits)).sum(0) > 0  # the best there is: each bit in its own values
+        right.append(np.mean(read == bits))
+    return float(np.mean(right))
+
+
+def test_weights_carry_an_example_and_noise_alone_bounds_it(tmp_path: Path) -> None:
+    """16 bits over 4096 values: each has a quarter of the clip norm for itself against noise of deviation m times it."""
+    assert bits_read(tmp_path, POLICY.replace("site/ledger", "l0").replace("away/", "a0/"), 4) == 1.0
+    rounds = 60
+    for multiplier in (0.1, 1.0, 4.0):
+        text = BUDGET.replace("noise_multiplier: 1.0", f"noise_multiplier: {multiplier}").replace("epsilon: 8", "epsilon: 99999")
+        text = text.replace("ledger: l, anchor: a/a", f"ledger: l{multiplier}, anchor: a{multiplier}/a")
+        read = bits_read(tmp_path, text, rounds)
+        expected = 0.5 * (1 + math.erf(1 / (4 * multiplier) / math.sqrt(2)))
+        assert abs(read - expected) < 5 * math.sqrt(expected * (1 - expected) / (16 * rounds)) + 0.005
+
+
+def test_a_cell_that_hangs_dies_or_takes_too_much_is_ended_and_begun_again(cell: Cell, site: Path) -> None:
+    other = Cell(f"{APP}:misbehaving", limits(site, seconds=20.0, most_bytes=2 << 30))
+    gate = Gate(policy(site))
+    try:
+        other.start()
+        assert other.held is not None
+        for case, reason in ((0, ""), (2, "failed"), (3, "failed"), (0, ""), (4, ""), (1, "too long")):
+            if case == 1:
+                other.limits = limits(site, seconds=1.0)
+            reply = gate(question(case), context(site), other)
+            other.limits = limits(site, seconds=120.0)
+            assert reply.has_content() if not reason else reason in reply.error.reason, (case, gate.refused[-1:])
+        if other.held.is_enough and other.held.processes:
+            assert gate(question(5), context(site), other).has_error(), "it finds no gate to end"
+        assert gate(question(0), context(site), other).content.metric_records["metrics"]["train_loss"] == 3.0
+    finally:
+        other.close()
+
+
+def test_an_app_that_is_not_there_is_a_line(site: Path) -> None:
+    from fl_privacy.errors import UserError  # noqa: PLC0415
+
+    for name in ("tests.gate.apps:none", "nowhere:app"):
+        with pytest.raises(UserError, match="--app is expected"):
+            Cell(name, limits(site)).start()
+
+
+def test_what_the_kernel_gives_is_said(cell: Cell) -> None:
+    assert cell.held is not None
+    assert cell.held.in_words().startswith("The app is kept from the network: ")
+
+
+def test_a_client_app_can_wear_the_gate_as_a_mod(site: Path) -> None:
+    app = ClientApp(mods=[Gate(policy(site))])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"arrays": message.content.array_records["arrays"], "m": ConfigRecord({})}), reply_to=message)
+
+    assert app(question(), context(site)).has_content()
