@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from row_file import RowFile, takes_rows
 from unwatched import run_unwatched
 
-from fl_privacy.config import compose_run, to_yaml
+from fl_privacy.config import compose_run
 from fl_privacy.experiment.build import Federation, build_federation, clients_of
 from fl_privacy.federation import RoundReport
 from fl_privacy.federation.client import local_batches
@@ -69,7 +69,7 @@ def measure(backend: str, overrides: list[str]) -> tuple[list[float], list[float
         ours.append(ended - began)
         began = time.process_time()
 
-    run_unwatched(backend, federation, partial(clients_of, to_yaml(config)), on_round)
+    run_unwatched(backend, federation, partial(clients_of, config), on_round)
     for name, p in federation.server.state.parameters.items():
         torch.testing.assert_close(p, weights[name], rtol=1e-3, atol=1e-4)
     return ours[1:], theirs[1:]

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NoReturn
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fl_privacy.config._options import options, suggest
@@ -78,7 +78,7 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
     for part in parts:
         if not isinstance(found.get(part), dict):
             _refuse(path, f"has {part}={found.get(part)!r}")
-        expect_registered(part, found[part], _plain(registered[part]), trust, where=f"{path} (its option {part}=)")
+        expect_registered(part, found[part], registered[part], trust, where=f"{path} (its option {part}=)")
     declared = [key for key, _ in declared_settings()]
     for key in (f"{name}.{key}" for name in ("intercept", "threat_model") for key in found.get(name) or ()):
         if key not in declared:
@@ -111,7 +111,7 @@ def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
             _refuse(path, f"has choices.{part}={choices.get(part)!r}")
     registered = compose_file("config", [f"{part}={choices[part]}" for part in parts])
     for part in parts:
-        expect_registered(part, found[part], _plain(registered[part]), trust, where=f"{path} (its option {part}=)")
+        expect_registered(part, found[part], registered[part], trust, where=f"{path} (its option {part}=)")
     return found
 
 
@@ -270,12 +270,6 @@ def _missing(registered: Mapping[str, Any], section: Mapping[str, Any], name: st
             yield f"{name}.{key}"
         elif isinstance(value, dict):
             yield from _missing(value, section[key], f"{name}.{key}")
-
-
-def _plain(section: DictConfig) -> dict[str, Any]:
-    content = OmegaConf.to_container(section, resolve=True)
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in content.items()}
 
 
 def _refuse(path: Path, what: str) -> NoReturn:

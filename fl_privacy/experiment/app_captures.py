@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
 from torch import nn
 
 from fl_privacy.config import RunSettings
@@ -54,9 +53,9 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
     """
     expect_regular_files(captures)
     note = read_note(captures.parent) or read_note(captures) or Note()
-    if config.choices.model != "custom" and note.model:
+    if config.choices["model"] != "custom" and note.model:
         raise UserError(
-            f"The model of the app is expected, but got model={config.choices.model}; say model=custom"
+            f"The model of the app is expected, but got model={config.choices['model']}; say model=custom"
             f" model._target_={note.model}, which runs its code."
         )
     shape, classes = _first_shape(captures)
@@ -76,7 +75,7 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
     return app, note
 
 
-def _normalizing(section: DictConfig, note: Note) -> Mapping[str, Any]:
+def _normalizing(section: Mapping[str, Any], note: Note) -> Mapping[str, Any]:
     """Return the clients' normalization as the audit noted it, unless the user gives another."""
     if note.normalization is None or any(key in section for key in ANY_MODEL[1:]):
         return {}
@@ -84,7 +83,7 @@ def _normalizing(section: DictConfig, note: Note) -> Mapping[str, Any]:
 
 
 def _as_clients_normalize(
-    observations: Sequence[Observation], section: DictConfig, note: Note
+    observations: Sequence[Observation], section: Mapping[str, Any], note: Note
 ) -> Sequence[Observation]:
     """Return each observation by a model that normalizes as its client said, unless the user gives another for all."""
     if not note.normalizations or any(key in section for key in ANY_MODEL[1:]) or not observations:

@@ -48,7 +48,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     Raises:
         UserError: a setting is wrong, or there is nothing to attack.
     """
-    expect_readable_updates(config.secure_aggregation.name, "The command attack")
+    expect_readable_updates(config.secure_aggregation["name"], "The command attack")
     config = calibrated(config)
     if config.captured and (captures := app_captures(config.captured)) is not None:
         return attack_app(config, captures, monitor)
@@ -59,7 +59,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
         )
     if config.captured:
         config = as_captured(config)
-        expect_readable_updates(config.secure_aggregation.name, "The command attack")
+        expect_readable_updates(config.secure_aggregation["name"], "The command attack")
     place = Destination("attack", config)
     if (done := place.finished_before(monitor)) is not None:
         return done
@@ -74,7 +74,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
             f"Preparing data {config.called('data')}, model {config.called('model')} and {config.victims} victims"
         )
         experiment, sent = untrained_clients(config)
-        made = f"The victims' upload with defense={config.choices.defense} and server={config.choices.server}"
+        made = f"The victims' upload with defense={config.choices['defense']} and server={config.choices['server']}"
         with blamed_on(made), monitor.working("Making the victims' uploads"):
             observations = experiment.observe(sent)
         weights = "as trained elsewhere" if config.weights else "untrained"
@@ -156,7 +156,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
             said = report_app(
                 replace(app, adaptive=adaptive),
                 attack,
-                config.choices.attack,
+                config.choices["attack"],
                 folder,
                 monitor=monitor,
                 seed=config.seed,

@@ -17,13 +17,12 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from fl_privacy.attacks import GradientInversion, ReconstructionAttack
 from fl_privacy.attacks.gradient_inversion.word_order import NO_PUBLIC_TEXTS
 from fl_privacy.checks import whole
-from fl_privacy.config import RunSettings, to_yaml
+from fl_privacy.config import RunSettings
 from fl_privacy.config._options import CUSTOM, called
 from fl_privacy.config.building import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.config.plugins import register_plugin_metrics
@@ -67,7 +66,7 @@ DEFENDERS = 1000
 """Public examples that clients hold, at most."""
 
 
-def expect_parts(parts: Any, clients: int, examples: int, section: DictConfig) -> None:
+def expect_parts(parts: Any, clients: int, examples: int, section: Mapping[str, Any]) -> None:
     """Refuse what is no partition: for each client (N_i,) int64 indices, no example twice."""
     wrong = None
     if not isinstance(parts, Sequence) or isinstance(parts, str) or len(parts) != clients:
@@ -112,7 +111,7 @@ ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")
 """Options of every model, whether or not it knows them; see ``build_model``."""
 
 
-def build_network(section: DictConfig, dataset: Dataset, *, seed: int) -> nn.Module:
+def build_network(section: Mapping[str, Any], dataset: Dataset, *, seed: int) -> nn.Module:
     """Build the model that ``section`` names with initial values of ``seed``, and check that it fits the data."""
     train = dataset.train
     if isinstance(train, Examples):
@@ -125,7 +124,7 @@ def build_network(section: DictConfig, dataset: Dataset, *, seed: int) -> nn.Mod
 
 
 def build_network_for(
-    section: DictConfig, input_shape: tuple[int, ...], num_classes: int, *, seed: int, **more: Any
+    section: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int, *, seed: int, **more: Any
 ) -> nn.Module:
     """Build the model for images (C, H, W) of ``num_classes`` classes, with ``more`` options."""
     channels, height, _ = input_shape
@@ -135,7 +134,7 @@ def build_network_for(
     return model
 
 
-def _network(section: DictConfig, architecture: Mapping[str, Any], seed: int, **more: Any) -> nn.Module:
+def _network(section: Mapping[str, Any], architecture: Mapping[str, Any], seed: int, **more: Any) -> nn.Module:
     settings = {**more, **plain_settings(section)}
     settings.pop("_target_", None)
     target = locate_target(section, "model")
@@ -223,7 +222,7 @@ def build_federation(config: RunSettings) -> Federation:
     Raises:
         UserError: a setting is out of its range, or parts do not fit each other.
     """
-    dataset, clients = _clients(to_yaml(config))
+    dataset, clients = _clients(config)
     section, rounds, every = config.federation, config.federation.rounds, config.evaluate_every
     model, plan, defense = clients[0].model, clients[0].plan, clients[0].defense
     server = Server(
@@ -254,12 +253,12 @@ def build_federation(config: RunSettings) -> Federation:
     )
 
 
-def clients_of(config_text: str) -> Mapping[int, Client]:
-    """Build the clients of a configuration given as text; once in a process."""
-    return _clients(config_text)[1]
+def clients_of(config: RunSettings) -> Mapping[int, Client]:
+    """Build the clients of ``config``; once in a process."""
+    return _clients(config)[1]
 
 
-def build_dataset(section: DictConfig) -> Dataset:
+def build_dataset(section: Mapping[str, Any]) -> Dataset:
     """Build the data that ``section`` names; ``UserError`` if its target makes something else."""
     return _expect_made(instantiate(section, "data"), Dataset, section, "data")
 
@@ -282,7 +281,7 @@ def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
     return guard.agreeing_on(build_network(config.model, dataset, seed=config.seed))
 
 
-def build_defense(section: DictConfig) -> Defense:
+def build_defense(section: Mapping[str, Any]) -> Defense:
     """Build the defense that ``section`` names; ``UserError`` if its target makes something else.
 
     One that names no part of itself goes by the name of what made it.
@@ -354,7 +353,7 @@ def build_metrics(bpki: BpkiSettings, evaluator: str | None, dataset: Dataset) -
     return functions
 
 
-def build_attack(section: DictConfig, *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
+def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
     """Build the attack that ``section`` names; ``None`` for ``attack=none``.
 
     Args:
@@ -365,13 +364,13 @@ def build_attack(section: DictConfig, *, device: str = "auto", threads: int = 1)
     if "_target_" not in section:
         return None
     shards = whole("attack.shards", section.get("shards", 1), at_least=1, example=1)
-    section = OmegaConf.masked_copy(section, [str(key) for key in section if key != "shards"])
+    section = {key: value for key, value in section.items() if key != "shards"}
     where = resolve_device(section.get("device") or device)
     arguments = {"device": str(where)} if "device" in section else {}
     attack: ReconstructionAttack = instantiate(section, "attack", **arguments)
     if not callable(attack):
         raise UserError(
-            f"attack._target_={section._target_} is expected to return an attack, which can be called, but got"
+            f"attack._target_={section['_target_']} is expected to return an attack, which can be called, but got"
             f" {type(attack).__name__}."
         )
     return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, threads=threads, device=where)
@@ -387,7 +386,7 @@ def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
     return attack
 
 
-def build_plan(section: DictConfig, model: DictConfig) -> LocalPlan:
+def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPlan:
     """Build the clients' local plan from ``section``; of a ``model`` with adapters they train these and its head."""
     settings = plain_settings(section)
     if model.get("lora_rank") is not None and not (settings.get("trained") or settings.get("frozen")):
@@ -411,9 +410,8 @@ def resolve_device(name: str) -> torch.device:
 
 
 @lru_cache(maxsize=1)
-def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
-    """Build data and clients of a configuration given as text, which can be sent and cached."""
-    config = RunSettings.of(OmegaConf.create(config_text))
+def _clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]]:
+    """Build data and clients of ``config``, those of the last one kept."""
     number = config.federation.clients
     plan, device = build_plan(config.federation.plan, config.model), resolve_device(config.device)
     dataset, defense = build_dataset(config.data), build_defense(config.defense)
@@ -444,10 +442,10 @@ def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
     }
 
 
-def _expect_made(made: Any, kind: type[T], section: DictConfig, name: str) -> T:
+def _expect_made(made: Any, kind: type[T], section: Mapping[str, Any], name: str) -> T:
     if not isinstance(made, kind):
         raise UserError(
-            f"{name}._target_={section._target_} is expected to return a {kind.__name__}, but got"
+            f"{name}._target_={section['_target_']} is expected to return a {kind.__name__}, but got"
             f" {type(made).__name__}."
         )
     return made

@@ -194,7 +194,7 @@ class Experiment:
             self.audit,
             self.defense,
             self._assumed_knowledge(),
-            secure_aggregation=self.config.secure_aggregation.name,
+            secure_aggregation=self.config.secure_aggregation["name"],
             server=self.server_attack,
             guarded="_target_" in self.config.guard,
         )

@@ -146,7 +146,7 @@ def expect_attributes(experiment: Experiment) -> None:
     if client.examples.attributes is None:
         raise UserError(
             f"inference=attribute is expected with data that have an attribute beside the class, but"
-            f" data={config.choices.data} has none; use data=cifar10_animals or mnist_parity, or load_with_attribute."
+            f" data={config.choices['data']} has none; use data=cifar10_animals or mnist_parity, or load_with_attribute."
         )
     if config.batch_size != 1 or experiment.audit.uploads != "probe":
         raise UserError(

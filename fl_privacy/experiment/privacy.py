@@ -4,10 +4,9 @@ Noise for a privacy budget: how much of it spends what was asked for by the end 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from omegaconf import DictConfig, OmegaConf
+from typing import Any
 
 from fl_privacy.config import RunSettings
 from fl_privacy.defenses.privacy import Accountant, Guarantee, guarantee, mechanism, noise_multiplier_for, noise_of
@@ -138,9 +137,9 @@ def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:
         return {}
-    if config.choices.defense == "none":
+    if config.choices["defense"] == "none":
         return done
-    noise = _noise_setting(config.defense, config.choices.defense)
+    noise = _noise_setting(config.defense, config.choices["defense"])
     delta, accountant = config.privacy.delta, config.privacy.accountant
     federation = build_federation(config)
     candidates = guarantees(federation, delta=delta, accountant=accountant)
@@ -161,13 +160,11 @@ def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
     return {f"defense.{noise}": float(config.defense[noise]) * factor, **done}
 
 
-def _noise_setting(section: DictConfig, name: str) -> str:
+def _noise_setting(section: Mapping[str, Any], name: str) -> str:
     """Return the setting that a defense's noise is proportional to: its part names it, and doubling it is tried."""
     part = mechanism(build_defense(section))
     if part and part.strength and part.strength in section:
-        doubled = OmegaConf.merge(section, {part.strength: 2 * section[part.strength]})
-        assert isinstance(doubled, DictConfig)
-        other = mechanism(build_defense(doubled))
+        other = mechanism(build_defense({**section, part.strength: 2 * section[part.strength]}))
         if other and noise_of(other.effect) == 2 * (noise_of(part.effect) or 0.0):
             return part.strength
     raise UserError(

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.config import RunSettings, compose_run, to_yaml
+from fl_privacy.config import RunSettings, compose_run
 from fl_privacy.data import Examples, LabelledExamples, partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
@@ -60,7 +60,7 @@ def run_experiment(
     federation, attack = build_federation(config), attack_of_run(config)
     expect_readable_sum(
         federation.server_attack,
-        config.choices.server,
+        config.choices["server"],
         uploads=config.intercept.uploads,
         shares=config.federation.plan.get("shares"),
     )
@@ -188,7 +188,7 @@ class _Run:
         with self.monitor.training(federation.rounds):
             backend(
                 federation.server,
-                partial(clients_of, to_yaml(self.experiment.config)),
+                partial(clients_of, self.experiment.config),
                 rounds=federation.rounds,
                 audit=audit,
                 interceptor=interceptor,

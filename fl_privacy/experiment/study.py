@@ -297,7 +297,7 @@ class _Composed:
         rest = tuple(o for o, key in zip(overrides, override_keys(overrides), strict=True) if key not in keys)
         if rest not in self._shared:
             self._shared[rest] = compose_run(rest)
-        of_point = {"defense": own.defense, "choices.defense": own.choices.defense}
+        of_point = {"defense": own.defense, "choices.defense": own.choices["defense"]}
         return self._shared[rest].changed({**of_point, **changes})
 
 
@@ -353,7 +353,7 @@ def _data_hashes(planned: PlannedPoint) -> dict[str, str]:
     found = {}
     for job in planned.trainings.values():
         config = job.config
-        name = str(config.choices.data)
+        name = str(config.choices["data"])
         if name in found:
             continue
         dataset, content = build_dataset(config.data), hashlib.sha256()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fl_privacy.config import compose_run, to_yaml
+from fl_privacy.config import compose_run
 from fl_privacy.experiment.build import build_federation, clients_of
 from fl_privacy.experiment.run import _Run
 from fl_privacy.experiment.run_folder import plain_loop
@@ -44,7 +44,7 @@ def test_no_round_leaves_anything_behind(backend: str) -> None:
     try:
         BACKENDS[backend](
             federation.server,
-            lambda: clients_of(to_yaml(config)),
+            lambda: clients_of(config),
             rounds=ROUNDS,
             audit=Audit(
                 rounds=frozenset(range(1, ROUNDS + 1)), uploads="update", clients=frozenset(federation.clients)
