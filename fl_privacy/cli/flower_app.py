@@ -22,12 +22,13 @@ from fl_privacy.config import RunSettings, compose_run
 from fl_privacy.config.building import plain_settings
 from fl_privacy.config.foreign import expect_no_place, expect_plain
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_federation, clients_of
+from fl_privacy.experiment.build import clients_of
 from fl_privacy.experiment.ground_truth import sees_other_images
 from fl_privacy.experiment.own_data import OpenSettingError, client_of_folder
 from fl_privacy.experiment.privacy import calibrated
 from fl_privacy.experiment.run import run_baseline, run_experiment
 from fl_privacy.experiment.run_folder import Backend, plain_loop
+from fl_privacy.experiment.setup import build_setup
 from fl_privacy.experiment.threat_model import Whereabouts
 from fl_privacy.federation import Client, ClientSource, Failure, Server
 from fl_privacy.federation.replies import attempt
@@ -238,7 +239,7 @@ client_app = _NodeApp()
 
 def _expect_known_examples(config: RunSettings) -> None:
     """Refuse attacks on deployed clients that nobody could judge: what these train on is known to them alone."""
-    federation = build_federation(config)
+    federation = build_setup(config)
     plan, audit, defense = federation.server.local_plan, federation.audit, federation.defense
     if audit.rounds and (audit.uploads == "update" or sees_other_images(defense, plan, audit.uploads)):
         raise UserError(

@@ -12,7 +12,7 @@ An attack as an audit or a test is told of it: by a name with settings after it,
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -41,21 +41,15 @@ from fl_privacy.effects import MutedFeatures, SlicedNoise
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.inferences import build_inferences
 from fl_privacy.experiment.server_reading import build_server_attack, expect_named
-from fl_privacy.experiment.weights import starting_values
 from fl_privacy.federation import (
     Audit,
     Client,
     Probe,
-    Server,
-    ServerPlan,
     audited_rounds,
-    private_names,
-    public_state,
     spread_probes,
 )
 from fl_privacy.guard import ModelGuard
 from fl_privacy.inference import About
-from fl_privacy.malicious import ServerAttack
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
 from fl_privacy.models import ADAPTED, TextModel, build_fitting, check_model, check_table_model, check_text_model
 from fl_privacy.parallel import ShardedAttack
@@ -187,75 +181,9 @@ def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) ->
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Federation:
-    """A federation ready to run.
-
-    Attributes:
-        config: what it was built from.
-        dataset: what the clients share and what the server tests on.
-        model: the global architecture, holding the initial values.
-        clients: by id.
-        server: at the initial values, or those in ``config.weights``.
-        rounds: how many.
-        audit: what is intercepted.
-        defense: of every client.
-        device: of clients and attack.
-        server_attack: what the server does beyond the protocol; ``None`` for an honest one.
-    """
-
-    config: RunSettings
-    dataset: Dataset
-    model: nn.Module
-    clients: Mapping[int, Client]
-    server: Server
-    rounds: int
-    audit: Audit
-    defense: Defense
-    device: torch.device
-    server_attack: ServerAttack | None = None
-
-
-def build_federation(config: RunSettings) -> Federation:
-    """Build data, clients and server of ``config``.
-
-    Raises:
-        UserError: a setting is out of its range, or parts do not fit each other.
-    """
-    dataset, clients = _clients(config)
-    section, rounds, every = config.federation, config.federation.rounds, config.evaluate_every
-    model, plan, defense = clients[0].model, clients[0].plan, clients[0].defense
-    server = Server(
-        state=starting_values(config.weights, public_state(model, defense)),
-        local_plan=plan,
-        plan=ServerPlan(
-            aggregation=section.aggregation,
-            fraction=section.fraction,
-            lr=section.server_lr,
-            norm_factor=section.norm_factor,
-        ),
-        clients=sorted(clients),
-        seed=config.seed,
-        personal=bool(private_names(model, defense)),
-        tested=frozenset({*range(every, rounds + 1, every), rounds}),
-    )
-    return Federation(
-        config=config,
-        dataset=dataset,
-        model=model,
-        clients=clients,
-        server=server,
-        rounds=rounds,
-        audit=audit_of(config, rounds, clients),
-        defense=defense,
-        device=resolve_device(config.device),
-        server_attack=build_server_attack(config.server, dataset.test, dataset.train),
-    )
-
-
 def clients_of(config: RunSettings) -> Mapping[int, Client]:
     """Build the clients of ``config``; once in a process."""
-    return _clients(config)[1]
+    return data_and_clients(config)[1]
 
 
 def build_dataset(section: Mapping[str, Any]) -> Dataset:
@@ -410,7 +338,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 @lru_cache(maxsize=1)
-def _clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]]:
+def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]]:
     """Build data and clients of ``config``, those of the last one kept."""
     number = config.federation.clients
     plan, device = build_plan(config.federation.plan, config.model), resolve_device(config.device)

@@ -48,7 +48,8 @@ def build_server_attack(
     made = instantiate(section, "server")
     if not isinstance(made, ServerAttack):
         raise UserError(
-            f"server._target_={section['_target_']} is expected to return a ServerAttack, but got {type(made).__name__}."
+            f"server._target_={section['_target_']} is expected to return a ServerAttack, but got"
+            f" {type(made).__name__}."
         )
     if public is None:
         return made
