@@ -1,9 +1,8 @@
-"""What the parts of this package take, kept from one process to the next: asking them imports PyTorch, which is slow.
+"""Build what a section names, by Hydra's instantiate, with one line of error instead of a chain of tracebacks.
 
-Kept in the user's cache folder for as long as no file of the package changes; plain JSON, from which nothing is
+What each part of this package takes is kept from one process to the next, since asking it imports PyTorch, which is
+slow: in the user's cache folder, for as long as no file of the package changes, as plain JSON from which nothing is
 imported or evaluated.
-
-Hydra's instantiate with one line of error instead of a chain of tracebacks.
 """
 
 import hashlib

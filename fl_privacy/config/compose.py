@@ -1,8 +1,7 @@
-"""Overrides in Hydra's grammar, with errors a user can act on.
+"""Compose settings from overrides in Hydra's grammar, with errors that a user can act on.
 
-Hydra's compose on the shipped ``conf/``, once for each choice of options; settings are put into a copy of it.
-
-What a section leaves out has the value that what it builds gives it, so that files hold only what differs.
+Hydra composes the shipped ``conf/`` once for each choice of options; settings are put into a copy of it. What a section
+leaves out has the value that what it builds gives it, so that files hold only what differs.
 """
 
 import itertools

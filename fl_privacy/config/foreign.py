@@ -1,10 +1,8 @@
-"""Configurations in files that somebody else may have written: plain values for what is registered here.
+"""Read configurations that somebody else may have written: plain values, of what is registered here.
 
 A part of a run (its model, its data, ...) is named by the option that registers it, in the package's ``conf`` or in
 that of an installed plugin, and what it imports is read there. Nothing that such a file names is imported, unless the
-user says ``trust=`` on the command line.
-
-Places on this machine that somebody else names: the file of a grid or track, or a run that another machine sends.
+user says ``trust=`` on the command line; places on this machine that it names are refused.
 """
 
 import importlib

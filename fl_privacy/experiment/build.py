@@ -1,12 +1,6 @@
-"""The objects of a run, made from its configuration.
+"""Build the parts of a run from its settings: data, model, clients, defense, attack, guard, and what is intercepted.
 
-Who trains on what: what nobody does, and what a partition returned, which may be somebody else's code.
-
-The network of a run, made from its settings to fit its data.
-
-Which uploads of a run are intercepted.
-
-An attack as an audit or a test is told of it: by a name with settings after it, or as it is.
+The only file that instantiates what a user names; :mod:`fl_privacy.experiment.setup` puts the parts together.
 """
 
 import inspect

@@ -1,8 +1,6 @@
-"""The jobs of a benchmark: every defense of a track is trained, and attacked in every one of its cells.
+"""The jobs of a study: each defense of a grid or track is trained once, and attacked by every attack or in every cell.
 
-A sweep over defenses: each is trained once, and attacked by every attack of the grid.
-
-A user's own defense among those of a benchmark: found in a file or by its import path.
+A user's own defense is one of them, found in a file or by its import path.
 """
 
 import hashlib
