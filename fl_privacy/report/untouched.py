@@ -112,7 +112,8 @@ class AppPage:
             found.append(f"The training's own uploads tell {_and(told)}")
         elif read and own and own[0].counts is None:
             found.append("No single example was looked for in the training's own uploads")
-        return found
+        facts = [finding["what"] for finding in self.findings if finding["severity"] == "facts"]
+        return found + ([f"Facts about the data leave in clear: {facts[-1]}"] if facts else [])
 
     @property
     def headline(self) -> str:

@@ -218,7 +218,8 @@ def _of_bytes(content: bytes, where: str) -> Iterator[Leak]:
             severity="facts",
             what="decision trees as text, with split values and sums over the examples of each leaf",
             where=where,
-            why="Split values are values of examples, and sums over leaves count people; trees were not attacked here.",
+            why="Split values are values of examples, and sums over leaves count people."
+            + ("" if b'"split_conditions"' in content else " Only XGBoost's trees are attacked here."),
         )
     elif _NUMPY not in content[:8]:
         yield from _of_text(content[:100_000].decode("utf-8", "replace"), where) if _is_text(content) else ()
