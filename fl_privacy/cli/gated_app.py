@@ -1,4 +1,4 @@
-"""The process of an app behind a gate: ``python -m fl_privacy.cli.gated_app IN OUT``, started by the gate alone.
+"""The process of an app behind a gate: ``python -m fl_privacy.cli.gated_app``, started by the gate alone.
 
 It gives up network and files before it imports anything that is not the standard library's.
 """
@@ -6,7 +6,6 @@ It gives up network and files before it imports anything that is not the standar
 import json
 import os
 import struct
-import sys
 from dataclasses import asdict
 
 from fl_privacy.gate.isolation import Wishes, keep_apart
@@ -53,6 +52,7 @@ def _read(descriptor: int, number: int) -> list[bytes]:
 
 def _bytes(descriptor: int, size: int) -> bytes:
     found = bytearray()
+    os.set_blocking(descriptor, True)  # an app can have changed it
     while len(found) < size:
         piece = os.read(descriptor, min(1 << 20, size - len(found)))
         if not piece:
@@ -62,10 +62,21 @@ def _bytes(descriptor: int, size: int) -> bytes:
 
 
 def _write(descriptor: int, parts: list[bytes]) -> None:
+    os.set_blocking(descriptor, True)
     content = memoryview(b"".join([struct.pack(f">{len(parts)}Q", *map(len, parts)), *parts]))
     while content:
         content = content[os.write(descriptor, content) :]
 
 
+def own_pipes() -> tuple[int, int]:
+    """Take standard input and output, which the gate holds, and return them; what an app prints goes to the log."""
+    inlet, outlet = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return inlet, outlet
+
+
 if __name__ == "__main__":
-    serve_gate(int(sys.argv[1]), int(sys.argv[2]))
+    serve_gate(*own_pipes())

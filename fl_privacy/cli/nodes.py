@@ -14,16 +14,22 @@ def supernode(
     patience: Annotated[
         float, typer.Option("--patience", help="Seconds to try again where the SuperLink does not admit the node.")
     ] = 90.0,
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="SITE.YAML", help="What may come in and leave, whatever the app says.")
+    ] = "",
 ) -> None:
     """Flower's SuperNode, with one process that answers all messages instead of a new one for each.
 
     Options are those of `flower-supernode`: `--superlink HOST:PORT --root-certificates ca.crt
     --auth-supernode-private-key KEY --node-config 'partition-id=0 num-partitions=4'`. Of the bundle that a run brings
     nothing is executed: what answers is installed here.
+
+    With --policy (a file, or strict, research or dp) the app runs in a process without network, key or ledger, and a
+    gate lets out what the policy names: `fl-privacy policy check SITE.YAML` says it in plain sentences.
     """
     from fl_privacy.cli.supernode import run_node  # noqa: PLC0415
 
-    raise typer.Exit(run_node(context.args, app=client_app, patience=patience))
+    raise typer.Exit(run_node(context.args, app=client_app, patience=patience, policy=policy))
 
 
 def deploy(

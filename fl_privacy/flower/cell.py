@@ -52,7 +52,7 @@ class Cell:
         self._pipes: tuple[int, int] = (-1, -1)
 
     def start(self) -> Held:
-        """Start the process and have it load the app; returns what keeps it apart.
+        """Start the process and have it load the app; return what keeps it apart.
 
         Raises:
             UserError: it can't be kept apart as the policy requires, or the app can't be loaded.
@@ -64,13 +64,12 @@ class Cell:
         (self._folder / "root").mkdir(mode=0o700)
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        command = [sys.executable, "-m", "fl_privacy.cli.gated_app", str(theirs_in), str(theirs_out)]
         self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "fl_privacy.cli.gated_app"],
+            stdin=theirs_in,
+            stdout=theirs_out,
             cwd=work,
             env=self._environment(work),
-            pass_fds=(theirs_in, theirs_out),
             start_new_session=True,
         )
         os.close(theirs_in)
@@ -101,8 +100,8 @@ class Cell:
         logger.warning("%s", held.in_words())
         if self.limits.required and not held.is_enough:
             raise UserError(
-                f"app.isolation is expected to be had, but is not: {held.in_words()} Say isolation: where_possible to run"
-                " the app all the same."
+                f"app.isolation is expected to be had, but is not: {held.in_words()} Say isolation: where_possible to"
+                " run the app all the same."
             )
         (reason,) = self._receive(1, LARGEST_WORD, deadline)
         if reason:
@@ -111,33 +110,47 @@ class Cell:
         return held
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """The app's reply, and its state in ``context``.
+        """Return the app's reply, and put its state into ``context``.
+
+        A process that ended, took too long or said anything else than one answer is ended; the next message starts
+        another one.
 
         Raises:
             RefusedError: it failed, took too long, or said what is no reply.
         """
-        if self._process is None or self._process.poll() is not None:
-            try:
-                self.start()
-            except UserError as error:
-                raise RefusedError("isolation", str(error)) from error
+        self._expect_running()
         asked = [message_bytes(message), context_bytes(context)]
         deadline = time.monotonic() + self.limits.seconds
         try:
             self._send(asked, deadline)
             most = 2 * sum(map(len, asked)) + MORE
             reply, state, failed = self._receive(3, most, deadline)
-            if failed:
-                raise RefusedError("app", failed.decode(errors="replace")[:1000])
-            answer, context.state = message_of(reply), context_of(state).state
-        except RefusedError as error:
-            if error.reason != "app" or self._process is None or self._process.poll() is not None:
-                self.close()
+            answer = None if failed else message_of(reply)
+            kept = context_of(state).state
+        except RefusedError:
+            self.close()
             raise
         except Exception as error:  # whatever bytes that are no message raise
             self.close()
             raise RefusedError("app", f"it replied what is no message: {type(error).__name__}: {error}") from error
+        context.state = kept
+        if answer is None:
+            raise RefusedError("app", failed.decode(errors="replace")[:1000])
         return answer
+
+    def _expect_running(self) -> None:
+        """Start the process where it has ended, or has said something that nobody asked for."""
+        if self._process is not None and self._process.poll() is None and not self._has_said_more():
+            return
+        try:
+            self.start()
+        except UserError as error:
+            raise RefusedError("isolation", str(error)) from error
+
+    def _has_said_more(self) -> bool:
+        poll = select.poll()
+        poll.register(self._pipes[0], select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """End the process and all that it has started."""
@@ -155,6 +168,8 @@ class Cell:
     def _environment(self, work: Path) -> dict[str, str]:
         names = (*GIVEN, *self.limits.environment)
         given = {name: os.environ[name] for name in names if name in os.environ}
+        if paths := given.get("PYTHONPATH"):  # it works elsewhere
+            given["PYTHONPATH"] = os.pathsep.join(os.path.abspath(one) for one in paths.split(os.pathsep) if one)  # noqa: PTH100
         return {**given, "HOME": str(work), "TMPDIR": str(work), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def _send(self, parts: Sequence[bytes], deadline: float) -> None:
@@ -166,7 +181,7 @@ class Cell:
             except BlockingIOError:
                 continue
             except OSError as error:
-                raise RefusedError("app", f"its process has ended ({error.strerror})") from error
+                raise RefusedError("app", f"its process has ended{self._status()}") from error
 
     def _receive(self, number: int, most: int, deadline: float) -> list[bytes]:
         sizes = struct.unpack(f">{number}Q", self._bytes(8 * number, deadline))
@@ -183,9 +198,15 @@ class Cell:
             except BlockingIOError:
                 continue
             if not piece:
-                raise RefusedError("app", "its process has ended")
+                raise RefusedError("app", f"its process has ended{self._status()}")
             found += piece
         return bytes(found)
+
+    def _status(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            if self._process is not None:
+                return f" with status {self._process.wait(1.0)}"
+        return ""
 
     def _wait(self, descriptor: int, event: int, deadline: float) -> None:
         poll = select.poll()
@@ -196,5 +217,5 @@ class Cell:
 
 
 def packed(parts: Sequence[bytes]) -> bytes:
-    """Lengths and content, as both ends of the pipe have it."""
+    """Return lengths and content, as both ends of the pipe have it."""
     return b"".join([struct.pack(f">{len(parts)}Q", *map(len, parts)), *parts])

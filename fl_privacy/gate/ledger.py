@@ -331,8 +331,8 @@ class Ledger:
                 )
         if account.entries < anchored[0]:
             raise LedgerError(
-                f"The ledger {self.path} is older than it was: it has {account.entries} entries of the {anchored[0]} that"
-                f" {self.anchor} knows of; put the newest one back."
+                f"The ledger {self.path} is older than it was: it has {account.entries} entries of the {anchored[0]}"
+                f" that {self.anchor} knows of; put the newest one back."
             )
         self._known = account
         return account
@@ -341,8 +341,8 @@ class Ledger:
         """Parse a line and check that it follows the last entry of ``account``."""
         if not line.endswith(b"\n"):
             raise LedgerError(
-                f"The ledger {self.path} ends in a torn line; `fl-privacy policy show-ledger SITE.yaml --mend` counts it"
-                " as one reply."
+                f"The ledger {self.path} ends in a torn line; `fl-privacy policy show-ledger SITE.yaml --mend` counts"
+                " it as one reply."
             )
         try:
             entry = Entry.read(line)

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -273,9 +273,27 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
         raise UserError(
             "protect.noise and rounds_per_day are expected with a budget, whose ledger counts, but there is none."
         )
+    _expect_apart(policy)
     if policy.budget and policy.budget.epsilon is not None and policy.noising is None:
         raise UserError("budget.epsilon is expected with protect.noise, but nothing makes noise; leave epsilon out.")
     return policy
+
+
+def _expect_apart(policy: SitePolicy) -> None:
+    """Refuse a ledger where the app reads or writes."""
+    if policy.budget is None:
+        return
+    for name, place in (("ledger", policy.budget.ledger), ("anchor", policy.budget.anchor)):
+        if within := holder_of(place, (*policy.app.reads, *policy.app.writes)):
+            raise UserError(
+                f"budget.{name} is expected to be away from what the app reads, but is in {within}; move it."
+            )
+
+
+def holder_of(place: Path, given: Iterable[Path]) -> Path | None:
+    """Return the first of the places ``given`` to an app that ``place`` is in, links followed; ``None`` if none."""
+    real = place.resolve()
+    return next((one for one in given if real.is_relative_to(one.resolve())), None)
 
 
 def _receives(given: object) -> Receives:

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from fl_privacy import checks
 from fl_privacy.gate.discrete_gaussian import SCALE, Integers, discrete_gaussian
 
-Array = npt.NDArray[np.floating]  # type: ignore[type-arg]
-
 _SHRINK = 1e-7
 """By which a change that is too long after rounding is made shorter, at least."""
 

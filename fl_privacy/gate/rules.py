@@ -28,8 +28,9 @@ REASONS = {
     "app": "the app failed",
     "time": "the app took too long",
     "isolation": "the app can't be kept apart",
+    "gate": "the gate failed",
 }
-"""All that a coordinator hears of a refusal: which of these it is. Values and the app's names stay in the site's log."""
+"""All that a coordinator hears of a refusal: which of these it is. Values and names stay in the site's log."""
 
 SMALLEST = 1e-6
 """Rounded numbers of a smaller magnitude leave as zero."""
@@ -61,7 +62,7 @@ class Rule:
 
     Attributes:
         integer: the value is a whole number.
-        at_least, at_most: bounds of a number; for what is rounded to digits they are +-``LARGEST`` where none are given.
+        at_least, at_most: bounds of a number; of what is rounded to digits they are +-``LARGEST`` if none are given.
         digits: significant digits that are left of a number.
         round_to: a number becomes the nearest multiple; ``digits`` then do not count.
         exact: a number passes as it is.
@@ -209,4 +210,4 @@ class Rule:
 
 
 def _short(value: object) -> str:
-    return f"{value!r}"[:80]
+    return f"{value!r:.400}"

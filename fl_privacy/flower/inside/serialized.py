@@ -36,26 +36,26 @@ def records_of(content: bytes) -> RecordDict:
 
 
 def message_bytes(message: Message) -> bytes:
-    """``message`` in Flower's own format."""
+    """Serialize ``message`` in Flower's own format."""
     return message_to_proto(message).SerializeToString()
 
 
 def message_of(content: bytes) -> Message:
-    """Inverse of ``message_bytes``."""
+    """Parse a message: the inverse of ``message_bytes``."""
     return message_from_proto(ProtoMessage.FromString(content))
 
 
 def message_with(message: Message, content: RecordDict) -> Message:
-    """``message`` as it came, but with other content."""
+    """Return ``message`` as it came, but with other content."""
     proto = ProtoMessage(metadata=metadata_to_proto(message.metadata), content=recorddict_to_proto(content))
     return message_from_proto(proto)
 
 
 def context_bytes(context: Context) -> bytes:
-    """``context`` in Flower's own format."""
+    """Serialize ``context`` in Flower's own format."""
     return context_to_proto(context).SerializeToString()
 
 
 def context_of(content: bytes) -> Context:
-    """Inverse of ``context_bytes``."""
+    """Parse a context: the inverse of ``context_bytes``."""
     return context_from_proto(ProtoContext.FromString(content))
