@@ -1,4 +1,4 @@
-"""The process that answers a SuperNode's messages: ``python -m fl_privacy.cli.node_worker ADDRESS APP TOLD [POLICY]``."""
+"""The process that answers a SuperNode's messages: ``python -m fl_privacy.cli.node_worker ADDRESS APP ...``."""
 
 import importlib
 import os

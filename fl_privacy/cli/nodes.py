@@ -32,7 +32,7 @@ def supernode(
     raise typer.Exit(run_node(context.args, app=client_app, patience=patience, policy=policy))
 
 
-def deploy(
+def deploy(  # noqa: PLR0917
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write, or to check.")],
     nodes: Annotated[int, typer.Option("--nodes", help="How many SuperNodes.")] = 4,
     host: Annotated[
@@ -40,6 +40,9 @@ def deploy(
     ] = "localhost",
     port: Annotated[int, typer.Option("--port", help="Of the SuperLink.")] = 8000,
     check: Annotated[bool, typer.Option("--check", help="Try what is in OUT on this machine's loopback.")] = False,
+    policy: Annotated[
+        str, typer.Option("--policy", help="Begin each node's site.yaml as strict, research or dp, and run behind it.")
+    ] = "",
 ) -> None:
     """Write what real nodes need: keys, certificates, commands, systemd units, Docker files, Flower's config entry.
 
@@ -50,7 +53,7 @@ def deploy(
 
     if check:
         raise typer.Exit(check_deployment(out, say=print))
-    print(write_deployment(out, nodes=nodes, host=host, port=port))
+    print(write_deployment(out, nodes=nodes, host=host, port=port, policy=policy))
 
 
 def node_cost(

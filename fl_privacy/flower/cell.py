@@ -169,7 +169,7 @@ class Cell:
         names = (*GIVEN, *self.limits.environment)
         given = {name: os.environ[name] for name in names if name in os.environ}
         if paths := given.get("PYTHONPATH"):  # it works elsewhere
-            given["PYTHONPATH"] = os.pathsep.join(os.path.abspath(one) for one in paths.split(os.pathsep) if one)  # noqa: PTH100
+            given["PYTHONPATH"] = os.pathsep.join(str(Path(one).absolute()) for one in paths.split(os.pathsep) if one)
         return {**given, "HOME": str(work), "TMPDIR": str(work), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def _send(self, parts: Sequence[bytes], deadline: float) -> None:

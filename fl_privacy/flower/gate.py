@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ class Gate:
     An app in this process can reach all that this process can. ``fl-privacy supernode --policy`` therefore runs it in
     another one: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
-    ``refused`` has the last refusals, as reason (see ``fl_privacy.gate.rules.REASONS``) and detail.
+    ``refused`` has the last refusals, as reason (see ``fl_privacy.gate.rules.REASONS``) and detail; ``left_out`` what
+    replies had beside what left, where the policy drops it, and how often.
 
     Args:
         policy: its file, the name of one that comes along, or the policy itself.
@@ -59,6 +60,7 @@ class Gate:
         self.policy = policy if isinstance(policy, SitePolicy) else read_policy(policy)
         self.name = name
         self.refused: list[tuple[str, str]] = []
+        self.left_out: Counter[str] = Counter()
         self.ledger: Ledger | None = None
         if (budget := self.policy.budget) is not None:
             self.ledger = Ledger(budget.ledger, budget.anchor)
@@ -107,6 +109,7 @@ class Gate:
             self._enter(kind, "refused", 0.0, context)
             raise
         self._enter(kind, "sent", rho, context)
+        self._note_left_out(kind, replied, released)
         if kept and kind.partition(".")[0] == "train":
             _remember(self._models, context.run_id, kept)
         return flower_records(released)
@@ -145,6 +148,16 @@ class Gate:
             state=self._states.get(context.run_id, RecordDict()),
             run_config=config,
         )
+
+    def _note_left_out(self, kind: str, replied: Records, released: Records) -> None:
+        for told, left in ((replied.metrics, released.metrics), (replied.config, released.config)):
+            for name, record in told.items():
+                for key in record.keys() - left.get(name, {}).keys():
+                    what = printable(f"{kind}: {name:.80}/{key:.80}")
+                    if len(self.left_out) < MOST_REFUSED or what in self.left_out:
+                        if not self.left_out[what]:
+                            logger.warning("Left out of replies: %s", what)
+                        self.left_out[what] += 1
 
     def _guarded(self, received: Records, run: int) -> dict[str, Any]:
         """Return the model that came in, where it is looked at; refuse it where it looks crafted."""

@@ -233,13 +233,9 @@ def parse_policy(content: bytes, name: str, folder: Path) -> SitePolicy:
     Raises:
         UserError: it is no policy.
     """
-    import yaml  # noqa: PLC0415
+    from fl_privacy.gate.plain_yaml import loaded  # noqa: PLC0415
 
-    try:
-        told = yaml.safe_load(content)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{name} is expected to be YAML, but is not: {reason}.") from error
+    told = loaded(content, name)
     try:
         return _policy(told, folder, hashlib.sha256(content).hexdigest()[:16])
     except UserError as error:

@@ -160,7 +160,10 @@ def _app(limits: AppLimits) -> Iterator[str]:
 
 
 def _values(values: Values) -> str:
-    return "; ".join(f"{key} {rule.in_words()}" for key, rule in values.rules.items())
+    alike: dict[str, list[str]] = {}
+    for key, rule in values.rules.items():
+        alike.setdefault(rule.in_words(), []).append(key)
+    return "; ".join(f"{_listed(keys)} {words}" for words, keys in alike.items())
 
 
 def _listed(names: Iterable[str]) -> str:
