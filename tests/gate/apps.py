@@ -225,3 +225,16 @@ def misbehave(message: Message, context: Context) -> Message:
     arrays = next(iter(message.content.array_records.values()))
     metrics = MetricRecord({"num-examples": 64, "train_loss": float(counted["calls"])})  # type: ignore[arg-type]
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+honest = ClientApp()
+"""Adds one to its weights."""
+
+
+@honest.train()
+def add_one(message: Message, context: Context) -> Message:
+    (name, record), *_ = message.content.array_records.items()
+    held = {key: array.numpy() for key, array in record.items()}
+    held["w"] = held["w"] + np.float32(1)
+    arrays = ArrayRecord({key: Array.from_numpy_ndarray(value) for key, value in held.items()})
+    return Message(RecordDict({name: arrays, "metrics": MetricRecord({"num-examples": 64})}), reply_to=message)

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class TrialSettings:
 
 
 @dataclass
-class _Course:
+class Course:
     """What one run came to."""
 
     replies: int = 0
@@ -71,21 +71,10 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
     Raises:
         UserError: the app can't be loaded, or a setting is not its own.
     """
-    config = app.with_config(settings.run_config, settings.rounds)
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-privacy-trial-")))
-        (folder / "files").mkdir()
-        stack.enter_context(mirrored(settings.mirror))
-        stack.enter_context(in_one_process())
-        stack.enter_context(working_in(folder / "files"))
-        stack.enter_context(own_audits_left_out())
-        server, client = app.load()
-        plain = _run(server, client, config, settings)
-        gates = [Gate(_own_ledger(policy, folder / f"node-{node}"), name=app.name) for node in range(settings.nodes)]
-        gated = _run(server, _Gated(client, gates), config, settings)
-        gated.refused = Counter(one for gate in gates for one in gate.refused)
-        for gate in gates:
-            gated.left_out.update(gate.left_out)
+    with ready(app, settings) as (run, folder):
+        plain = run(None)
+        gates = gates_of(policy, folder, settings, app.name)
+        gated = run(gates)
         spent = [gate.policy.limits.spent(gate.ledger.account()) for gate in gates if gate.ledger is not None]
     lines = [
         _replies("Without the gate", plain),
@@ -96,6 +85,38 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
     if spent and policy.noising is not None:
         lines.append(f"Epsilon spent in this trial: {max(spent):.4g} at delta {policy.limits.delta:g}.")
     return lines
+
+
+def gates_of(policy: SitePolicy, folder: Path, settings: TrialSettings, name: str) -> list[Gate]:
+    """Make a gate for each node, with ledgers in ``folder``."""
+    return [Gate(_own_ledger(policy, folder / f"node-{node}"), name=name) for node in range(settings.nodes)]
+
+
+@contextlib.contextmanager
+def ready(app: App, settings: TrialSettings) -> Iterator[tuple[Callable[[list[Gate] | None], Course], Path]]:
+    """Load ``app`` and give a function that runs it, without or with gates of its nodes, and a temporary folder.
+
+    Raises:
+        UserError: the app can't be loaded, or a setting is not its own.
+    """
+    config = app.with_config(settings.run_config, settings.rounds)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-privacy-trial-")))
+        (folder / "files").mkdir()
+        stack.enter_context(mirrored(settings.mirror))
+        stack.enter_context(in_one_process())
+        stack.enter_context(working_in(folder / "files"))
+        stack.enter_context(own_audits_left_out())
+        server, client = app.load()
+
+        def run(gates: list[Gate] | None) -> Course:
+            course = _run(server, client if gates is None else _Gated(client, gates), config, settings)
+            for gate in gates or ():
+                course.refused.update(gate.refused)
+                course.left_out.update(gate.left_out)
+            return course
+
+        yield run, folder
 
 
 def _own_ledger(policy: SitePolicy, folder: Path) -> SitePolicy:
@@ -114,10 +135,10 @@ class _Gated:
         return gate(message, context, self._app)
 
 
-class _CountingGrid(LocalGrid):
+class CountingGrid(LocalGrid):
     """Nodes in this process; counts replies and errors."""
 
-    def __init__(self, clients: range, app: ClientAppCallable, course: _Course) -> None:
+    def __init__(self, clients: range, app: ClientAppCallable, course: Course) -> None:
         super().__init__(clients, app)  # type: ignore[arg-type]
         self._course = course
 
@@ -131,9 +152,9 @@ class _CountingGrid(LocalGrid):
         return reply
 
 
-def _run(server: ServerApp, app: ClientAppCallable, config: Config, settings: TrialSettings) -> _Course:
-    course = _Course()
-    grid = _CountingGrid(range(settings.nodes), app, course)
+def _run(server: ServerApp, app: ClientAppCallable, config: Config, settings: TrialSettings) -> Course:
+    course = Course()
+    grid = CountingGrid(range(settings.nodes), app, course)
     node_config = read_pairs("--node-config", settings.node_config)
     for partition, node in enumerate(grid.contexts.values()):
         node.run_config = dict(config)
@@ -148,7 +169,7 @@ def _run(server: ServerApp, app: ClientAppCallable, config: Config, settings: Tr
 
 
 @contextlib.contextmanager
-def _results(course: _Course) -> Iterator[None]:
+def _results(course: Course) -> Iterator[None]:
     """Keep the last figures that a strategy of Flower ends with."""
     original = Strategy.start
     noisy = [logging.getLogger(name) for name in ("flwr", "fl_privacy.flower.gate")]
@@ -175,7 +196,7 @@ def _results(course: _Course) -> Iterator[None]:
             one.setLevel(level)
 
 
-def _replies(what: str, course: _Course) -> str:
+def _replies(what: str, course: Course) -> str:
     said = f"{what} {course.replies} replies left"
     if course.errors:
         told = "; ".join(f"{n} times: {e}" for e, n in course.errors.most_common(3))
@@ -183,7 +204,7 @@ def _replies(what: str, course: _Course) -> str:
     return f"{said}.{f' The server ended with an error: {course.ended}.' if course.ended else ''}"
 
 
-def _refusals(gated: _Course) -> list[str]:
+def _refusals(gated: Course) -> list[str]:
     lines = [f"Left out of {n} replies: {what}" for what, n in gated.left_out.most_common(MOST_DETAILS)]
     if not gated.refused:
         return [*lines, "Nothing was refused."]
@@ -191,7 +212,7 @@ def _refusals(gated: _Course) -> list[str]:
     return lines + [f"Refused {times} times, since {REASONS[reason]}: {detail}" for (reason, detail), times in told]
 
 
-def _figures(plain: _Course, gated: _Course) -> list[str]:
+def _figures(plain: Course, gated: Course) -> list[str]:
     names = [name for name in plain.figures if name in gated.figures]
     lines = [f"{n}: {plain.figures[n]:.4g} without, {gated.figures[n]:.4g} with" for n in names[:MOST_FIGURES]]
     gone = [name for name in plain.figures if name not in gated.figures]

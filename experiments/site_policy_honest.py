@@ -1,0 +1,148 @@
+"""Honest apps of Flower's checkout, unedited, without and with a gate that protects nothing: are the bytes the same?
+
+    PYTHONPATH=. python experiments/site_policy_honest.py --flower CHECKOUT --mirror DIR [--out ROWS] [--only NAME ...]
+
+Each app runs three times with the same seed, in a process of its own: twice without, to see that it repeats itself, and
+once behind a gate whose policy names what the app sends, rounds nothing and protects nothing.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from flower_examples import SETTINGS, Setting
+from flwr.app import Message
+from row_file import RowFile, takes_rows
+
+HERE = Path(__file__).resolve().parent
+APPS = (
+    "quickstart-pytorch",
+    "quickstart-numpy",
+    "quickstart-sklearn",
+    "quickstart-jax",
+    "quickstart-tensorflow",
+    "federated-vae",
+    "custom-mods",
+    "quickstart-huggingface",
+    "quickstart-monai",
+    "quickstart-pytorch-lightning",
+    "fl-tabular",
+    "opacus",
+)
+LIMIT = 900.0
+
+
+def main() -> None:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--flower", type=Path, required=True, help="a checkout of Flower's repository")
+    parser.add_argument("--mirror", type=Path, required=True, help="data sets by hub name, see flower_examples.py")
+    parser.add_argument("--only", nargs="*", default=list(APPS))
+    parser.add_argument("--here", help=argparse.SUPPRESS)
+    takes_rows(parser)
+    asked = parser.parse_args()
+    if asked.here:
+        print("\n" + json.dumps(compared(asked.here, asked.flower, asked.mirror)))
+        return
+    kept = RowFile(asked.out)
+    for name in asked.only:
+        command = [
+            sys.executable,
+            __file__,
+            "--flower",
+            str(asked.flower),
+            "--mirror",
+            str(asked.mirror),
+            "--here",
+            name,
+        ]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(asked.mirror.absolute() / "hf")}
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+            row = json.loads(done.stdout.splitlines()[-1])
+        except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+            print(f"{name}: {type(error).__name__}", flush=True)
+            continue
+        print(name, row, flush=True)
+        if row["replies"]:
+            kept.add({"kind": "honest", "app": name}, row)
+
+
+def compared(name: str, flower: Path, mirror: Path) -> dict[str, Any]:
+    """Run an app three times and compare its replies."""
+    from fl_privacy.flower.inside.serialized import bytes_of  # noqa: PLC0415
+    from fl_privacy.flower.untouched import trial  # noqa: PLC0415
+    from fl_privacy.flower.untouched.app import read_app  # noqa: PLC0415
+    from fl_privacy.gate.policy import parse_policy  # noqa: PLC0415
+
+    setting = SETTINGS.get(name, Setting())
+    app = read_app(flower / "examples" / name / setting.folder)
+    runs: list[list[tuple[str, bytes]]] = []
+    seen: list[Message] = []
+    original = trial.CountingGrid._answer
+
+    def noted(self: Any, message: Message) -> Message:
+        kind, asked = str(message.metadata.message_type), message.content
+        reply = original(self, message)
+        runs[-1].append((kind, reply.error.reason.encode() if reply.has_error() else bytes_of(reply.content)))
+        seen.extend([Message(asked, 1, kind), *([] if reply.has_error() else [Message(reply.content, 1, kind)])])
+        return reply
+
+    trial.CountingGrid._answer = noted  # type: ignore[method-assign]
+    settings = trial.TrialSettings(
+        nodes=min(setting.nodes, 4),
+        rounds=1,
+        run_config=(setting.config.format(mirror=mirror),) if setting.config else (),
+        node_config=(setting.node_config.replace("{mirror}", str(mirror)),) if setting.node_config else (),
+        mirror=mirror.absolute(),
+    )
+    with trial.ready(app, settings) as (run, folder):
+        for _ in range(2):
+            runs.append([])
+            run(None)
+        policy = parse_policy(json.dumps(naming_all(seen)).encode(), name, Path(tempfile.gettempdir()))
+        runs.append([])
+        gated = run(trial.gates_of(policy, folder, settings, name))
+    first, second, behind = runs
+    pairs = list(zip(first, behind, strict=False))
+    floats = "weights and figures" if any(m.content.array_records for m in seen) else "figures alone"
+    return {
+        "replies": len(first),
+        "same": sum(a == b for a, b in pairs),
+        "repeatable": sum(a == b for a, b in zip(first, second, strict=False)),
+        "note": floats + (f"; refused: {gated.refused.most_common(1)[0][0][1]:.80}" if gated.refused else ""),
+    }
+
+
+def naming_all(messages: list[Message]) -> dict[str, Any]:
+    """Write a policy that names what ``messages`` hold, questions and answers in turns."""
+    arrays, config, sends = set[str](), dict[str, set[str]](), dict[str, dict[str, Any]]()
+    for message in messages:
+        kind = str(message.metadata.message_type).removesuffix(".default")
+        reply = sends.setdefault(kind, {})
+        arrays |= set(message.content.array_records)
+        if any(message.content.array_records.values()):
+            reply["arrays"] = {"like": "received", "dtype": ["float16", "float32", "float64"], "counters": "sent"}
+        for name, held in (("metrics", message.content.metric_records), ("config", message.content.config_records)):
+            part = reply.setdefault(name, {"records": [], "allow": {}})
+            for record, values in held.items():
+                part["records"] = sorted({*part["records"], record})
+                texts = {k: v for k, v in values.items() if isinstance(v, str)}
+                part["allow"] |= {k: {"one_of": [v]} if k in texts else {"exact": True} for k, v in values.items()}
+        for record, values in message.content.config_records.items():
+            config.setdefault(record, set()).update(values)
+    allowed = {key: {"exact": True} for keys in config.values() for key in keys}
+    for message in messages:
+        for values in message.content.config_records.values():
+            allowed |= {k: {"one_of": [v]} for k, v in values.items() if isinstance(v, str)}
+    received = {"arrays": sorted(arrays), "config": {"records": sorted(config) or ["config"], "allow": allowed}}
+    return {"version": 1, "receives": {"records": received, "run_config": "any", "guard": False}, "sends": sends}
+
+
+if __name__ == "__main__":
+    main()
