@@ -90,12 +90,30 @@ def _overhead(rows: Sequence[Row]) -> str:
 def _federation(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
-        ledger = ", ".join(f"{number} {what}" for what, number in sorted(row["ledger"].items()))
+        ledger = ", ".join(f"{number} {what}" for what, number in sorted(row.get("ledger", {}).items()))
         train = f"{row['train_replies']} replies, {row['train_failures']} failures"
         evaluate = f"{row['evaluate_replies']} replies, {row['evaluate_failures']} refused"
         accuracy = f"{row['accuracy'][0]:.2f} to {row['accuracy'][-1]:.2f}" if row["accuracy"] else ""
-        lines.append([row["app"], str(row["rounds"]), train, evaluate, accuracy, ledger, str(row["refused_in_log"])])
-    heads = ["app", "rounds", "training", "evaluation", "accuracy", "the site's ledger", "refusals in its log"]
+        lines.append(
+            [
+                str(row["sites_with_policy"]),
+                str(row["rounds"]),
+                train,
+                evaluate,
+                accuracy,
+                ledger,
+                str(row.get("refused_in_log", "")),
+            ]
+        )
+    heads = [
+        "sites with a policy",
+        "rounds",
+        "training",
+        "evaluation",
+        "accuracy",
+        "the site's ledger",
+        "refusals in its log",
+    ]
     return markdown(heads, lines)
 
 

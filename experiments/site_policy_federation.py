@@ -3,7 +3,7 @@
     python experiments/site_policy_federation.py --flower CHECKOUT --data DATA --work FOLDER [--out ROWS]
 
 One SuperLink and three SuperNodes on loopback with TLS and keys, five rounds. The app asks for CIFAR-10 by its hub name
-and finds 600 images in a cache of ``datasets``; nothing is downloaded.
+and finds 1,800 images in a cache of ``datasets``; nothing is downloaded.
 """
 
 import argparse
@@ -26,7 +26,8 @@ from fl_privacy.gate.ledger import Ledger
 from fl_privacy.gate.policy import read_policy
 
 NODES, ROUNDS = 3, 5
-IMAGES = {"train": 600, "test": 100}
+IMAGES = {"train": 1800, "test": 300}
+CONFIG = {"num-server-rounds": ROUNDS, "fraction-evaluate": 1.0, "learning-rate": 0.01, "local-epochs": 3}
 RUN_SECONDS = 1500.0
 POLICY = """
 version: 1
@@ -52,15 +53,18 @@ def main() -> None:
     parser.add_argument("--flower", type=Path, required=True, help="a checkout of Flower's repository")
     parser.add_argument("--data", type=Path, required=True, help="folder of data sets, NAME/SPLIT.parquet")
     parser.add_argument("--work", type=Path, required=True, help="folder for keys, logs and caches; it is emptied")
+    parser.add_argument("--without", action="store_true", help="no site has a policy")
     takes_rows(parser)
     asked = parser.parse_args()
     shutil.rmtree(asked.work, ignore_errors=True)
     asked.work.mkdir(parents=True)
-    row = measured(asked.flower.absolute() / "examples" / "quickstart-pytorch", asked.data, asked.work.absolute())
-    print(json.dumps(RowFile(asked.out).add({"kind": "federation", "app": "quickstart-pytorch"}, row), indent=1))
+    app, work = asked.flower.absolute() / "examples" / "quickstart-pytorch", asked.work.absolute()
+    row = measured(app, asked.data, work, with_policy=not asked.without)
+    key = {"kind": "federation", "app": "quickstart-pytorch", "sites_with_policy": int(not asked.without)}
+    print(json.dumps(RowFile(asked.out).add(key, row), indent=1))
 
 
-def measured(app: Path, data: Path, work: Path) -> dict[str, Any]:
+def measured(app: Path, data: Path, work: Path, *, with_policy: bool) -> dict[str, Any]:
     """Run the federation and return what it came to."""
     caches = [cached_images(data, work / f"cache-{number}") for number in range(NODES + 1)]
     deployment = Deployment.read(write_deployment(work / "keys", nodes=NODES, host="localhost", port=8000).parent)
@@ -77,18 +81,23 @@ def measured(app: Path, data: Path, work: Path) -> dict[str, Any]:
         for number in range(NODES):
             federation.register(deployment.node(number) / "node.pub")
             extra = ("--app", "pytorchexample.client_app:app")
-            extra += ("--policy", str(site / "site.yaml")) if number == 0 else ()
+            extra += ("--policy", str(site / "site.yaml")) if number == 0 and with_policy else ()
             federation.environment = {**common, "HF_HOME": str(caches[number])}
             config = {"partition-id": number, "num-partitions": NODES}
             federation.start_node(f"node-{number}", config, key=deployment.node(number) / "node.key", extra=extra)
             federation.wait_for_node(f"node-{number}")
         federation.environment = {**common, "HF_HOME": str(caches[NODES])}
         started = time.perf_counter()
-        federation.run("run", app, {"num-server-rounds": ROUNDS, "fraction-evaluate": 1.0})
+        federation.run("run", app, CONFIG)
         status = federation.wait("run", RUN_SECONDS)
         seconds = time.perf_counter() - started
         said, node = federation.said("run"), federation.said("node-0")
-    return {"status": status, "seconds": seconds, **of_the_run(said), **of_the_site(site, node)}
+    return {
+        "status": status,
+        "seconds": seconds,
+        **of_the_run(said),
+        **(of_the_site(site, node) if with_policy else {}),
+    }
 
 
 def of_the_run(said: str) -> dict[str, Any]:
