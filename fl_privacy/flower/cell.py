@@ -10,14 +10,17 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from flwr.app import Context, Message
 
 from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import printable
 from fl_privacy.flower.inside.serialized import context_bytes, context_of, message_bytes, message_of
 from fl_privacy.gate.isolation import Held, Wishes
 from fl_privacy.gate.policy import AppLimits
@@ -26,6 +29,9 @@ from fl_privacy.gate.rules import RefusedError
 logger = logging.getLogger(__name__)
 
 LOAD_SECONDS = 600.0
+LONGEST_LINE = 1000
+"""Bytes of a line that an app prints; a longer one goes on in another."""
+
 LARGEST_WORD = 1 << 16
 """Bytes of what a cell says of itself."""
 
@@ -68,12 +74,14 @@ class Cell:
             [sys.executable, "-m", "fl_privacy.cli.gated_app"],
             stdin=theirs_in,
             stdout=theirs_out,
+            stderr=subprocess.PIPE,
             cwd=work,
             env=self._environment(work),
             start_new_session=True,
         )
         os.close(theirs_in)
         os.close(theirs_out)
+        threading.Thread(target=_relay, args=(self._process.stderr,), daemon=True).start()
         self._pipes = ours_in, ours_out
         os.set_blocking(ours_in, False)
         os.set_blocking(ours_out, False)
@@ -214,6 +222,13 @@ class Cell:
         left = deadline - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
             raise RefusedError("time", f"the app did not answer within {self.limits.seconds:g} s")
+
+
+def _relay(said: IO[bytes]) -> None:
+    """Print what the app says on this process's standard error, without what would move a terminal's cursor."""
+    with said, suppress(OSError, ValueError):
+        while line := said.readline(LONGEST_LINE):
+            print(f"app: {printable(line.decode(errors='replace').rstrip())}", file=sys.stderr, flush=True)
 
 
 def packed(parts: Sequence[bytes]) -> bytes:

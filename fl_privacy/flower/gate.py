@@ -100,13 +100,13 @@ class Gate:
         kept = self._guarded(received, context.run_id)
         rho = self.policy.rho(kind)
         self._expect_room(kind, rho)
-        replied = self._asked(message, context, received, call_next, kind)
+        replied = self._asked(message, context, received, call_next)
         try:
             released = release(self.policy, kind, received, replied)
             if self._defend is not None and released.arrays:
                 released = self._defend(received, released)
         except Exception:  # whatever it is, the app has been asked
-            self._enter(kind, "refused", 0.0, context)
+            self._enter(kind, "refused", rho or 0.0, context)
             raise
         self._enter(kind, "sent", rho, context)
         self._note_left_out(kind, replied, released)
@@ -114,10 +114,10 @@ class Gate:
             _remember(self._models, context.run_id, kept)
         return flower_records(released)
 
-    def _asked(
-        self, message: Message, context: Context, received: Records, call_next: ClientAppCallable, kind: str
-    ) -> Records:
-        """Return the app's reply, of which nothing is believed yet."""
+    def _asked(self, message: Message, context: Context, received: Records, call_next: ClientAppCallable) -> Records:
+        """Return the app's reply, of which nothing is believed yet; that it fails is a choice of the app's, too."""
+        kind = str(message.metadata.message_type).removesuffix(".default")
+        rho = self.policy.rho(kind) or 0.0
         given = self._context(context)
         try:
             reply = call_next(message_with(message, flower_records(received)), given)
@@ -125,12 +125,12 @@ class Gate:
             failed = "" if reply.has_content() else f"it replied an error: {reply.error.reason}"
             replied = plain_records(reply.content) if reply.has_content() else Records()
         except RefusedError:
-            self._enter(kind, "failed", 0.0, context)
+            self._enter(kind, "failed", rho, context)
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  (of foreign code anything can come)
             failed = f"{type(error).__name__}: {error}"
         if failed:
-            self._enter(kind, "failed", 0.0, context)
+            self._enter(kind, "failed", rho, context)
             raise RefusedError("app", failed)
         return replied
 

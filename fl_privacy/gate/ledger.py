@@ -40,6 +40,7 @@ class Entry:
         kind: of message: ``train``, ``evaluate``, ``query``; ``mended`` in place of a torn line.
         outcome: ``sent``, or why nothing of the app left: ``refused``, ``failed``.
         rho: of zCDP, of a change that is there or not; 0 of what carries no weights; ``None`` where no noise bounds it.
+            With noise, a reply that was refused spends as one that was sent: an app may fail to say something.
         run: of Flower.
         app: that answered.
         policy: beginning of the SHA-256 of the policy's file.

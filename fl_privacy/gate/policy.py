@@ -270,6 +270,11 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
             "protect.noise and rounds_per_day are expected with a budget, whose ledger counts, but there is none."
         )
     _expect_apart(policy)
+    if policy.protect and any(reply.arrays and reply.arrays.counters == "sent" for reply in policy.sends.values()):
+        raise UserError(
+            "counters is expected to be received with protect, but whole numbers that leave as the app sent them are"
+            " protected by nothing."
+        )
     if policy.budget and policy.budget.epsilon is not None and policy.noising is None:
         raise UserError("budget.epsilon is expected with protect.noise, but nothing makes noise; leave epsilon out.")
     return policy

@@ -3,6 +3,7 @@
 import os
 import socket
 import struct
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -238,3 +239,14 @@ def add_one(message: Message, context: Context) -> Message:
     held["w"] = held["w"] + np.float32(1)
     arrays = ArrayRecord({key: Array.from_numpy_ndarray(value) for key, value in held.items()})
     return Message(RecordDict({name: arrays, "metrics": MetricRecord({"num-examples": 64})}), reply_to=message)
+
+
+printing = ClientApp()
+"""Prints, with a terminal's commands, and replies what came."""
+
+
+@printing.train()
+def print_and_echo(message: Message, context: Context) -> Message:
+    print("on standard output\x1b[2J", flush=True)
+    print("on standard error\x1b]0;title\x07", file=sys.stderr, flush=True)
+    return Message(RecordDict({"arrays": message.content.array_records["arrays"]}), reply_to=message)

@@ -117,6 +117,7 @@ def test_an_exponent_is_a_number(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (("version: 1", "version: 2"), "version"),
+        (("finite: true,", "finite: true, counters: sent,"), "counters is expected to be received"),
         (("rounds_per_day: 50", "rounds_per_day: 50\nrounds_per_day: 5000"), "stands twice"),
         (("query: refuse", "query: refuse\n  train: {arrays: {like: received}}"), "stands twice"),
         (("lr, epochs", "&a lr, *a"), "aliases are not read"),

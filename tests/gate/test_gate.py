@@ -400,3 +400,49 @@ def test_a_defense_that_can_not_act_is_a_line(site: Path, protect: str, said: st
 
     with pytest.raises(UserError, match=said):
         Gate(policy(site, POLICY + f"protect: {protect}\n"))
+
+
+def test_an_app_that_fails_to_say_something_spends_the_budget(tmp_path: Path) -> None:
+    def app(message: Message, context: Context) -> Message:
+        raise ValueError("one bit")
+
+    gate = Gate(policy(tmp_path, BUDGET))
+    reasons = [gate.around(app)(question(), context(tmp_path)).error.reason for _ in range(4)]
+    assert [reason.rpartition(": ")[2] for reason in reasons] == ["the app failed."] * 2 + ["the budget is used up."] * 2
+
+
+def test_whatever_fails_in_the_gate_says_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> None:
+        raise KeyError("a name of the app's")
+
+    gate = Gate(policy(tmp_path, BUDGET))
+    monkeypatch.setattr("fl_privacy.flower.gate.release", broken)
+    reply = gate(question(), context(tmp_path), lambda m, c: Message(m.content, reply_to=m))
+    assert reply.error.reason == "The site's policy lets no reply leave: the gate failed."
+    assert [entry.outcome for entry in gate.ledger.entries()] == ["refused"]  # type: ignore[union-attr]
+
+
+def test_a_reply_says_no_finer_time_than_when_it_leaves(site: Path) -> None:
+    gate = Gate(policy(site, POLICY.replace("sends:", "sends:\n  every_seconds: 0.5")))
+    message = question()
+    for app in (lambda m, c: Message(m.content, reply_to=m), lambda m, c: 1 / 0):
+        started = time.time()
+        assert gate(message, context(site), app).metadata.created_at - started >= 0.5
+
+
+def test_what_an_app_prints_moves_no_cursor(site: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    other = Cell("tests.gate.apps:printing", limits(site))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+        other.start()
+    try:
+        assert Gate(policy(site))(question(), context(site), other).has_content()
+        deadline = time.monotonic() + 10
+        said = ""
+        while "app: on standard error" not in said and time.monotonic() < deadline:
+            said += capfd.readouterr().err
+            time.sleep(0.1)
+        assert "app: on standard output" in said
+        assert "\x1b" not in said
+    finally:
+        other.close()
