@@ -217,7 +217,7 @@ def full(asked: argparse.Namespace) -> Found:
     rng, text = random.Random(1), OPEN
     for number in range(FULL):
         with site(text) as folder:
-            replies, room = folder / "replies", 8192 + rng.randrange(1, 4096)
+            replies, room = folder / "replies", 4096 * rng.randrange(3, 14)
             process = _gate(folder, replies, str(room))
             process.wait(120)
             said = replies.read_text().splitlines()

@@ -83,14 +83,14 @@ def compared(name: str, flower: Path, mirror: Path) -> dict[str, Any]:
     setting = SETTINGS.get(name, Setting())
     app = read_app(flower / "examples" / name / setting.folder)
     runs: list[list[tuple[str, bytes]]] = []
-    seen: list[Message] = []
+    seen: list[tuple[Message, Message | None]] = []
     original = trial.CountingGrid._answer
 
     def noted(self: Any, message: Message) -> Message:
         kind, asked = str(message.metadata.message_type), message.content
         reply = original(self, message)
         runs[-1].append((kind, reply.error.reason.encode() if reply.has_error() else bytes_of(reply.content)))
-        seen.extend([Message(asked, 1, kind), *([] if reply.has_error() else [Message(reply.content, 1, kind)])])
+        seen.append((Message(asked, 1, kind), None if reply.has_error() else Message(reply.content, 1, kind)))
         return reply
 
     trial.CountingGrid._answer = noted  # type: ignore[method-assign]
@@ -110,7 +110,11 @@ def compared(name: str, flower: Path, mirror: Path) -> dict[str, Any]:
         gated = run(trial.gates_of(policy, folder, settings, name))
     first, second, behind = runs
     pairs = list(zip(first, behind, strict=False))
-    floats = "weights and figures" if any(m.content.array_records for m in seen) else "figures alone"
+    floats = (
+        "weights and figures"
+        if any(reply and any(reply.content.array_records.values()) for _, reply in seen)
+        else "figures alone"
+    )
     return {
         "replies": len(first),
         "same": sum(a == b for a, b in pairs),
@@ -119,29 +123,51 @@ def compared(name: str, flower: Path, mirror: Path) -> dict[str, Any]:
     }
 
 
-def naming_all(messages: list[Message]) -> dict[str, Any]:
-    """Write a policy that names what ``messages`` hold, questions and answers in turns."""
-    arrays, config, sends = set[str](), dict[str, set[str]](), dict[str, dict[str, Any]]()
-    for message in messages:
-        kind = str(message.metadata.message_type).removesuffix(".default")
-        reply = sends.setdefault(kind, {})
-        arrays |= set(message.content.array_records)
-        if any(message.content.array_records.values()):
-            reply["arrays"] = {"like": "received", "dtype": ["float16", "float32", "float64"], "counters": "sent"}
-        for name, held in (("metrics", message.content.metric_records), ("config", message.content.config_records)):
-            part = reply.setdefault(name, {"records": [], "allow": {}})
-            for record, values in held.items():
-                part["records"] = sorted({*part["records"], record})
-                texts = {k: v for k, v in values.items() if isinstance(v, str)}
-                part["allow"] |= {k: {"one_of": [v]} if k in texts else {"exact": True} for k, v in values.items()}
-        for record, values in message.content.config_records.items():
-            config.setdefault(record, set()).update(values)
-    allowed = {key: {"exact": True} for keys in config.values() for key in keys}
-    for message in messages:
-        for values in message.content.config_records.values():
-            allowed |= {k: {"one_of": [v]} for k, v in values.items() if isinstance(v, str)}
-    received = {"arrays": sorted(arrays), "config": {"records": sorted(config) or ["config"], "allow": allowed}}
-    return {"version": 1, "receives": {"records": received, "run_config": "any", "guard": False}, "sends": sends}
+def naming_all(messages: list[tuple[Message, Message | None]]) -> dict[str, Any]:
+    """Write a policy that names what questions and answers hold, and rounds nothing."""
+    arrays, received, sends = set[str](), Part(), dict[str, dict[str, Any]]()
+    for question, reply in messages:
+        arrays |= set(question.content.array_records)
+        received.name(question.content.config_records)
+        if reply is None:
+            continue
+        kind = str(question.metadata.message_type).removesuffix(".default")
+        told = sends.setdefault(kind, {"metrics": Part(), "config": Part()})
+        told["metrics"].name(reply.content.metric_records)
+        told["config"].name(reply.content.config_records)
+        if any(reply.content.array_records.values()):
+            told["arrays"] = {"like": "received", "dtype": ["float16", "float32", "float64"], "counters": "sent"}
+            if set(reply.content.array_records) != set(question.content.array_records):
+                told["arrays"]["record"] = next(iter(reply.content.array_records))
+    plain = {
+        kind: {name: part.plain if isinstance(part, Part) else part for name, part in told.items()}
+        for kind, told in sends.items()
+    }
+    records = {"arrays": sorted(arrays), "config": received.plain}
+    return {"version": 1, "receives": {"records": records, "run_config": "any", "guard": False}, "sends": plain}
+
+
+class Part:
+    """Rules of metrics or settings, by what was seen of them."""
+
+    def __init__(self) -> None:
+        self.records, self.allow = dict[str, None](), dict[str, dict[str, Any]]()
+
+    def name(self, records: Any) -> None:
+        """Name all that ``records`` hold: numbers as they are, texts as those that were seen."""
+        for record, values in records.items():
+            self.records[record] = None
+            for key, value in values.items():
+                if isinstance(value, str):
+                    listed = self.allow.setdefault(key, {"one_of": []})["one_of"]
+                    listed.extend([value] if value not in listed else [])
+                else:
+                    self.allow[key] = {"exact": True}
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Return them as in a policy's file."""
+        return {"records": list(self.records) or ["none"], "allow": self.allow}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """An app in a process of its own, which has no network, no key, no ledger, and answers to the gate alone."""
 
+import fcntl
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ from flwr.app import Context, Message
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import printable
-from fl_privacy.flower.inside.serialized import context_bytes, context_of, message_bytes, message_of
+from fl_privacy.flower.inside.serialized import context_bytes, context_of, message_from_parts, message_parts
 from fl_privacy.gate.isolation import Held, Wishes
 from fl_privacy.gate.policy import AppLimits
 from fl_privacy.gate.rules import RefusedError
@@ -29,6 +30,12 @@ from fl_privacy.gate.rules import RefusedError
 logger = logging.getLogger(__name__)
 
 LOAD_SECONDS = 600.0
+PIECE = 1 << 20
+"""Bytes that are written or read at once."""
+
+MOST_PARTS = 100_000
+"""Arrays of a message, and what is beside them."""
+
 LONGEST_LINE = 1000
 """Bytes of a line that an app prints; a longer one goes on in another."""
 
@@ -83,6 +90,7 @@ class Cell:
         os.close(theirs_out)
         threading.Thread(target=_relay, args=(self._process.stderr,), daemon=True).start()
         self._pipes = ours_in, ours_out
+        _enlarge(ours_in, ours_out)
         os.set_blocking(ours_in, False)
         os.set_blocking(ours_out, False)
         wishes = Wishes(
@@ -103,7 +111,7 @@ class Cell:
     def _loaded(self, wishes: Wishes) -> Held:
         deadline = time.monotonic() + LOAD_SECONDS
         self._send([json.dumps({"app": self.app, "wishes": wishes.as_plain()}).encode()], deadline)
-        (told,) = self._receive(1, LARGEST_WORD, deadline)  # before the app's code runs
+        (told,) = self._receive(LARGEST_WORD, deadline)  # before the app's code runs
         held = Held(**json.loads(told))
         logger.warning("%s", held.in_words())
         if self.limits.required and not held.is_enough:
@@ -111,7 +119,7 @@ class Cell:
                 f"app.isolation is expected to be had, but is not: {held.in_words()} Say isolation: where_possible to"
                 " run the app all the same."
             )
-        (reason,) = self._receive(1, LARGEST_WORD, deadline)
+        (reason,) = self._receive(LARGEST_WORD, deadline)
         if reason:
             raise UserError(reason.decode(errors="replace"))
         self.held = held
@@ -127,13 +135,13 @@ class Cell:
             RefusedError: it failed, took too long, or said what is no reply.
         """
         self._expect_running()
-        asked = [message_bytes(message), context_bytes(context)]
+        asked = [context_bytes(context), *message_parts(message)]
         deadline = time.monotonic() + self.limits.seconds
         try:
             self._send(asked, deadline)
             most = 2 * sum(map(len, asked)) + MORE
-            reply, state, failed = self._receive(3, most, deadline)
-            answer = None if failed else message_of(reply)
+            failed, state, *reply = self._receive(most, deadline)
+            answer = None if failed else message_from_parts(reply)
             kept = context_of(state).state
         except RefusedError:
             self.close()
@@ -181,33 +189,42 @@ class Cell:
         return {**given, "HOME": str(work), "TMPDIR": str(work), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def _send(self, parts: Sequence[bytes], deadline: float) -> None:
-        content = memoryview(packed(parts))
-        while content:
+        for part in framed(parts):
+            content = memoryview(part)
+            while content:
+                content = content[self._written(content[:PIECE], deadline) :]
+
+    def _written(self, content: memoryview, deadline: float) -> int:
+        while True:
             self._wait(self._pipes[1], select.POLLOUT, deadline)
             try:
-                content = content[os.write(self._pipes[1], content[: 1 << 20]) :]
+                return os.write(self._pipes[1], content)
             except BlockingIOError:
                 continue
             except OSError as error:
                 raise RefusedError("app", f"its process has ended{self._status()}") from error
 
-    def _receive(self, number: int, most: int, deadline: float) -> list[bytes]:
+    def _receive(self, most: int, deadline: float) -> list[bytes]:
+        (number,) = struct.unpack(">Q", self._bytes(8, deadline))
+        if not 0 < number <= MOST_PARTS:
+            raise RefusedError("size", f"the app replied {number} parts, and at most {MOST_PARTS} are read")
         sizes = struct.unpack(f">{number}Q", self._bytes(8 * number, deadline))
         if sum(sizes) > most:
             raise RefusedError("size", f"the app replied {sum(sizes)} bytes, and at most {most} are read")
         return [self._bytes(size, deadline) for size in sizes]
 
     def _bytes(self, size: int, deadline: float) -> bytes:
-        found = bytearray()
-        while len(found) < size:
+        found = bytearray(size)
+        rest = memoryview(found)
+        while rest:
             self._wait(self._pipes[0], select.POLLIN, deadline)
             try:
-                piece = os.read(self._pipes[0], min(1 << 20, size - len(found)))
+                length = os.readv(self._pipes[0], [rest[:PIECE]])
             except BlockingIOError:
                 continue
-            if not piece:
+            if not length:
                 raise RefusedError("app", f"its process has ended{self._status()}")
-            found += piece
+            rest = rest[length:]
         return bytes(found)
 
     def _status(self) -> str:
@@ -231,6 +248,13 @@ def _relay(said: IO[bytes]) -> None:
             print(f"app: {printable(line.decode(errors='replace').rstrip())}", file=sys.stderr, flush=True)
 
 
-def packed(parts: Sequence[bytes]) -> bytes:
-    """Return lengths and content, as both ends of the pipe have it."""
-    return b"".join([struct.pack(f">{len(parts)}Q", *map(len, parts)), *parts])
+def framed(parts: Sequence[bytes]) -> list[bytes]:
+    """Return number, lengths and content, as both ends of the pipe have it."""
+    return [struct.pack(f">{1 + len(parts)}Q", len(parts), *map(len, parts)), *parts]
+
+
+def _enlarge(*pipes: int) -> None:
+    """Let pipes hold as much as the system allows a user, so that weights take fewer turns."""
+    for pipe in pipes if hasattr(fcntl, "F_SETPIPE_SZ") else ():
+        with suppress(OSError):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIECE)

