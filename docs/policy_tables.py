@@ -42,7 +42,10 @@ def _honest(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         same = f"{row['same']} of {row['replies']}"
-        lines.append([row["app"], same, f"{row['repeatable']} of {row['replies']}", row["note"]])
+        note = row["note"]
+        if row["other_memory_order"]:
+            note += f"; {row['other_memory_order']} with arrays in the memory order of the message"
+        lines.append([row["app"], same, f"{row['repeatable']} of {row['replies']}", note])
     return markdown(
         ["app of Flower, unedited", "replies equal behind the gate", "equal in two runs without", ""], lines
     )

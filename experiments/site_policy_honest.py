@@ -15,8 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flower_examples import SETTINGS, Setting
-from flwr.app import Message
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from row_file import RowFile, takes_rows
 
 HERE = Path(__file__).resolve().parent
@@ -82,14 +83,15 @@ def compared(name: str, flower: Path, mirror: Path) -> dict[str, Any]:
 
     setting = SETTINGS.get(name, Setting())
     app = read_app(flower / "examples" / name / setting.folder)
-    runs: list[list[tuple[str, bytes]]] = []
+    runs: list[list[tuple[str, bytes, bytes]]] = []
     seen: list[tuple[Message, Message | None]] = []
     original = trial.CountingGrid._answer
 
     def noted(self: Any, message: Message) -> Message:
         kind, asked = str(message.metadata.message_type), message.content
         reply = original(self, message)
-        runs[-1].append((kind, reply.error.reason.encode() if reply.has_error() else bytes_of(reply.content)))
+        failed = reply.has_error()
+        runs[-1].append((kind, b"" if failed else bytes_of(reply.content), b"" if failed else values_of(reply)))
         seen.append((Message(asked, 1, kind), None if reply.has_error() else Message(reply.content, 1, kind)))
         return reply
 
@@ -108,8 +110,10 @@ def compared(name: str, flower: Path, mirror: Path) -> dict[str, Any]:
         policy = parse_policy(json.dumps(naming_all(seen)).encode(), name, Path(tempfile.gettempdir()))
         runs.append([])
         gated = run(trial.gates_of(policy, folder, settings, name))
-    first, second, behind = runs
+    first, second, behind = ([each for each in run if each[1]] for run in runs)
     pairs = list(zip(first, behind, strict=False))
+    same = sum(a[2] == b[2] for a, b in pairs)
+    ordered = same - sum(a[1] == b[1] for a, b in pairs)
     floats = (
         "weights and figures"
         if any(reply and any(reply.content.array_records.values()) for _, reply in seen)
@@ -117,10 +121,25 @@ def compared(name: str, flower: Path, mirror: Path) -> dict[str, Any]:
     )
     return {
         "replies": len(first),
-        "same": sum(a == b for a, b in pairs),
+        "errors_of_its_own": sum(not each[1] for each in runs[0]),
+        "same": same,
+        "other_memory_order": ordered,
         "repeatable": sum(a == b for a, b in zip(first, second, strict=False)),
         "note": floats + (f"; refused: {gated.refused.most_common(1)[0][0][1]:.80}" if gated.refused else ""),
     }
+
+
+def values_of(reply: Message) -> bytes:
+    """Return what ``bytes_of`` does, but for the order in memory of arrays, which is the message's behind a gate."""
+    from fl_privacy.flower.inside.serialized import bytes_of  # noqa: PLC0415
+
+    content = RecordDict()
+    for name, record in reply.content.items():
+        if isinstance(record, ArrayRecord):
+            ordered = {k: np.ascontiguousarray(a.numpy()).reshape(a.shape) for k, a in record.items()}
+            record = ArrayRecord({k: Array.from_numpy_ndarray(a) for k, a in ordered.items()})  # noqa: PLW2901
+        content[name] = record
+    return bytes_of(content)
 
 
 def naming_all(messages: list[tuple[Message, Message | None]]) -> dict[str, Any]:
@@ -162,7 +181,8 @@ class Part:
                     listed = self.allow.setdefault(key, {"one_of": []})["one_of"]
                     listed.extend([value] if value not in listed else [])
                 else:
-                    self.allow[key] = {"exact": True}
+                    length = {"length": len(value)} if isinstance(value, list) else {}
+                    self.allow[key] = {"exact": True, **length}
 
     @property
     def plain(self) -> dict[str, Any]:

@@ -86,13 +86,17 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
         reason = f"The SuperLink failed, and this node gets no more messages ({ended.lost})"
     if (ended.not_admitted or ended.lost) and left > 0:
         logger.warning("%s: trying again", reason)
-        again = [sys.executable, "-m", "fl_privacy", "supernode", "--app", app, "--patience", f"{left:.1f}"]
-        again += ["--policy", policy] if policy else []
-        # at once: Flower ends this program soon, with its threads and handlers
-        os.execve(sys.executable, [*again, *arguments], {**os.environ, PAUSE_VARIABLE: str(AGAIN_SECONDS)})
+        _start_again(arguments, app, policy, left)
     if ended.lost:
         raise UserError(f"{reason}; look at the SuperLink's log and start the node again.")
     return ended.status
+
+
+def _start_again(arguments: Sequence[str], app: str, policy: str, left: float) -> None:
+    """Become the same command, at once: Flower ends this program soon, with its threads and handlers."""
+    again = [sys.executable, "-m", "fl_privacy", "supernode", "--app", app, "--patience", f"{left:.1f}"]
+    again += ["--policy", policy] if policy else []
+    os.execve(sys.executable, [*again, *arguments], {**os.environ, PAUSE_VARIABLE: str(AGAIN_SECONDS)})
 
 
 def _expect_policy(policy: str, arguments: Sequence[str]) -> None:

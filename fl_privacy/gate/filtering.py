@@ -177,7 +177,7 @@ def _kept(
 
 
 def _passed(where: str, rule: Rule, value: Any) -> Any:
-    return value if isinstance(value, bool) and rule.exact else rule.apply(where, value)
+    return value if isinstance(value, bool) and rule.exact and rule.length is None else rule.apply(where, value)
 
 
 def _expect_finite(where: str, values: npt.NDArray[Any]) -> None:
