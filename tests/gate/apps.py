@@ -39,7 +39,7 @@ CASES = (
 
 
 def secret(context: Context) -> bytes:
-    """An example of the site's."""
+    """Read an example of the site's."""
     return Path(str(context.node_config["data"])).read_bytes()
 
 
@@ -70,7 +70,7 @@ def _write_everywhere(secret: bytes, context: Context) -> None:
 
 
 def reachable(context: Context) -> list[str]:
-    """What of the site's own files and processes can be read or written, and where can be called."""
+    """List what of the site's own files and processes can be read or written, and where can be called."""
     found = []
     for name in ("key", "ledger", "anchor", "policy"):
         path = Path(str(context.node_config[name]))

@@ -49,7 +49,7 @@ def identified() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A site's folder: key, ledger, policy; the example in a folder of its own."""
+    """Make a site's folder: key, ledger, policy; the example in a folder of its own."""
     folder = tmp_path_factory.mktemp("site")
     for name in ("site", "away", "data"):
         (folder / name).mkdir(mode=0o700)
@@ -60,7 +60,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def listener() -> Iterator[socket.socket]:
-    """An address of this machine, as a SuperLink or a SuperNode's Runtime API has."""
+    """Listen at an address of this machine, as a SuperLink or a SuperNode's Runtime API does."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
