@@ -35,7 +35,7 @@ def defend_records(name: str, options: Mapping[str, Any]) -> Callable[[Records, 
             privacy, for which a policy has ``protect.noise``.
     """
     overrides = [f"defense={name}", *(f"defense.{key}={json.dumps(value)}" for key, value in options.items())]
-    defense = build_defense(compose_file("config", overrides).defense)
+    defense = build_defense(compose_file("config", overrides)["defense"])
     if not defense.upload:
         raise UserError(f"protect.defense is expected to act on an upload, but {name} does not; try pruning.")
     try:
