@@ -43,6 +43,8 @@ def _honest(rows: Sequence[Row]) -> str:
     for row in rows:
         same = f"{row['same']} of {row['replies']}"
         note = row["note"]
+        if row["errors_of_its_own"]:  # the policy then does not name what it never saw
+            note = f"{note.partition(';')[0]}; {row['errors_of_its_own']} errors of its own, without the gate too"
         if row["other_memory_order"]:
             note += f"; {row['other_memory_order']} with arrays in the memory order of the message"
         lines.append([row["app"], same, f"{row['repeatable']} of {row['replies']}", note])
