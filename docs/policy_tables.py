@@ -98,7 +98,6 @@ def _federation(rows: Sequence[Row]) -> str:
         ledger = ", ".join(f"{number} {what}" for what, number in sorted(row.get("ledger", {}).items()))
         train = f"{row['train_replies']} replies, {row['train_failures']} failures"
         evaluate = f"{row['evaluate_replies']} replies, {row['evaluate_failures']} refused"
-        accuracy = f"{row['accuracy'][0]:.2f} to {row['accuracy'][-1]:.2f}" if row["accuracy"] else ""
         lines.append(
             [
                 str(row["sites_with_policy"]),
