@@ -102,9 +102,9 @@ def _federation(rows: Sequence[Row]) -> str:
             [
                 str(row["sites_with_policy"]),
                 str(row["rounds"]),
+                f"{row['seconds'] / row['rounds']:.0f}",
                 train,
                 evaluate,
-                accuracy,
                 ledger,
                 str(row.get("refused_in_log", "")),
             ]
@@ -112,9 +112,9 @@ def _federation(rows: Sequence[Row]) -> str:
     heads = [
         "sites with a policy",
         "rounds",
+        "seconds a round",
         "training",
         "evaluation",
-        "accuracy",
         "the site's ledger",
         "refusals in its log",
     ]
