@@ -141,6 +141,8 @@ def test_an_app_is_read_without_being_run(tmp_path: Path) -> None:
         ("tool = 'x'\nproject = 1", (), "serverapp and clientapp"),
         ("[tool.flwr]\napp = []\nfederations = 'none'", (), "serverapp and clientapp"),
         ("#" * (1 << 21), (), "at most 1024 KiB"),
+        ("a = " + "9" * 5000, (), "TOML"),
+        (PROJECT.format(name="a") + "a." * 3000 + "b = 1", (), "goes deeper"),
         (PROJECT.format(name="a"), ("nothing=1",), "nothing"),
         (PROJECT.format(name="a"), ("lr='fast'",), "like 0.1"),
     ],
