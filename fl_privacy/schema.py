@@ -315,8 +315,8 @@ def number_column(name: str, values: Tensor) -> Column:
 
 
 def _column(given: Mapping[str, Any]) -> Column:
-    kinds = {"name": str, "categories": list[str], "shift": list[float | int], "scale": list[float | int]}
-    kinds |= dict.fromkeys(("low", "high", "std"), float | int) | {"decimals": int}
+    kinds: dict[str, Any] = {"name": str, "categories": list[str], "decimals": int}
+    kinds |= dict.fromkeys(("shift", "scale"), list[float | int]) | dict.fromkeys(("low", "high", "std"), float | int)
     if any(key in given and not fits(given[key], kind) for key, kind in kinds.items()):
         raise TypeError("a value of another type")
     parts = {**given, **{key: tuple(given.get(key, ())) for key in ("categories", "shift", "scale")}}

@@ -330,6 +330,11 @@ def environment_folder(name: str) -> Path | None:
 
 
 def read_parquet(file: Path) -> Any:
+    """Read a table of PyArrow's from a file, which unpacks to at most ``MOST_UNPACKED`` times its size and a gigabyte.
+
+    Raises:
+        UserError: it is damaged, or unpacks to more.
+    """
     arrow, parquet = require("pyarrow"), require("pyarrow.parquet")
     try:
         about = parquet.read_metadata(file)

@@ -234,3 +234,5 @@ def _defense(policy: SitePolicy) -> Defend | None:
     from fl_privacy.flower.gate_defense import defend_records  # noqa: PLC0415  (brings PyTorch)
 
     return defend_records(policy.protect.defense, policy.protect.options)
+
+

@@ -30,23 +30,8 @@ SETTINGS = (
     "/etc/alternatives",
 )
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-GRAPHICS = (
-    "/dev/nvidia0",
-    "/dev/nvidiactl",
-    "/dev/nvidia-uvm",
-    "/dev/nvidia-uvm-tools",
-    "/dev/nvidia-modeset",
-    "/dev/dri",
-)
-PROCESS = (
-    "/proc/self",
-    "/proc/cpuinfo",
-    "/proc/meminfo",
-    "/proc/stat",
-    "/proc/sys/kernel",
-    "/proc/sys/vm",
-    "/proc/filesystems",
-)
+GRAPHICS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/dri")
+PROCESS = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/kernel", "/proc/sys/vm", "/proc/filesystems")
 """Of ``/proc`` where it is the machine's own; other processes' command lines tell addresses."""
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
@@ -89,9 +74,7 @@ class Held:
     def in_words(self) -> str:
         """For a log."""
         held = [f"{what}: {', '.join(by) or 'OPEN'}" for what, by in self._held()]
-        return f"The app is kept from {'; '.join(held)}." + (
-            f" Not to be had: {'; '.join(self.missing)}." if self.missing else ""
-        )
+        return f"The app is kept from {'; '.join(held)}." + (f" Not to be had: {'; '.join(self.missing)}." if self.missing else "")
 
     def _held(self) -> list[tuple[str, list[str]]]:
         return [("the network", self.network), ("files", self.files), ("other processes", self.processes)]

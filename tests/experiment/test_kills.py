@@ -63,7 +63,7 @@ def test_a_signal_ends_a_run_with_one_line_and_leaves_a_readable_folder(name: st
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=heed,
+        preexec_fn=heed,  # noqa: PLW1509 (in one thread)
     )
 
     try:
@@ -90,7 +90,7 @@ def test_a_signal_ends_a_sweep_with_its_workers(name: str, tmp_path: Path) -> No
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=heed,
+        preexec_fn=heed,  # noqa: PLW1509 (in one thread)
     )
     try:
         wait_until(lambda: process.poll() is not None or rounds(out) >= 2, seconds=900)  # clients are at work

@@ -243,9 +243,7 @@ def test_a_crafted_model_is_refused(site: Path) -> None:
 
 
 BUDGET = POLICY + "protect: {clip_norm: 1.0, noise: {noise_multiplier: 1.0}}\n"
-BUDGET = BUDGET.replace(
-    "budget: {ledger: site/ledger, anchor: away/anchor}", "budget: {epsilon: 8, ledger: l, anchor: a/a}"
-)
+BUDGET = BUDGET.replace("budget: {ledger: site/ledger, anchor: away/anchor}", "budget: {epsilon: 8, ledger: l, anchor: a/a}")
 
 
 def test_a_budget_holds_over_restarts_apps_runs_and_repeated_questions(tmp_path: Path) -> None:
@@ -301,9 +299,7 @@ def test_weights_carry_an_example_and_noise_alone_bounds_it(tmp_path: Path) -> N
     assert bits_read(tmp_path, POLICY.replace("site/ledger", "l0").replace("away/", "a0/"), 4) == 1.0
     rounds = 60
     for multiplier in (0.1, 1.0, 4.0):
-        text = BUDGET.replace("noise_multiplier: 1.0", f"noise_multiplier: {multiplier}").replace(
-            "epsilon: 8", "epsilon: 99999"
-        )
+        text = BUDGET.replace("noise_multiplier: 1.0", f"noise_multiplier: {multiplier}").replace("epsilon: 8", "epsilon: 99999")
         text = text.replace("ledger: l, anchor: a/a", f"ledger: l{multiplier}, anchor: a{multiplier}/a")
         read = bits_read(tmp_path, text, rounds)
         expected = 0.5 * (1 + math.erf(1 / (4 * multiplier) / math.sqrt(2)))
@@ -347,8 +343,6 @@ def test_a_client_app_can_wear_the_gate_as_a_mod(site: Path) -> None:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return Message(
-            RecordDict({"arrays": message.content.array_records["arrays"], "m": ConfigRecord({})}), reply_to=message
-        )
+        return Message(RecordDict({"arrays": message.content.array_records["arrays"], "m": ConfigRecord({})}), reply_to=message)
 
     assert app(question(), context(site)).has_content()

@@ -71,7 +71,7 @@ def chain(levels: int) -> bytes:
     left, right = np.full(2 * levels + 1, -1), np.full(2 * levels + 1, -1)
     left[2 * inner], right[2 * inner] = 2 * inner + 1, 2 * inner + 2
     zeros = [0.0] * len(left)
-    numbers = {name: zeros for name in ("split_conditions", "sum_hessian", "base_weights", "loss_changes")}
+    numbers = dict.fromkeys(("split_conditions", "sum_hessian", "base_weights", "loss_changes"), zeros)
     whole = {name: [0] * len(left) for name in ("split_indices", "default_left", "split_type")}
     return altered(left_children=left.tolist(), right_children=right.tolist(), **numbers, **whole)
 
