@@ -338,7 +338,8 @@ def read_parquet(file: Path) -> Any:
     arrow, parquet = require("pyarrow"), require("pyarrow.parquet")
     try:
         about = parquet.read_metadata(file)
-        size = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
+        encoded = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
+        size = max(encoded, 8 * about.num_rows * about.num_columns)  # equal values take no room where they are encoded
         if size > MOST_UNPACKED * file.stat().st_size + (1 << 30):
             raise UserError(
                 f"{file} is expected to hold data, but its {file.stat().st_size} bytes unpack to {size}; remove it."
