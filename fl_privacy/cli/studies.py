@@ -1,8 +1,6 @@
-"""``fl-privacy benchmark``; a wrong track is told before PyTorch is imported.
+"""``fl-privacy benchmark``, ``trade-off`` and ``advise``: many runs, and which defense follows from them.
 
-``fl-privacy trade-off``; a wrong grid is told before PyTorch is imported.
-
-``fl-privacy advise``: which defense, from what was measured.
+A wrong track or grid is told before PyTorch is imported.
 """
 
 from __future__ import annotations
