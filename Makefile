@@ -13,9 +13,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-# Every bad input; `make test` takes a sample of them.
+# Every bad input, and every app under audit; `make test` takes a sample of them.
 fuzz: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/fuzz -m 'fuzz or not fuzz' --numprocesses auto
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/fuzz tests/flower/test_audited_apps.py -m 'fuzz or not fuzz' --numprocesses auto
 
 # A sweep, a trade-off and a policy search, each killed twenty times at random points, come to the same tables.
 kill: $(STAMP)

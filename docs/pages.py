@@ -18,6 +18,7 @@ from leaderboard import leaderboard
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from omegaconf import DictConfig, OmegaConf
+from policy_tables import policy_table
 from tree_tables import trees_table
 
 from fl_privacy.cli.catalog import describe_option
@@ -52,7 +53,7 @@ REFERENCE = {
     "fl_privacy.regression": "Whether an app leaks more than it did.",
     "fl_privacy.errors": "The error that a user is meant to read.",
 }
-MARK = re.compile(r"<!-- (catalog|metrics|rows|leaderboard|honest|trees): ?(\w*) -->")
+MARK = re.compile(r"<!-- (catalog|metrics|rows|leaderboard|honest|trees|policy): ?(\w*) -->")
 FORMULA = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE)
 
 
@@ -217,6 +218,7 @@ MADE = {
     "leaderboard": leaderboard,
     "honest": honest_table,
     "trees": trees_table,
+    "policy": policy_table,
 }
 """Mark -> what stands in its place."""
 

@@ -11,13 +11,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
 
 TOLERANCE = 0.319
 """Standard deviations that a number may be off and still counts as right (TabLeak, Vero et al. 2023, section 5)."""
 
-MOST_COLUMNS, MOST_CATEGORIES = 2_000, 10_000
-"""Of a table, and of one of its columns."""
+MOST_COLUMNS, MOST_CATEGORIES, MOST_VALUES = 2_000, 10_000, 100_000
+"""Of a table, of one of its columns, and of a row as a model takes it."""
+
+MOST_DECIMALS = 20
+"""Digits behind the point that are written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +54,12 @@ class Column:
                 f"Column {self.name} is expected to have at most {MOST_CATEGORIES} categories, but has {width};"
                 " leave it out by data.leave_out."
             )
-        sound = all(map(math.isfinite, (*self.shift, *self.scale))) and min(self.scale, default=0) > 0
+        sound = all(map(math.isfinite, (*self.shift, *self.scale, self.std))) and min(self.scale, default=0) > 0
+        if not 0 <= self.decimals <= MOST_DECIMALS or self.std < 0 or not self.low <= self.high:
+            raise UserError(
+                f"Column {self.name} is expected to have 0 to {MOST_DECIMALS} decimals, a deviation of at least 0 and"
+                f" low up to high, but has {self.decimals}, {self.std}, {self.low} and {self.high}."
+            )
         if len(self.shift) != width or len(self.scale) != width or not sound:
             raise UserError(
                 f"Column {self.name} is expected to have {width} finite shift and positive scale values, but got"
@@ -93,6 +102,11 @@ class Schema:
             raise UserError(
                 f"A table is expected to have 1 to {MOST_COLUMNS} columns beside its target, but has"
                 f" {len(self.columns)}."
+            )
+        if self.width > MOST_VALUES:
+            raise UserError(
+                f"A row is expected to become at most {MOST_VALUES} values, but categories make {self.width} of it;"
+                " leave columns with many out by data.leave_out."
             )
 
     @property
@@ -239,7 +253,7 @@ class Schema:
         """
         try:
             return cls(tuple(_column(each) for each in json.loads(text)))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
             raise UserError(
                 "A schema is expected to be a JSON list of columns with name, categories, shift and scale, but is not;"
                 " write it by Schema.to_json()."
@@ -296,11 +310,15 @@ def number_column(name: str, values: Tensor) -> Column:
         low=float(values.min()),
         high=float(values.max()),
         std=std,
-        decimals=0 if whole else max(0, 2 - math.floor(math.log10(std))),
+        decimals=0 if whole else min(MOST_DECIMALS, max(0, 2 - math.floor(math.log10(std)))),
     )
 
 
 def _column(given: Mapping[str, Any]) -> Column:
+    kinds: dict[str, Any] = {"name": str, "categories": list[str], "decimals": int}
+    kinds |= dict.fromkeys(("shift", "scale"), list[float | int]) | dict.fromkeys(("low", "high", "std"), float | int)
+    if any(key in given and not fits(given[key], kind) for key, kind in kinds.items()):
+        raise TypeError("a value of another type")
     parts = {**given, **{key: tuple(given.get(key, ())) for key in ("categories", "shift", "scale")}}
     return Column(**parts)
 

@@ -47,6 +47,9 @@ RECONNECT = "reconnect-timeout"
 OWN_DATA_RUN = "own-data"
 """Keys of the run config."""
 
+MOST_OF_OVERRIDES = 1 << 14
+"""Letters: whoever starts a run chooses them, and nodes read all."""
+
 DEPLOYED = "deployed"
 """Folder of the runs with deployed clients within ``out``."""
 
@@ -276,10 +279,12 @@ def _seconds(context: Context, key: str) -> float:
 
 def _overrides(context: Context) -> list[str]:
     text = str(context.run_config["overrides"])
+    if len(text) > MOST_OF_OVERRIDES:
+        raise UserError(f"overrides are expected to have at most {MOST_OF_OVERRIDES} letters, but have {len(text)}.")
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise UserError(f"overrides are expected as key=value with closed quotes, but got {text!r}.") from error
+        raise UserError(f"overrides are expected as key=value with closed quotes, but got {text[:200]!r}.") from error
 
 
 def _trusted_here() -> list[str]:

@@ -29,6 +29,7 @@ from fl_privacy.cli.faults import (
 )
 from fl_privacy.cli.leakage import check_leakage
 from fl_privacy.cli.nodes import deploy, node_cost, supernode
+from fl_privacy.cli.policy import app as policy_app
 from fl_privacy.cli.studies import advise, benchmark
 from fl_privacy.cli.untouched import audit, review
 from fl_privacy.cli.watching import watch
@@ -246,6 +247,7 @@ app.command("node-cost")(node_cost)
 app.command()(watch)
 app.command()(audit)
 app.command()(review)
+app.add_typer(policy_app, name="policy", no_args_is_help=True)
 
 
 _RECORDED = "what was recorded is kept, `fl-privacy report RUN_DIR` reads it"

@@ -1,4 +1,4 @@
-"""The process that answers a SuperNode's messages: ``python -m fl_privacy.cli.node_worker ADDRESS APP``."""
+"""The process that answers a SuperNode's messages: ``python -m fl_privacy.cli.node_worker ADDRESS APP ...``."""
 
 import importlib
 import os
@@ -13,19 +13,20 @@ from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import write_private
 
 
-def serve_node(address: str, app: str, told: str) -> None:
+def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
     """Answer messages until standard input, which begins with the SuperNode's secret, is closed by its end.
 
     Args:
         address: of the SuperNode's Runtime API.
         app: ``package.module:attribute``.
         told: a file that says what is wrong with the app once it is loaded: nothing, or one line.
+        policy: of the site, whose gate is then in this process and the app in another one.
     """
     secret = b""
     while len(secret) < SECRET_BYTES and (piece := os.read(0, SECRET_BYTES - len(secret))):
         secret += piece
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    loaded = attempt(lambda: installed_app(app))
+    loaded = attempt(lambda: gated_app(app, policy) if policy else installed_app(app))
     if isinstance(loaded, Failure):
         write_private(Path(told), loaded.reason.removeprefix("UserError: "))
         sys.exit(2)
@@ -33,6 +34,23 @@ def serve_node(address: str, app: str, told: str) -> None:
     from fl_privacy.flower.inside.supernode import SuperNodeAddress, answer_messages  # noqa: PLC0415  (takes seconds)
 
     answer_messages(SuperNodeAddress(address, secret), loaded)
+
+
+def gated_app(reference: str, policy: str) -> Any:
+    """Start the app in a process of its own and return what answers by it behind the gate of ``policy``.
+
+    Raises:
+        UserError: the policy, its ledger or the app can't be had.
+    """
+    from fl_privacy.flower.cell import Cell  # noqa: PLC0415
+    from fl_privacy.flower.gate import Gate  # noqa: PLC0415
+    from fl_privacy.flower.inside.identity import identify_process  # noqa: PLC0415
+
+    identify_process()
+    gate = Gate(policy, name=reference)
+    cell = Cell(reference, gate.policy.app)
+    cell.start()
+    return gate.around(cell)
 
 
 def installed_app(reference: str) -> Any:

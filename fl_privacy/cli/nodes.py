@@ -14,19 +14,25 @@ def supernode(
     patience: Annotated[
         float, typer.Option("--patience", help="Seconds to try again where the SuperLink does not admit the node.")
     ] = 90.0,
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="SITE.YAML", help="What may come in and leave, whatever the app says.")
+    ] = "",
 ) -> None:
     """Flower's SuperNode, with one process that answers all messages instead of a new one for each.
 
     Options are those of `flower-supernode`: `--superlink HOST:PORT --root-certificates ca.crt
     --auth-supernode-private-key KEY --node-config 'partition-id=0 num-partitions=4'`. Of the bundle that a run brings
     nothing is executed: what answers is installed here.
+
+    With --policy (a file, or strict, research or dp) the app runs in a process without network, key or ledger, and a
+    gate lets out what the policy names: `fl-privacy policy check SITE.YAML` says it in plain sentences.
     """
     from fl_privacy.cli.supernode import run_node  # noqa: PLC0415
 
-    raise typer.Exit(run_node(context.args, app=client_app, patience=patience))
+    raise typer.Exit(run_node(context.args, app=client_app, patience=patience, policy=policy))
 
 
-def deploy(
+def deploy(  # noqa: PLR0917
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write, or to check.")],
     nodes: Annotated[int, typer.Option("--nodes", help="How many SuperNodes.")] = 4,
     host: Annotated[
@@ -34,6 +40,9 @@ def deploy(
     ] = "localhost",
     port: Annotated[int, typer.Option("--port", help="Of the SuperLink.")] = 8000,
     check: Annotated[bool, typer.Option("--check", help="Try what is in OUT on this machine's loopback.")] = False,
+    policy: Annotated[
+        str, typer.Option("--policy", help="Begin each node's site.yaml as strict, research or dp, and run behind it.")
+    ] = "",
 ) -> None:
     """Write what real nodes need: keys, certificates, commands, systemd units, Docker files, Flower's config entry.
 
@@ -44,7 +53,7 @@ def deploy(
 
     if check:
         raise typer.Exit(check_deployment(out, say=print))
-    print(write_deployment(out, nodes=nodes, host=host, port=port))
+    print(write_deployment(out, nodes=nodes, host=host, port=port, policy=policy))
 
 
 def node_cost(

@@ -32,7 +32,7 @@ SECRET_BYTES = 32
 _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile")
 
 
-def run_node(arguments: Sequence[str], *, app: str, patience: float) -> int:
+def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str = "") -> int:
     """Run ``flower-supernode ARGUMENTS`` with a worker process that answers by ``app``; return its exit status.
 
     The worker imports PyTorch and builds data and client once. It runs what is installed here and nothing of the bundle
@@ -44,23 +44,36 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float) -> int:
         app: ``package.module:attribute``, a ClientApp.
         patience: seconds to try again where the SuperLink does not admit the node, since one that was cut off is taken
             for connected for a minute, or has failed, so that the node gets no more messages; 0 ends the node instead.
+        policy: of the site, a file or the name of one that comes along: the worker is then its gate, and the app runs
+            in a process of its own, see ``fl_privacy.flower.gate``.
 
     Raises:
-        UserError: ``arguments`` set what this command sets itself, or the app can't be loaded.
+        UserError: ``arguments`` set what this command sets itself, the app can't be loaded, or the policy, its ledger
+            or what keeps the app apart can't be had.
     """
     if taken := [name for name in _OURS if any(a == name or a.startswith(f"{name}=") for a in arguments)]:
         raise UserError(
             f"fl-privacy supernode sets {taken[0]} itself and is expected without it; use flower-supernode for another"
             " way to run apps."
         )
-    _expect_app(app)
+    _expect_app(app, here=not policy)
+    if policy:
+        _expect_policy(policy, arguments)
     from fl_privacy.flower.inside.supernode import run_supernode  # noqa: PLC0415
 
     time.sleep(float(os.environ.pop(PAUSE_VARIABLE, "0")))
     started, secret = time.monotonic(), secrets.token_bytes(SECRET_BYTES)
     with tempfile.TemporaryDirectory(prefix="fl-privacy-node-") as folder:
         told = Path(folder) / "app"
-        command = [sys.executable, "-m", "fl_privacy.cli.node_worker", _runtime_address(arguments), app, str(told)]
+        command = [
+            sys.executable,
+            "-m",
+            "fl_privacy.cli.node_worker",
+            _runtime_address(arguments),
+            app,
+            str(told),
+            policy,
+        ]
         worker = _started(command, secret)
         _expect_loaded(app, worker, told)
         threading.Thread(target=_keep_alive, args=(worker, command, secret), daemon=True).start()
@@ -73,16 +86,50 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float) -> int:
         reason = f"The SuperLink failed, and this node gets no more messages ({ended.lost})"
     if (ended.not_admitted or ended.lost) and left > 0:
         logger.warning("%s: trying again", reason)
-        again = [sys.executable, "-m", "fl_privacy", "supernode", "--app", app, "--patience", f"{left:.1f}"]
-        # at once: Flower ends this program soon, with its threads and handlers
-        os.execve(sys.executable, [*again, *arguments], {**os.environ, PAUSE_VARIABLE: str(AGAIN_SECONDS)})
+        _start_again(arguments, app, policy, left)
     if ended.lost:
         raise UserError(f"{reason}; look at the SuperLink's log and start the node again.")
     return ended.status
 
 
-def _expect_app(app: str) -> None:
+def _start_again(arguments: Sequence[str], app: str, policy: str, left: float) -> None:
+    """Become the same command, at once: Flower ends this program soon, with its threads and handlers."""
+    again = [sys.executable, "-m", "fl_privacy", "supernode", "--app", app, "--patience", f"{left:.1f}"]
+    again += ["--policy", policy] if policy else []
+    os.execve(sys.executable, [*again, *arguments], {**os.environ, PAUSE_VARIABLE: str(AGAIN_SECONDS)})
+
+
+def _expect_policy(policy: str, arguments: Sequence[str]) -> None:
+    """Say what the policy leaves open, and refuse one whose app could read the site's own files.
+
+    Raises:
+        UserError: the policy can't be read, or the app would read its ledger, the policy itself or the node's key.
+    """
+    from fl_privacy.gate.isolation import Wishes, readable  # noqa: PLC0415
+    from fl_privacy.gate.policy import READY, holder_of, read_policy  # noqa: PLC0415
+    from fl_privacy.gate.sentences import warnings_of  # noqa: PLC0415
+
+    found = read_policy(policy)
+    own = [] if policy in READY else [Path(policy)]
+    own += [found.budget.ledger, found.budget.anchor] if found.budget else []
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--auth-supernode-private-key", type=Path)
+    if (key := parser.parse_known_args(arguments)[0].auth_supernode_private_key) is not None:
+        own.append(key)
+    given = [*map(Path, readable(Wishes(temporary=""))), *found.app.reads, *found.app.writes]
+    for place in own:
+        if within := holder_of(place, given):
+            raise UserError(f"{place} is expected to be away from what the app reads, but is in {within}; move it.")
+    for warning in warnings_of(found):
+        logger.warning("%s", warning)
+
+
+def _expect_app(app: str, *, here: bool) -> None:
     """Refuse an app that can't be there, before anything is started.
+
+    Args:
+        app: ``package.module:attribute``.
+        here: it may be in the folder where this process works. An app behind a gate sees what is installed alone.
 
     Raises:
         UserError: ``app`` is no ``package.module:attribute``, or no such module is installed.
@@ -90,7 +137,10 @@ def _expect_app(app: str) -> None:
     module, _, attribute = app.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise UserError(f"--app is expected to be package.module:attribute, but got {app!r}.")
-    sys.path[:] = sys.path if "" in sys.path else ["", *sys.path]  # as for the worker, which python -m starts
+    if here:
+        sys.path[:] = sys.path if "" in sys.path else ["", *sys.path]  # as for the worker, which python -m starts
+    else:
+        sys.path[:] = [entry for entry in sys.path if entry]
     try:
         found = importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

@@ -202,6 +202,9 @@ _BEYOND_ASCII = re.compile(r"[\w./-]+")
 NAMING = ("out", "name", "weights", "captured", "truth", "evaluator")
 """Settings of a run that name a file, a folder or a part of one."""
 
+LONGEST, DEEPEST = 1 << 15, 20
+"""Letters of an override, and brackets within each other in it."""
+
 MOST_JOBS = 10_000
 """Of one sweep; each is composed and checked before the first one starts."""
 
@@ -316,14 +319,28 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 @lru_cache(maxsize=1024)
 def _parsed(text: str) -> Override:
     """Parse one override, cached: the grammar's parser takes milliseconds, and sweeps repeat the same ones."""
+    _expect_short(text)
     try:
         (parsed,) = OverridesParser.create().parse_overrides([text])
     except HydraException as error:
         key, sign, value = text.partition("=")
         if sign and not value.isascii() and _BEYOND_ASCII.fullmatch(value):  # the grammar knows ASCII alone
             return _parsed(f'{key}="{value}"')
-        raise UserError(f"Overrides are expected as key=value, but got {text!r}; {_remedy(text)}.") from error
+        raise UserError(f"Overrides are expected as key=value, but got {text[:200]!r}; {_remedy(text)}.") from error
     return parsed
+
+
+def _expect_short(text: str) -> None:
+    """Refuse an override that is long or nested: the parser's time grows with the square of a list's length."""
+    depth = deepest = 0
+    for letter in text[:LONGEST]:
+        depth += (letter in "[{(") - (letter in "]})")
+        deepest = max(deepest, depth)
+    if len(text) > LONGEST or deepest > DEEPEST:
+        raise UserError(
+            f"An override is expected to have at most {LONGEST} letters, and {DEEPEST} brackets within each other, but"
+            f" {text[:40]!r}... has {len(text)}, and {deepest}; write less."
+        )
 
 
 def _values(override: Override) -> list[str]:

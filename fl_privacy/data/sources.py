@@ -241,7 +241,7 @@ class ParquetFolder:
         hf = require("datasets")
         shards: dict[str, list[Any]] = {}
         for file in self._files():
-            shards.setdefault(file.stem.split("-")[0], []).append(hf.Dataset(_read_parquet(file)))
+            shards.setdefault(file.stem.split("-")[0], []).append(hf.Dataset(read_parquet(file)))
         return {split: hf.concatenate_datasets(rows) for split, rows in shards.items()}
 
     def _files(self) -> list[Path]:
@@ -329,14 +329,20 @@ def environment_folder(name: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _read_parquet(file: Path) -> Any:
+def read_parquet(file: Path) -> Any:
+    """Read a table of PyArrow's from a file, which unpacks to at most ``MOST_UNPACKED`` times its size and a gigabyte.
+
+    Raises:
+        UserError: it is damaged, or unpacks to more.
+    """
     arrow, parquet = require("pyarrow"), require("pyarrow.parquet")
     try:
         about = parquet.read_metadata(file)
-        size = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
+        encoded = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
+        size = max(encoded, 8 * about.num_rows * about.num_columns)  # equal values take no room where they are encoded
         if size > MOST_UNPACKED * file.stat().st_size + (1 << 30):
             raise UserError(
-                f"{file} is expected to hold images, but its {file.stat().st_size} bytes unpack to {size}; remove it."
+                f"{file} is expected to hold data, but its {file.stat().st_size} bytes unpack to {size}; remove it."
             )
         return parquet.read_table(file)
     except (arrow.ArrowException, OSError, ValueError) as error:

@@ -14,7 +14,7 @@ from fl_privacy.checks import one_of
 from fl_privacy.data.columns import LABEL_COLUMNS, encode_labels, find_column
 from fl_privacy.data.datasets import TEST_SPLITS, Dataset, every_fifth
 from fl_privacy.data.examples import TableExamples
-from fl_privacy.data.sources import HubData, ParquetFolder, environment_folder, require
+from fl_privacy.data.sources import HubData, ParquetFolder, environment_folder, read_parquet, require
 from fl_privacy.errors import UserError
 from fl_privacy.schema import MOST_CATEGORIES, Column, Schema
 
@@ -172,7 +172,7 @@ def _of_path(path: Path) -> tuple[list[Any], Sequence[str] | None]:
         if path.suffix.lower() == ".csv":
             frame = pandas.read_csv(path, na_values=list(_NULLS), keep_default_na=True, skipinitialspace=True)
         else:
-            frame = pandas.read_parquet(path)
+            frame = read_parquet(path).to_pandas()
     except (ValueError, OSError, UnicodeDecodeError, MemoryError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise UserError(f"{path} is expected to be a table, but can't be read: {reason}.") from error

@@ -203,8 +203,8 @@ class TextFolder:
         rows = []
         for path in sorted(folder.iterdir()):
             if path.is_dir():
-                rows += [(_read_text(file), path.name) for file in sorted(path.rglob("*.txt"))]
-            elif path.suffix == ".txt":
+                rows += [(_read_text(file), path.name) for file in sorted(path.rglob("*.txt")) if file.is_file()]
+            elif path.suffix == ".txt" and path.is_file():
                 rows += [(line, path.stem) for line in _read_text(path).splitlines()]
         return [(text, label) for text, label in rows if text.strip()]
 

@@ -11,10 +11,11 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from fl_privacy.checks import whole
+from fl_privacy.checks import one_of, whole
 from fl_privacy.deploy.certificates import make_authority, make_node_key, make_server_certificate
 from fl_privacy.errors import UserError
 from fl_privacy.files import PRIVATE_FOLDER, write_private, write_whole
+from fl_privacy.gate.policy import READY
 
 KEY_BYTES = 32
 FIRST_RUNTIME_PORT = 9100
@@ -78,7 +79,7 @@ class Deployment:
         return self.folder / f"node-{number}"
 
 
-def write_deployment(folder: Path, *, nodes: int, host: str, port: int) -> Path:
+def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: str = "") -> Path:
     """Write keys, certificates, commands, services and an app into ``folder``; those that are there are kept.
 
     Args:
@@ -86,10 +87,14 @@ def write_deployment(folder: Path, *, nodes: int, host: str, port: int) -> Path:
         nodes: how many.
         host: name or address by which they reach the SuperLink.
         port: likewise.
+        policy: one of ``fl_privacy.gate.policy.READY``: each node's site.yaml begins as it, and its start.sh runs the
+            node's app behind it. One that is there is kept.
 
     Raises:
         UserError: a value is out of range, or the folder was written for another host.
     """
+    if policy:
+        one_of("--policy", policy, READY)
     whole("--nodes", nodes, at_least=1, at_most=10_000, example=4)
     whole("--port", port, at_least=1, at_most=65535, example=8000)
     if not _is_host(host):
@@ -100,6 +105,8 @@ def write_deployment(folder: Path, *, nodes: int, host: str, port: int) -> Path:
     _private_folder(folder)
     _write_keys(deployment)
     _write_texts(deployment)
+    if policy:
+        _write_policies(deployment, policy)
     told = {key: value for key, value in asdict(deployment).items() if key != "folder"}
     write_whole(folder / "deployment.json", json.dumps(told, indent=1) + "\n")
     return folder / "README.md"
@@ -145,6 +152,17 @@ def _write_texts(deployment: Deployment) -> None:
     (folder / "app").mkdir(exist_ok=True)
     _write(folder / "flwr" / "config.toml", "config.toml", values | {"ca": json.dumps(str(deployment.authority[0]))})
     _write(folder / "app" / "pyproject.toml", "app.toml", values)
+
+
+def _write_policies(deployment: Deployment, name: str) -> None:
+    """Write each node's own policy: its data are in ``data``, its ledger in ``ledger`` and the anchor elsewhere."""
+    ready = (files("fl_privacy.gate") / "policies" / f"{name}.yaml").read_text(encoding="utf-8")
+    own = ready.replace("~/.local/share/fl_privacy/ledger", "ledger/ledger").replace("reads: []", "reads: [data]")
+    for number in range(deployment.nodes):
+        node = deployment.node(number)
+        _private_folder(node / "data")
+        if not (node / "site.yaml").exists():
+            write_private(node / "site.yaml", own)
 
 
 def installed_versions() -> list[str]:

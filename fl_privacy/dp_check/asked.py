@@ -59,14 +59,14 @@ class Asked:
         if self.epsilon is not None:
             checks.number("--epsilon", self.epsilon, at_least=0, infinite=True, example=1.0)
         checks.number("--delta", self.delta, at_least=0, below=1, example=1e-5)
-        checks.whole("--rounds", self.rounds, at_least=1, example=10)
+        checks.whole("--rounds", self.rounds, at_least=1, at_most=1_000_000, example=10)
         checks.whole("parameters", self.parameters, at_least=2, at_most=10_000_000, example=1000)
         if self.clip_norm is not None:
             checks.number("--clip-norm", self.clip_norm, above=0, example=1.0)
         if self.clients is not None:
-            checks.whole("clients", self.clients, at_least=1, example=10)
+            checks.whole("clients", self.clients, at_least=1, at_most=10_000, example=10)
         if self.draws is not None:
-            checks.whole("--draws", self.draws, at_least=FEWEST_DRAWS, example=4000)
+            checks.whole("--draws", self.draws, at_least=FEWEST_DRAWS, at_most=10_000_000, example=4000)
 
     @property
     def shapes(self) -> Tensors:

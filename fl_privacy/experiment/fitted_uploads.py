@@ -1,7 +1,7 @@
 """Clients that fit trees, logistic regressions or sums instead of stepping along gradients: what their uploads say."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,14 +94,24 @@ class FittedUploads:
         return found
 
     def climb(self, *, clients: int, seed: int, seconds: float) -> Iterator[FittedRung]:
-        """Attack what was kept, kind by kind."""
+        """Attack what was kept, kind by kind; what a client's values make fail is a reason on its own rung."""
         if self.exchanges:
-            yield _trees_rung(self, clients, seed, seconds)
+            yield _tried("trees", _TREES, lambda: _trees_rung(self, clients, seed, seconds))
         kinds = {client: fits[-1].kind for client, fits in self.fits.items() if client in self.parameters}
-        for kind, rung in (("LogisticRegression", _logistic_rung), ("GaussianNB", _sums_rung)):
+        for name, called, kind, rung in (
+            ("logistic", _BESIDE, "LogisticRegression", _logistic_rung),
+            ("sums", _SUMS, "GaussianNB", _sums_rung),
+        ):
             chosen = [client for client, one in kinds.items() if one == kind][:clients]
             if chosen:
-                yield rung(self, chosen, seed)
+                yield _tried(name, called, lambda: rung(self, chosen, seed))  # noqa: B023 (called at once)
+
+
+def _tried(name: str, called: str, rung: Callable[[], FittedRung]) -> FittedRung:
+    found = attempt(rung)
+    if isinstance(found, Failure):
+        return FittedRung(name=name, called=called, kind="row", reason=f"the attack failed ({found.reason[:200]})")
+    return found
 
 
 def _tree_leaks(sent: bytes, reply: bytes, where: str) -> list[Leak]:
@@ -293,14 +303,19 @@ def _optimum(arrays: Sequence[np.ndarray], fit: Fitted) -> LogisticOptimum | Non
     """Find weights and intercepts among arrays by their shapes; ``None`` if there are none."""
     classes, features = len(fit.classes), fit.rows.shape[1]
     height = 1 if classes == 2 else classes
-    weights = [array for array in arrays if array.shape == (height, features)]
-    intercepts = [array for array in arrays if array.shape == (height,)]
+    weights, intercepts = (_finite(arrays, shape) for shape in ((height, features), (height,)))
     if not weights or not intercepts:
         return None
     penalty = float(fit.settings.get("C", 1.0)) if fit.settings.get("penalty", "l2") != "None" else np.inf
     return LogisticOptimum(
         weights=weights[0].astype(float), intercepts=intercepts[0].astype(float), inverse_penalty=penalty
     )
+
+
+def _finite(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.ndarray]:
+    """Return the arrays of this shape as numbers; an array with one that is not finite is no part of a model."""
+    fitting = [array.astype(float) for array in arrays if array.shape == shape and array.dtype.kind in "fiub"]
+    return [array for array in fitting if np.isfinite(array).all()]
 
 
 def _residual(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> float:
@@ -367,8 +382,7 @@ def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fitted
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:
     """Find means, variances and counts of a GaussianNB among arrays, by their shapes and order."""
     shape = (len(fit.classes), fit.rows.shape[1])
-    tables = [array.astype(float) for array in arrays if array.shape == shape]
-    counts = [array.astype(float) for array in arrays if array.shape == shape[:1]]
+    tables, counts = (_finite(arrays, each) for each in (shape, shape[:1]))
     whole = [array for array in counts if (array == np.round(array)).all()]
     if len(tables) < 2:
         return None

@@ -1,5 +1,6 @@
 """What attacks read of examples beside what guesses at other examples' uploads would have read of them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -108,10 +109,8 @@ def _labels(problems: Sequence[Problem], found: Sequence[Reconstruction]) -> tup
         if guess.batch is not None:
             given = guess.batch.labels
             given = given.argmax(-1) if given.is_floating_point() else given
-            wanted, got = torch.bincount(labels, minlength=1), torch.bincount(given.flatten().clamp_min(0), minlength=1)
-            width = max(len(wanted), len(got))
-            padded = [torch.nn.functional.pad(v, (0, width - len(v))) for v in (wanted, got)]
-            right += int(torch.minimum(*padded).sum())
+            wanted, got = Counter(labels.tolist()), Counter(given.flatten().tolist())
+            right += sum((wanted & got).values())
     return (right, known) if known else None
 
 

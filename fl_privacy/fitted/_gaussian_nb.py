@@ -41,6 +41,9 @@ class Moments:
             )
         if self.counts is not None and self.counts.shape != self.means.shape[:1]:
             raise UserError(f"Counts are expected one a class, but got {self.counts.shape} for {len(self.means)}.")
+        held = (self.means, self.variances, *([] if self.counts is None else [self.counts]))
+        if not all(np.isfinite(values).all() for values in held):
+            raise UserError("Means, variances and counts are expected to be finite, but some are not.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

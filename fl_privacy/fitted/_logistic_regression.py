@@ -35,6 +35,8 @@ class LogisticOptimum:
                 "An optimum is expected to have weights (K, F), intercepts (K,) and a C above 0, but got"
                 f" {self.weights.shape}, {self.intercepts.shape} and {self.inverse_penalty}."
             )
+        if not (np.isfinite(self.weights).all() and np.isfinite(self.intercepts).all()):
+            raise UserError("Weights and intercepts are expected to be finite, but some are not.")
 
     def residuals(self, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Compute (N, K) residuals y - p of rows (N, F), in one column for two classes."""

@@ -21,6 +21,7 @@ from fl_privacy.flower.clients import (
     SPNClient,
 )
 from fl_privacy.flower.curious import HonestButCurious
+from fl_privacy.flower.gate import Gate
 from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.flower.malicious import Malicious
 from fl_privacy.flower.probe import probe_mod
@@ -35,6 +36,7 @@ __all__ = [
     "DefendedClient",
     "DefendedTraining",
     "Federated",
+    "Gate",
     "HonestButCurious",
     "LocalGrid",
     "Malicious",

@@ -1,9 +1,9 @@
-"""The gate of a site's policy between an app and the wire: what leaves is what the policy lets, whatever the app says."""
+"""The gate of a site's policy between an app and the wire: what leaves is what the policy lets, whatever is said."""
 
 import logging
 import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,15 @@ Defend = Callable[[Records, Records], Records]
 class Gate:
     """A site's policy as a mod around any ``ClientApp``: ``app = Gate("site.yaml").around(client_app)``.
 
-    Every message passes it on its way in and out. What the app says is never trusted: the reply is made anew of what the
-    policy names, under names and in the order that the coordinator or the policy chose, clipped and noised as the policy
-    says, and entered into the ledger before it leaves. State that the app keeps between messages stays here, too.
+    Every message passes it on its way in and out. What the app says is never trusted: the reply is made anew of what
+    the policy names, under names and in the order that the coordinator or the policy chose, clipped and noised as the
+    policy says, and entered into the ledger before it leaves. State that the app keeps between messages stays here.
 
     An app in this process can reach all that this process can. ``fl-privacy supernode --policy`` therefore runs it in
     another one: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
-    ``refused`` has the last refusals, as reason (see ``fl_privacy.gate.rules.REASONS``) and detail.
+    ``refused`` has the last refusals, as reason (see ``fl_privacy.gate.rules.REASONS``) and detail; ``left_out`` what
+    replies had beside what left, where the policy drops it, and how often.
 
     Args:
         policy: its file, the name of one that comes along, or the policy itself.
@@ -59,6 +60,7 @@ class Gate:
         self.policy = policy if isinstance(policy, SitePolicy) else read_policy(policy)
         self.name = name
         self.refused: list[tuple[str, str]] = []
+        self.left_out: Counter[str] = Counter()
         self.ledger: Ledger | None = None
         if (budget := self.policy.budget) is not None:
             self.ledger = Ledger(budget.ledger, budget.anchor)
@@ -69,47 +71,53 @@ class Gate:
         self._defend = _defense(self.policy)
 
     def around(self, app: ClientAppCallable) -> ClientAppCallable:
-        """The app behind the gate."""
+        """Return the app behind the gate."""
         return lambda message, context: self(message, context, app)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """The reply to ``message``: what may leave of the app's, or one line."""
+        """Return the reply to ``message``: what may leave of the app's, or one line."""
         started = time.monotonic()
+        said: RecordDict | Error
         try:
-            reply = self._answer(message, context, call_next)
+            said = self._answer(message, context, call_next)
         except RefusedError as error:
-            reply = self._refusal(message, error)
+            said = self._refusal(error)
+        except Exception as error:
+            logger.exception("The gate failed")
+            said = self._refusal(RefusedError("gate", f"{type(error).__name__}: {error}"))
         if self.policy.every_seconds:
             passed = time.monotonic() - started
             every = self.policy.every_seconds
             time.sleep(math.ceil(passed / every) * every - passed)
-        return reply
+        # made last: a reply says when it was made
+        return Message(said, reply_to=message)
 
-    def _answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    def _answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
         kind = str(message.metadata.message_type).removesuffix(".default")
         if not message.has_content():
-            raise RefusedError("kind", f"a message of kind {kind!r:.80} without content")
+            raise RefusedError("kind", f"a message of kind {kind!r:.400} without content")
         received = admit(self.policy, kind, plain_records(message.content))
         kept = self._guarded(received, context.run_id)
         rho = self.policy.rho(kind)
         self._expect_room(kind, rho)
-        replied = self._asked(message, context, received, call_next, kind)
+        replied = self._asked(message, context, received, call_next)
         try:
             released = release(self.policy, kind, received, replied)
             if self._defend is not None and released.arrays:
                 released = self._defend(received, released)
-        except RefusedError:
-            self._enter(kind, "refused", 0.0, context)
+        except Exception:  # whatever it is, the app has been asked
+            self._enter(kind, "refused", rho or 0.0, context)
             raise
         self._enter(kind, "sent", rho, context)
+        self._note_left_out(kind, replied, released)
         if kept and kind.partition(".")[0] == "train":
             _remember(self._models, context.run_id, kept)
-        return Message(flower_records(released), reply_to=message)
+        return flower_records(released)
 
-    def _asked(
-        self, message: Message, context: Context, received: Records, call_next: ClientAppCallable, kind: str
-    ) -> Records:
-        """The app's reply, of which nothing is believed yet."""
+    def _asked(self, message: Message, context: Context, received: Records, call_next: ClientAppCallable) -> Records:
+        """Return the app's reply, of which nothing is believed yet; that it fails is a choice of the app's, too."""
+        kind = str(message.metadata.message_type).removesuffix(".default")
+        rho = self.policy.rho(kind) or 0.0
         given = self._context(context)
         try:
             reply = call_next(message_with(message, flower_records(received)), given)
@@ -117,17 +125,17 @@ class Gate:
             failed = "" if reply.has_content() else f"it replied an error: {reply.error.reason}"
             replied = plain_records(reply.content) if reply.has_content() else Records()
         except RefusedError:
-            self._enter(kind, "failed", 0.0, context)
+            self._enter(kind, "failed", rho, context)
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  (of foreign code anything can come)
             failed = f"{type(error).__name__}: {error}"
         if failed:
-            self._enter(kind, "failed", 0.0, context)
+            self._enter(kind, "failed", rho, context)
             raise RefusedError("app", failed)
         return replied
 
     def _context(self, context: Context) -> Context:
-        """What the app is given of ``context``: its own state, and of the run's configuration what the policy names."""
+        """Return what the app is given of ``context``: its own state, and of the run's configuration what is named."""
         allowed = self.policy.receives.run_config
         config = {key: value for key, value in context.run_config.items() if allowed is None or key in allowed}
         if context.run_id not in self._told and (kept := sorted(context.run_config.keys() - config.keys())):
@@ -141,8 +149,18 @@ class Gate:
             run_config=config,
         )
 
+    def _note_left_out(self, kind: str, replied: Records, released: Records) -> None:
+        for told, left in ((replied.metrics, released.metrics), (replied.config, released.config)):
+            for name, record in told.items():
+                for key in record.keys() - left.get(name, {}).keys():
+                    what = printable(f"{kind}: {name:.80}/{key:.80}")
+                    if len(self.left_out) < MOST_REFUSED or what in self.left_out:
+                        if not self.left_out[what]:
+                            logger.warning("Left out of replies: %s", what)
+                        self.left_out[what] += 1
+
     def _guarded(self, received: Records, run: int) -> dict[str, Any]:
-        """The model that came in, where it is looked at; refused where it looks crafted."""
+        """Return the model that came in, where it is looked at; refuse it where it looks crafted."""
         if not self.policy.receives.guard or not any(received.arrays.values()):
             return {}
         import torch  # noqa: PLC0415  (a gate that does not look at models goes without)
@@ -176,14 +194,14 @@ class Gate:
         except (ExhaustedError, LedgerError) as error:
             raise _as_refusal(error) from error
 
-    def _refusal(self, message: Message, error: RefusedError) -> Message:
+    def _refusal(self, error: RefusedError) -> Error:
         detail = printable(str(error))
         reason = error.reason if error.reason in REASONS else "app"  # an app in this process may raise anything
         self.refused.append((reason, detail))
         del self.refused[:-MOST_REFUSED]
         logger.warning("Refused, since %s: %s", REASONS[reason], detail)
         why = "" if self.policy.bare else f": {REASONS[reason]}"
-        return Message(Error(REFUSED, f"The site's policy lets no reply leave{why}."), reply_to=message)
+        return Error(REFUSED, f"The site's policy lets no reply leave{why}.")
 
 
 def _as_refusal(error: UserError) -> RefusedError:
@@ -199,7 +217,7 @@ def _remember(held: "OrderedDict[int, Any]", run: int, value: Any) -> None:
 
 
 def plain_records(content: RecordDict) -> Records:
-    """The records of a message, for the engine."""
+    """Return the records of a message, for the engine."""
     return Records(
         arrays={
             name: {key: RawArray(a.dtype, tuple(a.shape), a.stype, a.data) for key, a in record.items()}
@@ -211,7 +229,7 @@ def plain_records(content: RecordDict) -> Records:
 
 
 def flower_records(records: Records) -> RecordDict:
-    """Inverse of ``plain_records``."""
+    """Make Flower's records again: the inverse of ``plain_records``."""
     content = RecordDict()
     for name, arrays in records.arrays.items():
         made = {key: Array(dtype=a.dtype, shape=a.shape, stype=a.stype, data=a.data) for key, a in arrays.items()}
@@ -224,7 +242,7 @@ def flower_records(records: Records) -> RecordDict:
 
 
 def _defense(policy: SitePolicy) -> Defend | None:
-    """What a defense that the policy names makes of arrays that may leave.
+    """Return what a defense that the policy names makes of arrays that may leave.
 
     Raises:
         UserError: there is no such defense, or it acts within the training.
@@ -234,5 +252,3 @@ def _defense(policy: SitePolicy) -> Defend | None:
     from fl_privacy.flower.gate_defense import defend_records  # noqa: PLC0415  (brings PyTorch)
 
     return defend_records(policy.protect.defense, policy.protect.options)
-
-

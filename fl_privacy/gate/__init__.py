@@ -1,0 +1,1 @@
+"""A site's own policy of what may come in and leave: rules, noise, the ledger, and what keeps an app apart."""

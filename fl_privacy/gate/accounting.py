@@ -66,6 +66,6 @@ def multiplier_for(epsilon: float, delta: float, replies: int, factor: float = 1
 FACTORS = {"client": 1.0, "any_data": 4.0}
 """By the unit of protection: rho over that of a change that is there or not.
 
-``client``: whether the site's change is there or zero, sensitivity C. ``any_data``: any two data sets of the site, whose
-changes are up to 2 C apart.
+``client``: whether the site's change is there or zero, sensitivity C. ``any_data``: any two data sets of the site,
+whose changes are up to 2 C apart.
 """

@@ -5,9 +5,9 @@ Definition 1): P(y) is proportional to exp(-y^2 / (2 s^2)) over the integers y. 
 such noise in each coordinate, the release is D^2 / (2 s^2)-zCDP (their Theorem 14), as with continuous noise.
 
 It is drawn by rejection as in Karney 2016 ("Sampling Exactly from the Normal Distribution", Algorithm D, with s a power
-of two): k >= 0 with probability proportional to exp(-k^2 / 2), a sign, j uniform in 0..s-1; y = +-(k s + j) is kept with
-probability exp(-j (2 k s + j) / (2 s^2)), and "-0" is not. Each comparison of a uniform number with a probability takes
-as many random bits as it needs: floating point decides only where its error can't change the answer, integers of
+of two): k >= 0 with probability proportional to exp(-k^2 / 2), a sign, j uniform in 0..s-1; y = +-(k s + j) is kept
+with probability exp(-j (2 k s + j) / (2 s^2)), and "-0" is not. Each comparison of a uniform number with a probability
+takes as many random bits as it needs: floating point decides only where its error can't change the answer, integers of
 ``_PRECISION`` bits decide the rest. How often a draw is rejected does not depend on what is kept, so that the time that
 sampling takes says nothing of the noise (Jin et al. 2022).
 """

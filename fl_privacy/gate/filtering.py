@@ -59,16 +59,16 @@ def admit(policy: SitePolicy, kind: str, content: Records) -> Records:
         RefusedError: something is in it that the policy does not name, or messages of this kind are not answered.
     """
     if policy.reply(kind) is None:
-        raise RefusedError("kind", f"a message of kind {kind!r:.80}")
+        raise RefusedError("kind", f"a message of kind {kind!r:.400}")
     if content.size > policy.receives.most_bytes:
         raise RefusedError("size", f"a message of {content.size} bytes")
     for name, record in content.arrays.items():
         if name not in policy.receives.arrays:
-            raise RefusedError("record", f"arrays in the record {name!r:.80}")
+            raise RefusedError("record", f"arrays in the record {name!r:.400}")
         for key, array in record.items():
             _expect_finite(f"{name}/{key}", array_values(f"{name}/{key}", array))
     if found := [name for name, record in content.metrics.items() if record]:
-        raise RefusedError("record", f"metrics in the record {found[0]!r:.80}")
+        raise RefusedError("record", f"metrics in the record {found[0]!r:.400}")
     return replace(content, metrics={}, config=_kept("receives", policy.receives.config, content.config, drops=False))
 
 
@@ -83,7 +83,7 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
     """
     reply = policy.reply(kind)
     if reply is None:
-        raise RefusedError("kind", f"a reply to a message of kind {kind!r:.80}")
+        raise RefusedError("kind", f"a reply to a message of kind {kind!r:.400}")
     values = {
         "metrics": _kept("metrics", reply.metrics, replied.metrics, drops=policy.drops),
         "config": _kept("config", reply.config, replied.config, drops=policy.drops),
@@ -93,7 +93,7 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
             raise RefusedError("arrays", "the reply has no arrays")
         return Records(arrays={}, **values)
     if reply.arrays is None:
-        raise RefusedError("record", f"arrays in the record {next(iter(replied.arrays))!r:.80}")
+        raise RefusedError("record", f"arrays in the record {next(iter(replied.arrays))!r:.400}")
     return Records(arrays=_released_arrays(policy, reply.arrays, received, replied), **values)
 
 
@@ -121,11 +121,11 @@ def _matched(rule: Arrays, received: Records, replied: Records) -> dict[tuple[st
     if rule.record is not None and len(came) == 1 and sent.keys() == {rule.record}:
         sent = {next(iter(came)): sent[rule.record]}
     if sent.keys() != came.keys():
-        raise RefusedError("record", f"arrays in the records {sorted(sent)!r:.120} where {sorted(came)!r:.120} came in")
+        raise RefusedError("record", f"arrays in the records {sorted(sent)!r:.400} where {sorted(came)!r:.400} came in")
     for name, record in sent.items():
         if record.keys() != came[name].keys():
             odd = sorted(record.keys() ^ came[name].keys())
-            raise RefusedError("arrays", f"{name} has other arrays than came in, such as {odd[:2]!r:.120}")
+            raise RefusedError("arrays", f"{name} has other arrays than came in, such as {odd[:2]!r:.400}")
     return {(name, key): sent[name][key] for name, record in came.items() for key in record}
 
 
@@ -140,7 +140,7 @@ def _checked(place: tuple[str, str], before: npt.NDArray[Any], array: RawArray, 
     elif array.dtype != str(before.dtype) or array.dtype not in rule.dtypes:
         raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}; {before.dtype} came in")
     if tuple(array.shape) != before.shape:
-        raise RefusedError("shape", f"{where} is of shape {array.shape!r:.80} where {before.shape} came in")
+        raise RefusedError("shape", f"{where} is of shape {array.shape!r:.400} where {before.shape} came in")
     values = array_values(where, array)
     _expect_finite(where, values)
     return values
@@ -164,10 +164,10 @@ def _kept(
     for name, record in held.items():
         if name not in values.records or (record and not values.rules):
             if not drops and record:
-                raise RefusedError("record", f"{where} in the record {name!r:.80}")
+                raise RefusedError("record", f"{where} in the record {name!r:.400}")
             continue
         if not drops and (odd := [key for key in record if key not in values.rules]):
-            raise RefusedError("key", f"{where} in the record {name!r:.80} has {odd[0]!r:.80}")
+            raise RefusedError("key", f"{where} in the record {name!r:.400} has {odd[0]!r:.400}")
         free = {key: rule for key, rule in values.rules.items() if rule.value is None and key in record}
         found[name] = {key: _passed(f"{name}/{key}", rule, record[key]) for key, rule in free.items()}
     fixed = {key: rule.fixed for key, rule in values.rules.items() if rule.value is not None}
@@ -177,7 +177,7 @@ def _kept(
 
 
 def _passed(where: str, rule: Rule, value: Any) -> Any:
-    return value if isinstance(value, bool) and rule.exact else rule.apply(where, value)
+    return value if isinstance(value, bool) and rule.exact and rule.length is None else rule.apply(where, value)
 
 
 def _expect_finite(where: str, values: npt.NDArray[Any]) -> None:
@@ -202,7 +202,7 @@ def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
         if array.data.startswith(header) and len(array.data) == len(header) + size * dtype.itemsize:
             values = np.frombuffer(array.data, dtype=dtype, offset=len(header))
             return values.reshape(shape, order="F" if fortran else "C")
-    raise RefusedError("bytes", f"{where} claims {array.dtype} of shape {shape!r:.80}, its bytes are something else")
+    raise RefusedError("bytes", f"{where} claims {array.dtype} of shape {shape!r:.400}, its bytes are something else")
 
 
 def raw_array(values: npt.NDArray[Any], *, fortran: bool = False) -> RawArray:

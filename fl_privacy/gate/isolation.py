@@ -30,11 +30,13 @@ SETTINGS = (
     "/etc/alternatives",
 )
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-GRAPHICS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/dri")
-PROCESS = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/kernel", "/proc/sys/vm", "/proc/filesystems")
+GRAPHICS = ("/dev/dri", *(f"/dev/nvidia{name}" for name in ("0", "ctl", "-uvm", "-uvm-tools", "-modeset")))
+PROCESS = tuple(
+    f"/proc/{name}" for name in ("self", "cpuinfo", "meminfo", "stat", "sys/kernel", "sys/vm", "filesystems")
+)
 """Of ``/proc`` where it is the machine's own; other processes' command lines tell addresses."""
 
-SHARED_MEMORY = "/dev/shm"  # noqa: S108
+SHARED_MEMORY = "/dev/shm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,7 @@ class Wishes:
     most_bytes: int | None = None
 
     def as_plain(self) -> dict[str, Any]:
-        """For another process."""
+        """Return them for another process."""
         return asdict(self)
 
 
@@ -68,13 +70,14 @@ class Held:
 
     @property
     def is_enough(self) -> bool:
-        """Whether neither the network nor files of others can be reached."""
+        """Say whether neither the network nor files of others can be reached."""
         return bool(self.network and self.files)
 
     def in_words(self) -> str:
-        """For a log."""
+        """Describe it for a log."""
         held = [f"{what}: {', '.join(by) or 'OPEN'}" for what, by in self._held()]
-        return f"The app is kept from {'; '.join(held)}." + (f" Not to be had: {'; '.join(self.missing)}." if self.missing else "")
+        missing = f" Not to be had: {'; '.join(self.missing)}." if self.missing else ""
+        return f"The app is kept from {'; '.join(held)}.{missing}"
 
     def _held(self) -> list[tuple[str, list[str]]]:
         return [("the network", self.network), ("files", self.files), ("other processes", self.processes)]
@@ -110,7 +113,7 @@ def keep_apart(wishes: Wishes) -> Held:
 
 
 def _enter_namespaces(held: Held) -> bool:
-    """Whether mounts, processes and network are this process's own now."""
+    """Make mounts, processes and network this process's own; return whether they are."""
     user, group = os.getuid(), os.getgid()
     wanted = kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
     try:
@@ -143,7 +146,7 @@ def _go_on_in_child() -> None:
 
 
 def _change_root(wishes: Wishes, held: Held) -> bool:
-    """Whether the root holds what the process may read and write and nothing else."""
+    """Make a root that holds what may be read and written and nothing else; return whether it could be made."""
     root = str(Path(wishes.temporary).with_name("root"))
     try:
         kernel.mount("", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
@@ -155,7 +158,8 @@ def _change_root(wishes: Wishes, held: Held) -> bool:
         for place in (*DEVICES, *GRAPHICS, *wishes.writes, wishes.temporary):
             _bind(place, root, read_only=False)
         Path(root, "dev/shm").mkdir()
-        kernel.mount("tmpfs", f"{root}/dev/shm", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=1777")
+        size = "" if wishes.most_bytes is None else f",size={wishes.most_bytes}"
+        kernel.mount("tmpfs", f"{root}/dev/shm", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"mode=1777{size}")
         Path(root, "dev/fd").symlink_to("/proc/self/fd")
         Path(root, "tmp").mkdir(exist_ok=True)
         kernel.enter_root(root)
@@ -167,14 +171,14 @@ def _change_root(wishes: Wishes, held: Held) -> bool:
 
 
 def readable(wishes: Wishes) -> list[str]:
-    """Python, what is installed for it, and the system's libraries."""
+    """List Python, what is installed for it, and the system's libraries."""
     python = [sys.prefix, sys.base_prefix, sys.exec_prefix, *(entry for entry in sys.path if entry)]
     found = dict.fromkeys(str(Path(each).absolute()) for each in python)
     return [*SYSTEM, *SETTINGS, *(each for each in found if each != wishes.temporary)]
 
 
 def _outermost(places: Iterable[str]) -> list[str]:
-    """Those of ``places``, and what they link to, that lie in no other one."""
+    """Return those of ``places``, and what they link to, that lie in no other one."""
     found: list[str] = []
     both = [each for place in places for each in (os.path.abspath(place), os.path.realpath(place))]  # noqa: PTH100
     for place in sorted(dict.fromkeys(both), key=len):

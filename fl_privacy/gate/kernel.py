@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 1, 4, 24, 38, 22
 SECCOMP_MODE_FILTER = 2
@@ -68,7 +69,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def machine() -> str:
-    """``x86_64``, ``aarch64`` or another one, on which there is neither a filter of calls nor a root of its own."""
+    """Return ``x86_64``, ``aarch64`` or another one, for which there is neither a filter of calls nor a root."""
     return platform.machine()
 
 
@@ -80,7 +81,7 @@ def _checked(result: int, what: str) -> int:
 
 
 def prctl(option: int, *arguments: int) -> None:
-    """``prctl(2)``.
+    """Call ``prctl(2)``.
 
     Raises:
         OSError: it failed.
@@ -90,7 +91,7 @@ def prctl(option: int, *arguments: int) -> None:
 
 
 def unshare(flags: int) -> None:
-    """``unshare(2)``.
+    """Call ``unshare(2)``.
 
     Raises:
         OSError: it failed.
@@ -99,7 +100,7 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    """``mount(2)``.
+    """Call ``mount(2)``.
 
     Raises:
         OSError: it failed.
@@ -136,7 +137,7 @@ def drop_capabilities() -> None:
 
 
 def landlock_abi() -> int:
-    """Of the running kernel; 0 where it has none."""
+    """Return Landlock's version in the running kernel; 0 where it has none."""
     found: int = _LIBC.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     return max(found, 0)
 

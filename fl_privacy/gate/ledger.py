@@ -40,6 +40,7 @@ class Entry:
         kind: of message: ``train``, ``evaluate``, ``query``; ``mended`` in place of a torn line.
         outcome: ``sent``, or why nothing of the app left: ``refused``, ``failed``.
         rho: of zCDP, of a change that is there or not; 0 of what carries no weights; ``None`` where no noise bounds it.
+            With noise, a reply that was refused spends as one that was sent: an app may fail to say something.
         run: of Flower.
         app: that answered.
         policy: beginning of the SHA-256 of the policy's file.
@@ -331,8 +332,8 @@ class Ledger:
                 )
         if account.entries < anchored[0]:
             raise LedgerError(
-                f"The ledger {self.path} is older than it was: it has {account.entries} entries of the {anchored[0]} that"
-                f" {self.anchor} knows of; put the newest one back."
+                f"The ledger {self.path} is older than it was: it has {account.entries} entries of the {anchored[0]}"
+                f" that {self.anchor} knows of; put the newest one back."
             )
         self._known = account
         return account
@@ -341,8 +342,8 @@ class Ledger:
         """Parse a line and check that it follows the last entry of ``account``."""
         if not line.endswith(b"\n"):
             raise LedgerError(
-                f"The ledger {self.path} ends in a torn line; `fl-privacy policy show-ledger SITE.yaml --mend` counts it"
-                " as one reply."
+                f"The ledger {self.path} ends in a torn line; `fl-privacy policy show-ledger SITE.yaml --mend` counts"
+                " it as one reply."
             )
         try:
             entry = Entry.read(line)

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -233,13 +233,9 @@ def parse_policy(content: bytes, name: str, folder: Path) -> SitePolicy:
     Raises:
         UserError: it is no policy.
     """
-    import yaml  # noqa: PLC0415
+    from fl_privacy.gate.plain_yaml import loaded  # noqa: PLC0415
 
-    try:
-        told = yaml.safe_load(content)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{name} is expected to be YAML, but is not: {reason}.") from error
+    told = loaded(content, name)
     try:
         return _policy(told, folder, hashlib.sha256(content).hexdigest()[:16])
     except UserError as error:
@@ -273,9 +269,32 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
         raise UserError(
             "protect.noise and rounds_per_day are expected with a budget, whose ledger counts, but there is none."
         )
+    _expect_apart(policy)
+    if policy.protect and any(reply.arrays and reply.arrays.counters == "sent" for reply in policy.sends.values()):
+        raise UserError(
+            "counters is expected to be received with protect, but whole numbers that leave as the app sent them are"
+            " protected by nothing."
+        )
     if policy.budget and policy.budget.epsilon is not None and policy.noising is None:
         raise UserError("budget.epsilon is expected with protect.noise, but nothing makes noise; leave epsilon out.")
     return policy
+
+
+def _expect_apart(policy: SitePolicy) -> None:
+    """Refuse a ledger where the app reads or writes."""
+    if policy.budget is None:
+        return
+    for name, place in (("ledger", policy.budget.ledger), ("anchor", policy.budget.anchor)):
+        if within := holder_of(place, (*policy.app.reads, *policy.app.writes)):
+            raise UserError(
+                f"budget.{name} is expected to be away from what the app reads, but is in {within}; move it."
+            )
+
+
+def holder_of(place: Path, given: Iterable[Path]) -> Path | None:
+    """Return the first of the places ``given`` to an app that ``place`` is in, links followed; ``None`` if none."""
+    real = place.resolve()
+    return next((one for one in given if real.is_relative_to(one.resolve())), None)
 
 
 def _receives(given: object) -> Receives:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fl_privacy import checks
 from fl_privacy.gate.discrete_gaussian import SCALE, Integers, discrete_gaussian
 
-Array = npt.NDArray[np.floating]  # type: ignore[type-arg]
+LARGEST = float(np.finfo(np.float64).max)
 
 _SHRINK = 1e-7
 """By which a change that is too long after rounding is made shorter, at least."""
@@ -67,9 +67,11 @@ def noised(
         noising: how.
         draw: so many values of noise; only tests have another one.
     """
-    change = flat(
-        [np.asarray(b, np.float64) - np.asarray(a, np.float64) for a, b in zip(received, replied, strict=True)]
-    )
+    with np.errstate(over="ignore"):  # of float64
+        change = flat(
+            [np.asarray(b, np.float64) - np.asarray(a, np.float64) for a, b in zip(received, replied, strict=True)]
+        )
+    change = np.clip(change, -LARGEST, LARGEST)
     steps = clipped(change, noising)
     steps += draw(len(steps))
     moved = steps * noising.step

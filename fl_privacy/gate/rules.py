@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fl_privacy import checks
@@ -28,14 +28,18 @@ REASONS = {
     "app": "the app failed",
     "time": "the app took too long",
     "isolation": "the app can't be kept apart",
+    "gate": "the gate failed",
 }
-"""All that a coordinator hears of a refusal: which of these it is. Values and the app's names stay in the site's log."""
+"""All that a coordinator hears of a refusal: which of these it is. Values and names stay in the site's log."""
 
 SMALLEST = 1e-6
 """Rounded numbers of a smaller magnitude leave as zero."""
 
 LARGEST = 1e6
 """Rounded numbers of a larger magnitude are refused where a rule gives no bound."""
+
+LONGEST = 10_000
+"""Numbers of a list."""
 
 DIGITS = 3
 MOST_DIGITS = 15
@@ -61,12 +65,13 @@ class Rule:
 
     Attributes:
         integer: the value is a whole number.
-        at_least, at_most: bounds of a number; for what is rounded to digits they are +-``LARGEST`` where none are given.
+        at_least, at_most: bounds of a number; of what is rounded to digits they are +-``LARGEST`` if none are given.
         digits: significant digits that are left of a number.
         round_to: a number becomes the nearest multiple; ``digits`` then do not count.
         exact: a number passes as it is.
         value: what always leaves, whatever the app says; a whole number as one.
         one_of: texts or numbers that pass as they are, and nothing else.
+        length: of a list of numbers, each of which is as the rule says; ``None`` is one number.
     """
 
     integer: bool = False
@@ -77,6 +82,7 @@ class Rule:
     exact: bool = False
     value: float | None = None
     one_of: tuple[Any, ...] | None = None
+    length: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("integer", "exact"):
@@ -91,6 +97,10 @@ class Rule:
             checks.number("round_to", self.round_to, above=0, example=32)
         if self.one_of is not None and not (self.one_of and all(type(o) in (str, int, float) for o in self.one_of)):
             raise UserError(f"one_of is expected to list texts or numbers, but got {list(self.one_of)}.")
+        if self.length is not None:
+            checks.whole("length", self.length, at_least=1, at_most=LONGEST, example=1)
+            if self.value is not None:
+                raise UserError("A rule is expected to have one of value and length, but has both.")
         if sum((self.exact, self.value is not None, self.one_of is not None, self.round_to is not None)) > 1:
             raise UserError("A rule is expected to have one of exact, value, one_of and round_to, but has several.")
 
@@ -117,7 +127,7 @@ class Rule:
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
 
-    def apply(self, where: str, value: object) -> int | float | str:
+    def apply(self, where: str, value: object) -> "int | float | str | list[int | float | str]":
         """Check ``value`` and round it as it may pass.
 
         Args:
@@ -127,6 +137,13 @@ class Rule:
         Raises:
             RefusedError: it may not.
         """
+        if self.length is None:
+            return self._one(where, value)
+        if not isinstance(value, list | tuple) or len(value) != self.length:
+            raise RefusedError("type", f"{where} is {_short(value)}, and a list of {self.length} is expected")
+        return [self._one(where, each) for each in value]
+
+    def _one(self, where: str, value: object) -> int | float | str:
         if self.one_of is not None:
             if any(type(one) is type(value) and one == value for one in self.one_of):
                 return value  # type: ignore[return-value]
@@ -171,6 +188,10 @@ class Rule:
     @property
     def bits(self) -> float:
         """Return how many bits an app can put into the value at most."""
+        return self._bits_of_one * (self.length or 1)
+
+    @property
+    def _bits_of_one(self) -> float:
         if self.value is not None:
             return 0.0
         if self.one_of is not None:
@@ -187,6 +208,8 @@ class Rule:
 
     def in_words(self) -> str:
         """Describe the rule, such as ``as a whole number of at least 32, rounded to 32``."""
+        if self.length is not None:
+            return f"as a list of {self.length}, each {replace(self, length=None).in_words()}"
         if self.value is not None:
             return f"always as {self.value:g}, whatever the app says"
         if self.one_of is not None:
@@ -209,4 +232,4 @@ class Rule:
 
 
 def _short(value: object) -> str:
-    return f"{value!r}"[:80]
+    return f"{value!r:.400}"

@@ -90,8 +90,8 @@ def _sent(policy: SitePolicy, kind: str, reply: Reply) -> Iterator[str]:
         named = f" in the record {reply.arrays.record}" if reply.arrays.record else ""
         counters = "as they came in" if reply.arrays.counters == "received" else "as the app says"
         yield (
-            f"In reply to {kind} the arrays leave that came in{named}: all of them, with the same names and shapes, finite,"
-            f" of {_listed(reply.arrays.dtypes)}; whole numbers {counters}."
+            f"In reply to {kind} the arrays leave that came in{named}: all of them, with the same names and shapes,"
+            f" finite, of {_listed(reply.arrays.dtypes)}; whole numbers {counters}."
         )
     else:
         yield f"In reply to {kind} no arrays leave."
@@ -114,8 +114,8 @@ def _protected(policy: SitePolicy) -> Iterator[str]:
 def _noised(protect: Protect, noising: Noising) -> Iterator[str]:
     yield f"The change of the weights is clipped to a norm of {noising.clip_norm:g} over all arrays."
     yield (
-        f"Discrete Gaussian noise of standard deviation {noising.clip_norm * noising.noise_multiplier:g} is added to each"
-        f" value of it, on a grid of {noising.step:.3g}."
+        f"Discrete Gaussian noise of standard deviation {noising.clip_norm * noising.noise_multiplier:g} is added to"
+        f" each value of it, on a grid of {noising.step:.3g}."
     )
     yield f"Epsilon is about {UNITS[protect.unit]}."
 
@@ -125,8 +125,8 @@ def _counted(policy: SitePolicy) -> Iterator[str]:
         yield f"Each reply is written into {policy.budget.ledger} before it leaves, and counted over all apps and runs."
         if policy.budget.epsilon is not None and (replies := replies_within(policy)):
             yield (
-                f"Nothing leaves beyond an epsilon of {policy.budget.epsilon:g} at delta {policy.budget.delta:g}: that is"
-                f" {replies} replies with weights."
+                f"Nothing leaves beyond an epsilon of {policy.budget.epsilon:g} at delta {policy.budget.delta:g}: that"
+                f" is {replies} replies with weights."
             )
     if policy.rounds_per_day is not None:
         yield f"At most {policy.rounds_per_day} messages of a kind are answered in 24 hours."
@@ -160,7 +160,10 @@ def _app(limits: AppLimits) -> Iterator[str]:
 
 
 def _values(values: Values) -> str:
-    return "; ".join(f"{key} {rule.in_words()}" for key, rule in values.rules.items())
+    alike: dict[str, list[str]] = {}
+    for key, rule in values.rules.items():
+        alike.setdefault(rule.in_words(), []).append(key)
+    return "; ".join(f"{_listed(keys)} {words}" for words, keys in alike.items())
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """What leaves a client in clear: found by looking at a reply beside what the client loaded, without any attack."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,7 +93,7 @@ def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: 
     """
     found: list[Leak] = []
     told = [v for (_, key), v in sent.values.items() if _EXAMPLE_COUNTS.search(key) and isinstance(v, int | float)]
-    counts = {int(v) for v in [*told, loaded.examples] if v >= LEAST_ROWS}
+    counts = {int(v) for v in [*told, loaded.examples] if LEAST_ROWS <= v < math.inf}
     for (record, key), array in sent.arrays.items():
         where = f"{record}/{key}"
         here = list(_of_array(array, where, loaded, counts))
@@ -285,8 +286,10 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
     labels = loaded.labels
     if labels is None or not len(labels) or array.ndim != 1 or array.dtype.kind not in "fiu" or len(array) < 2:
         return False
+    if labels.dtype.kind not in "iu" or int(labels.max()) >= len(array):  # else one number sizes the counts
+        return False
     counts = np.bincount(labels.clip(min=0), minlength=len(array)).astype(np.float64)
-    if len(counts) != len(array) or len(np.unique(counts)) < 2:
+    if len(np.unique(counts)) < 2:
         return False
     return bool(np.array_equal(counts, array)) or bool(np.allclose(counts / counts.sum(), array, rtol=1e-5, atol=1e-7))
 

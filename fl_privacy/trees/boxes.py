@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fl_privacy.errors import UserError
 from fl_privacy.trees.counts import FirstTree, Training, gradient_sums
 from fl_privacy.trees.exchanges import OwnTree
 from fl_privacy.trees.grid import Grid, leaf_masks, leaf_of
@@ -143,13 +144,19 @@ class BoxProblem:
         return np.flatnonzero(fits)
 
     def _drawn(self, leaf: int, number: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw (number, F) states one by one within a leaf of the first tree."""
+        """Draw (number, F) states one by one within a leaf of the first tree.
+
+        Raises:
+            UserError: nothing falls into it, whatever the model says.
+        """
         possible = np.ones(len(self.masks), dtype=bool)
         if leaf >= 0:
             word, bit = divmod(leaf, 64)
             possible = (self.masks[:, self.mine[0], word] >> np.uint64(bit)) & np.uint64(1) > 0
         weight = (self.usual if self.known is not None else self.even) * possible + 1e-9 * possible
         parts = np.split(weight, self.grid.first[1:])
+        if not all(part.sum() > 0 for part in parts):
+            raise UserError("A leaf that holds rows is expected to be reached by some, but its thresholds leave none.")
         return np.stack([rng.choice(len(part), number, p=part / part.sum()) for part in parts], 1)
 
     def climb(self, rng: np.random.Generator, sweeps: int) -> Chain:

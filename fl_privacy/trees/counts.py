@@ -17,6 +17,9 @@ from fl_privacy.errors import UserError
 from fl_privacy.trees.exchanges import OwnTree
 from fl_privacy.trees.model import LOGISTIC, SOFTMAX, SQUARED, Tree
 
+MOST_COUNTED, MOST_BOUNDS = 1 << 40, 5_000_000
+"""Rows of a leaf, and bounds of all leaves together, that a client's word may come to."""
+
 WHOLE = 0.02
 """How far from a whole number a count may be by rounding of float32."""
 
@@ -108,7 +111,7 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
     found = minimize_scalar(lambda value: fit(value)[1], bounds=(low, high), method="bounded", options={"xatol": 1e-9})
     least = min(float(found.fun), fit(grid[best])[1])
     near = [round(float(found.x), places) for places in (0, 1, 2, 3)] + [float(found.x), float(grid[best])]
-    chosen = next(value for value in near if fit(value)[1] <= 2 * least + 1e-6)
+    chosen = next((value for value in near if fit(value)[1] <= 2 * least + 1e-6), float(grid[best]))
     rate, residual = fit(chosen)
     return Training(learning_rate=float(rate), reg_lambda=float(chosen), residual=residual)
 
@@ -141,10 +144,14 @@ def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
     """List for each leaf, from left to right, the features that its path splits by, with their bounds."""
     found: list[dict[int, tuple[float, float]]] = []
     stack: list[tuple[int, dict[int, tuple[float, float]]]] = [(0, {})]
+    held = 0
     while stack:
         node, bounds = stack.pop()
         if tree.left[node] < 0:
             found.append(bounds)
+            held += len(bounds)
+            if held > MOST_BOUNDS:
+                raise UserError(f"A tree is expected to bound its leaves by at most {MOST_BOUNDS} thresholds in all.")
             continue
         feature, threshold = int(tree.feature[node]), float(tree.threshold[node])
         low, high = bounds.get(feature, (-np.inf, np.inf))
@@ -165,7 +172,7 @@ def count_first_tree(
         positive_weight: XGBoost's ``scale_pos_weight``.
 
     Raises:
-        UserError: there is no such tree, or the objective is another.
+        UserError: there is no such tree, the objective is another, or it states more rows or leaves than can be.
     """
     if not own or own[0].before:
         raise UserError("A first tree is expected to be fitted on top of no other, but the client was given trees.")
@@ -184,6 +191,8 @@ def count_first_tree(
         counts = np.stack([positive, rows - positive], 1)
     else:
         raise UserError(f"Objectives are expected to be logistic, squared error or softmax, but got {objective}.")
+    if not (np.abs(counts) <= MOST_COUNTED).all():
+        raise UserError(f"Leaves are expected to hold at most {MOST_COUNTED} rows, but the model states others.")
     whole = np.round(counts)
     exact = bool((np.abs(counts - whole) <= WHOLE + 1e-5 * np.abs(counts)).all() and (whole >= 0).all())
     whole = np.maximum(whole, 0).astype(int)

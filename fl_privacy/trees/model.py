@@ -19,6 +19,12 @@ LARGEST_MODEL = 64 << 20
 MOST_TREES, MOST_NODES = 20_000, 2_000_000
 """Of a model, all trees together."""
 
+MOST_FEATURES, MOST_CLASSES = 100_000, 10_000
+"""That a model may claim: lists of that length are made of a client's word."""
+
+DEEPEST = 256
+"""Splits on the way from the root to a leaf."""
+
 LOGISTIC = ("binary:logistic", "binary:logitraw", "reg:logistic")
 SQUARED = ("reg:squarederror", "reg:linear")
 SOFTMAX = ("multi:softprob", "multi:softmax")
@@ -174,11 +180,12 @@ def _parsed(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"A model is expected to be JSON, but is damaged: {error}.") from error
+        raise UserError(f"A model is expected to be JSON, but is damaged: {_plain(error)}.") from error
 
 
 def _plain(error: Exception) -> str:
-    return f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+    said = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+    return " ".join(said.split())[:200]
 
 
 def _model(told: Mapping[str, Any]) -> Trees:
@@ -187,32 +194,39 @@ def _model(told: Mapping[str, Any]) -> Trees:
     if booster["name"] != "gbtree":
         raise ValueError(f"is of booster {str(booster['name'])[:40]!r}, and only gbtree is read")
     model, about = booster["model"], learner["learner_model_param"]
-    classes = max(1, int(about["num_class"]))
+    classes, features = max(1, int(about["num_class"])), int(about["num_feature"])
+    if classes > MOST_CLASSES or not 0 <= features <= MOST_FEATURES:
+        raise ValueError(f"has more than {MOST_CLASSES} classes or {MOST_FEATURES} features")
     if int(about.get("num_target", "1")) > 1:
         raise ValueError("has more than one target")
     given = model["trees"]
     if len(given) > MOST_TREES or sum(len(tree["left_children"]) for tree in given) > MOST_NODES:
         raise ValueError(f"has more than {MOST_TREES} trees or {MOST_NODES} nodes")
-    features = int(about["num_feature"])
     groups = [int(one) for one in model["tree_info"]]
     if len(groups) != len(given) or any(not 0 <= group < classes for group in groups):
         raise ValueError("has trees of no class")
     parallel = int(model["gbtree_model_param"].get("num_parallel_tree", "1"))
-    if parallel < 1:
-        raise ValueError("has no parallel tree")
+    if not 1 <= parallel <= MOST_TREES:
+        raise ValueError(f"has not 1 to {MOST_TREES} parallel trees")
     per_round = max(1, classes * parallel)
     trees = tuple(_tree(one, features, groups[k], k // per_round) for k, one in enumerate(given))
     objective = learner["objective"]
+    positive_weight = float(objective.get("reg_loss_param", {}).get("scale_pos_weight", 1.0))
+    if not 0 < positive_weight < math.inf:
+        raise ValueError("has a weight of positives that is no number above 0")
+    base_score = _numbers(about["base_score"])
+    if len(base_score) not in (1, classes):
+        raise ValueError("has not one base score, nor one a class")
     return Trees(
         trees=trees,
-        base_score=_numbers(about["base_score"]),
+        base_score=base_score,
         objective=str(objective["name"])[:60],
         features=features,
         classes=classes,
         parallel=parallel,
         names=tuple(str(name)[:80] for name in learner.get("feature_names", ())),
         version=tuple(int(part) for part in told.get("version", ()))[:3],
-        positive_weight=float(objective.get("reg_loss_param", {}).get("scale_pos_weight", 1.0)),
+        positive_weight=positive_weight,
     )
 
 
@@ -242,8 +256,8 @@ def _tree(told: Mapping[str, Any], features: int, group: int, round: int) -> Tre
     if any(_array(told.get("split_type", ()), int)):
         raise ValueError("splits by categories, and only splits by thresholds are read")
     _check_shape(left, right, feature, features)
-    if not np.isfinite(floats["split_conditions"]).all():
-        raise ValueError("has thresholds or leaves that are no numbers")
+    if not all(np.isfinite(values).all() for values in floats.values()) or (floats["sum_hessian"] < 0).any():
+        raise ValueError("has thresholds, leaves, covers, weights or gains that are no numbers, or covers below 0")
     conditions = floats["split_conditions"]
     return Tree(
         left=left,
@@ -269,6 +283,13 @@ def _check_shape(left: np.ndarray, right: np.ndarray, feature: np.ndarray, featu
         raise ValueError("has a tree that is none")
     if (children == 0).any() or ((feature < 0) | (feature >= features))[inner].any():
         raise ValueError("has a tree that splits by a feature it lacks, or that is none")
+    level = np.zeros(1, dtype=int)
+    for _ in range(DEEPEST + 1):
+        level = level[left[level] >= 0]
+        if not len(level):
+            return
+        level = np.concatenate([left[level], right[level]])
+    raise ValueError(f"has a tree of more than {DEEPEST} levels")
 
 
 def _array(values: Sequence[Any], dtype: Any) -> np.ndarray:

@@ -10,6 +10,9 @@ from fl_privacy.errors import UserError
 DEEPEST = 40
 """Levels of containers; XGBoost's models have eight."""
 
+MOST_VALUES = 2_000_000
+"""Beside those in arrays of numbers, which are read at once: XGBoost writes some dozens a tree."""
+
 _NUMBERS = {"i": ">i1", "U": ">u1", "I": ">i2", "l": ">i4", "L": ">i8", "d": ">f4", "D": ">f8"}
 _CONSTANTS = {"Z": None, "T": True, "F": False}
 
@@ -18,7 +21,7 @@ def read_ubjson(data: bytes) -> Any:
     """Read one value.
 
     Args:
-        data: all bytes of it. Memory stays within a small multiple of their number, as every item takes a byte.
+        data: all bytes of it. Memory stays near their number, and some hundred bytes for each of ``MOST_VALUES``.
 
     Raises:
         UserError: it is damaged, nested too deeply, or of a type that XGBoost does not write.
@@ -35,7 +38,7 @@ class _Reader:
     """A position in bytes."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
+        self.data, self.at, self.values = data, 0, 0
 
     def take(self, number: int) -> bytes:
         if number < 0 or self.at + number > len(self.data):
@@ -57,8 +60,9 @@ class _Reader:
         return int(self.number(kind))
 
     def value(self, kind: str, depth: int) -> Any:
-        if depth > DEEPEST:
-            raise ValueError(f"more than {DEEPEST} levels")
+        self.values += 1
+        if depth > DEEPEST or self.values > MOST_VALUES:
+            raise ValueError(f"more than {DEEPEST} levels or {MOST_VALUES} values")
         if kind in _NUMBERS:
             return self.number(kind)
         if kind in _CONSTANTS:

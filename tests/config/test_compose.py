@@ -33,6 +33,8 @@ def test_sweep_is_the_product_of_the_listed_values():
         ("+extra=1", ("extra",)),
         ("seed", ("key=value", "'seed'")),
         ("seed=1,2", ("-m",)),
+        (f"seed={'[' * 300}{']' * 300}", ("300", "write less")),
+        (f"data.classes=[{','.join(f'c{k}' for k in range(20_000))}]", ("32768 letters", "write less")),
         ("intercept.uploads.x=1", ("intercept.uploads",)),
     ],
 )

@@ -1,5 +1,6 @@
 """Texts become tokens, and words again."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,13 @@ def test_long_texts_are_cut_off_and_keep_their_ends(folder: Path) -> None:
     last = data.train.vocabulary.tokens.index("[SEP]")  # type: ignore[attr-defined]
     assert data.train.input_shape == (4,)
     assert bool((data.train.batch(torch.arange(8)).inputs[:, 3] == last).any())
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_a_pipe_among_texts_keeps_nobody_waiting(folder: Path) -> None:
+    before = len(load_text("text_folder", root=str(folder), max_length=4).train)
+    os.mkfifo(next(path for path in sorted(folder.rglob("*")) if path.is_dir()) / "a.txt")
+    assert len(load_text("text_folder", root=str(folder), max_length=4).train) == before
 
 
 @pytest.mark.parametrize(

@@ -142,3 +142,9 @@ def test_a_bound_at_a_smaller_delta_contradicts_no_claim_at_a_larger_one() -> No
 
 def test_scores_that_are_no_numbers_give_no_estimate() -> None:
     assert estimated_epsilon([float("nan")] * 20, [1.0, 2.0] * 10, delta=DELTA) is None
+
+
+@pytest.mark.parametrize("more", [{"rounds": 10**18}, {"clients": 10**12}, {"draws": 10**15}, {"parameters": 10**12}])
+def test_numbers_that_would_never_end_are_one_line(more: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="is expected to be a whole number from"):
+        Asked(**more)

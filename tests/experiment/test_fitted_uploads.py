@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
@@ -86,3 +87,27 @@ def test_a_row_between_two_rounds_of_sums() -> None:
         kept.note(0, arrays, arrays, [fit])
     (rung,) = kept.climb(clients=1, seed=0, seconds=60.0)
     assert (rung.counts.exact, rung.counts.judged) == (1, 1)
+
+
+def test_values_that_are_none_are_a_reason_on_their_own_rung() -> None:
+    rows, labels = load_iris(return_X_y=True)
+    kept = FittedUploads()
+    for number, (kind, arrays) in enumerate(
+        (
+            (LogisticRegression, {"a/0": np.full((3, 4), np.nan), "a/1": np.zeros(3)}),
+            (GaussianNB, {"a/0": np.full((3, 4), np.inf), "a/1": np.ones((3, 4)), "a/2": np.full(3, np.inf)}),
+        )
+    ):
+        _, fit = fitted(kind, rows, labels)
+        for _ in range(2):
+            kept.note(number, arrays, arrays, [fit])
+    rungs = list(kept.climb(clients=2, seed=0, seconds=60.0))
+    assert [rung.name for rung in rungs] == ["logistic", "sums"]
+    assert all(rung.counts is None and rung.reason for rung in rungs)
+
+
+def test_an_attack_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, _ = trees()
+    monkeypatch.setattr("fl_privacy.experiment.fitted_uploads._trees_rung", lambda *given: 1 / 0)
+    (rung,) = kept.climb(clients=1, seed=0, seconds=60.0)
+    assert rung.reason == "the attack failed (ZeroDivisionError: division by zero)"

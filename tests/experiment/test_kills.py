@@ -46,6 +46,12 @@ LONG = ("run", "federation.clients=2", "federation.rounds=100000", "victims=2", 
 LONG += ("attack.iterations=2", "intercept.rounds=first", "intercept.when=during")
 
 
+def heed() -> None:
+    """Undo, in the process that starts, what `nohup` or a background job of a shell made it ignore."""
+    for name in SIGNALS:
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+
+
 def rounds(out: Path) -> int:
     return max((path.read_text().count('"kind": "round"') for path in out.glob("*/metrics.jsonl")), default=0)
 
@@ -57,6 +63,7 @@ def test_a_signal_ends_a_run_with_one_line_and_leaves_a_readable_folder(name: st
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed,  # noqa: PLW1509 (in one thread)
     )
 
     try:
@@ -83,6 +90,7 @@ def test_a_signal_ends_a_sweep_with_its_workers(name: str, tmp_path: Path) -> No
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed,  # noqa: PLW1509 (in one thread)
     )
     try:
         wait_until(lambda: process.poll() is not None or rounds(out) >= 2, seconds=900)  # clients are at work

@@ -103,6 +103,10 @@ def test_bad_input_is_told() -> None:
         rows_between(*(Moments(means=np.zeros((2, n)), variances=np.zeros((2, n))) for n in (2, 3)))
     with pytest.raises(UserError, match="weights"):
         LogisticOptimum(weights=np.zeros(3), intercepts=np.zeros(1))
+    with pytest.raises(UserError, match="finite"):
+        Moments(means=np.zeros((2, 3)), variances=np.zeros((2, 3)), counts=np.array([np.inf, 1.0]))
+    with pytest.raises(UserError, match="finite"):
+        LogisticOptimum(weights=np.full((1, 2), np.nan), intercepts=np.zeros(1))
     same = LogisticOptimum(weights=np.zeros((1, 2)), intercepts=np.zeros(1))
     with pytest.raises(UserError, match="equal"):
         row_between_optima(same, same, np.zeros((3, 2)), 3)

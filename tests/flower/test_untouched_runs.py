@@ -1,6 +1,7 @@
 """How apps are run when they are audited: nodes, bundles, audits of their own, and what whole trainings tell."""
 
 import gc
+import math
 import zipfile
 from pathlib import Path
 
@@ -188,3 +189,13 @@ def test_figures_of_columns_and_histograms_are_facts() -> None:
         "m/squares": "the sum of squares of the column age over the client's 6 examples",
         "m/bins": "a histogram of the client's 6 examples",
     }
+
+
+def test_an_odd_figure_hides_nothing_and_sizes_nothing() -> None:
+    rows = np.arange(40.0).reshape(10, 4)
+    loaded = Loaded(rows=[rows], labels=np.array([3, 2**62]), examples=10)
+    arrays = {("a", "rows"): rows, ("a", "counts"): np.ones(4)}
+    values = {("m", "num-examples"): math.inf, ("m", "n"): math.nan, ("m", "shares"): [0.5, 0.5]}
+    sent = Sent(direction="client to server", kind="train", round=1, node=1, arrays=arrays, values=values)
+    found = {leak.where: leak.what for leak in findings_of(sent, loaded, (), trained=False)}
+    assert found == {"a/rows": "10 of 10 rows are examples of the client, value by value"}

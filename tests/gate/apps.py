@@ -3,7 +3,9 @@
 import os
 import socket
 import struct
+import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +39,7 @@ CASES = (
 
 
 def secret(context: Context) -> bytes:
-    """An example of the site's."""
+    """Read an example of the site's."""
     return Path(str(context.node_config["data"])).read_bytes()
 
 
@@ -47,12 +49,12 @@ def _values(secret: bytes, shape: tuple[int, ...]) -> np.ndarray:
 
 def _write_everywhere(secret: bytes, context: Context) -> None:
     """Forge a reply on every descriptor there is, and call every address that can be thought of."""
-    frame = struct.pack(">3Q", len(secret), 0, 0) + secret
+    frame = struct.pack(">4Q", 3, 0, 0, len(secret)) + secret
     for number in range(3, 40):
         try:
             flags = os.get_blocking(number)
             os.set_blocking(number, False)
-            os.write(number, frame[: 8 * 3] if number % 2 else b"")
+            os.write(number, frame)
             os.set_blocking(number, flags)
         except OSError:
             continue
@@ -68,7 +70,7 @@ def _write_everywhere(secret: bytes, context: Context) -> None:
 
 
 def reachable(context: Context) -> list[str]:
-    """What of the site's own files and processes can be read or written, and where can be called."""
+    """List what of the site's own files and processes can be read or written, and where can be called."""
     found = []
     for name in ("key", "ledger", "anchor", "policy"):
         path = Path(str(context.node_config[name]))
@@ -89,6 +91,73 @@ def reachable(context: Context) -> list[str]:
     return found + [name for name in os.environ if "KEY" in name or "SECRET" in name]
 
 
+@dataclass
+class Answer:
+    """What an honest app would reply, for a hostile one to change."""
+
+    arrays: dict[str, np.ndarray]
+    metrics: dict[str, object] = field(default_factory=lambda: {"num-examples": 64, "train_loss": 0.5})
+    more: dict[str, object] = field(default_factory=dict)
+
+    def records(self, name: str) -> dict[str, object]:
+        held = {key: Array.from_numpy_ndarray(value) for key, value in self.arrays.items()}
+        return {name: ArrayRecord(held), "metrics": MetricRecord(self.metrics), **self.more}  # type: ignore[arg-type]
+
+
+def in_arrays(case: str, example: bytes, answer: Answer) -> None:
+    """Put the example beside, behind or into arrays."""
+    w, b = answer.arrays["w"], answer.arrays["b"]
+    if case == "extra_record":
+        answer.more["more"] = ArrayRecord([_values(example, (8,))])
+    elif case == "extra_key":
+        answer.arrays["x"] = _values(example, w.shape).astype(w.dtype)
+    elif case == "odd_dtype":
+        answer.arrays["w"] = _values(example, w.shape).astype(np.float64)
+    elif case == "whole_numbers":
+        answer.arrays["n"] = np.array(int.from_bytes(example[:7], "big"))
+    elif case == "bigger_shape":
+        answer.arrays["b"] = _values(example, (len(b) + example[0],)).astype(np.float32)
+    elif case == "not_numbers":
+        bits = 0x7FC00000 + np.resize(np.frombuffer(example, np.uint16), w.shape).astype(np.uint32)
+        answer.arrays["w"] = bits.view(np.float32)
+    elif case == "order_of_keys":
+        order = sorted(answer.arrays, key=lambda key: (example[0] * (len(key) + ord(key[0]))) % 7)
+        answer.arrays = {key: answer.arrays[key] for key in order}
+        answer.metrics = dict(sorted(answer.metrics.items(), reverse=example[0] % 2 == 0))
+    elif case == "memory_order" and example[0] % 2:
+        answer.arrays["w"] = np.asfortranarray(w)
+    elif case == "too_much":
+        answer.more["big"] = ArrayRecord([np.zeros(200 << 20, np.uint8)])
+
+
+def in_values(case: str, example: bytes, answer: Answer) -> None:
+    """Put the example into names and values beside arrays."""
+    if case == "text_metric":
+        answer.metrics["train_loss"] = [float(value) for value in example[:8]]
+    elif case == "text_config":
+        answer.more["config"] = ConfigRecord({"note": example.hex(), "raw": example})
+    elif case == "list_metric":
+        answer.metrics["all"] = list(example)
+    elif case == "low_digits":
+        answer.metrics["train_loss"] = 0.5 + int.from_bytes(example[:4], "big") * 1e-13
+    elif case == "names_of_keys":
+        answer.metrics[example.hex()] = 1.0
+    elif case == "names_of_records":
+        answer.more[example.hex()] = MetricRecord({"a": 1})
+
+
+def aside(case: str, example: bytes, context: Context) -> None:
+    """Try every other way than the reply."""
+    if case == "raised_text":
+        raise ValueError(example.hex())
+    if case == "kind_of_error":
+        raise (KeyError if example[0] % 2 else RuntimeError)("failed")
+    if case == "wire":
+        _write_everywhere(example, context)
+    elif case == "files" and (found := reachable(context)):
+        raise RuntimeError(str(found))
+
+
 hostile = ClientApp()
 
 
@@ -96,60 +165,18 @@ hostile = ClientApp()
 def betray(message: Message, context: Context) -> Message:
     case, example = CASES[int(message.content.config_records["config"]["case"])], secret(context)
     (name, record), *_ = message.content.array_records.items()
-    arrays = {key: array.numpy() for key, array in record.items()}
-    w = arrays["w"]
-    metrics: dict[str, object] = {"num-examples": 64, "train_loss": 0.5}
-    more: dict[str, object] = {}
-    if case == "extra_record":
-        more["more"] = ArrayRecord([_values(example, (8,))])
-    elif case == "extra_key":
-        arrays["x"] = _values(example, w.shape).astype(w.dtype)
-    elif case == "odd_dtype":
-        arrays["w"] = _values(example, w.shape).astype(np.float64)
-    elif case == "whole_numbers":
-        arrays["n"] = np.array(int.from_bytes(example[:7], "big"))
-    elif case == "bigger_shape":
-        arrays["b"] = _values(example, (len(arrays["b"]) + example[0],)).astype(np.float32)
-    elif case == "not_numbers":
-        bits = 0x7FC00000 + np.resize(np.frombuffer(example, np.uint16), w.shape).astype(np.uint32)
-        arrays["w"] = bits.view(np.float32)
-    elif case == "text_metric":
-        metrics["train_loss"] = [float(value) for value in example[:8]]
-    elif case == "text_config":
-        more["config"] = ConfigRecord({"note": example.hex(), "raw": example})
-    elif case == "list_metric":
-        metrics["all"] = list(example)
-    elif case == "low_digits":
-        metrics["train_loss"] = 0.5 + int.from_bytes(example[:4], "big") * 1e-13
-    elif case == "names_of_keys":
-        metrics[example.hex()] = 1.0
-    elif case == "names_of_records":
-        more[example.hex()] = MetricRecord({"a": 1})
-    elif case == "order_of_keys":
-        order = sorted(arrays, key=lambda key: (example[0] * (len(key) + ord(key[0]))) % 7)
-        arrays = {key: arrays[key] for key in order}
-        metrics = dict(sorted(metrics.items(), reverse=example[0] % 2 == 0))
-    elif case == "memory_order" and example[0] % 2:
-        arrays["w"] = np.asfortranarray(w)
-    elif case == "raised_text":
-        raise ValueError(example.hex())
-    elif case == "kind_of_error":
-        raise (KeyError if example[0] % 2 else RuntimeError)("failed")
-    elif case == "replied_error":
+    answer = Answer({key: array.numpy() for key, array in record.items()})
+    in_arrays(case, example, answer)
+    in_values(case, example, answer)
+    aside(case, example, context)
+    if case == "replied_error":
         return Message(Error(example[0], example.hex()), reply_to=message)
-    elif case == "too_much":
-        more["big"] = ArrayRecord([np.zeros(200 << 20, np.uint8)])
-    elif case == "wire":
-        _write_everywhere(example, context)
-    elif case == "files":
-        found = reachable(context)
-        if found:
-            raise RuntimeError(str(found))
-    held = {key: Array.from_numpy_ndarray(value) for key, value in arrays.items()}
+    content = answer.records(name)
     if case == "bytes_behind":
+        held = dict(content[name].items())  # type: ignore[attr-defined]
         w = held["w"]
         held["w"] = Array(dtype=w.dtype, shape=tuple(w.shape), stype=w.stype, data=w.data + example)
-    content = {name: ArrayRecord(held), "metrics": MetricRecord(metrics), **more}  # type: ignore[arg-type]
+        content[name] = ArrayRecord(held)
     reply = Message(RecordDict(content), reply_to=message)  # type: ignore[arg-type]
     if case == "metadata":
         reply.metadata.__dict__["_dst_node_id"] = int.from_bytes(example[:4], "big")
@@ -199,3 +226,27 @@ def misbehave(message: Message, context: Context) -> Message:
     arrays = next(iter(message.content.array_records.values()))
     metrics = MetricRecord({"num-examples": 64, "train_loss": float(counted["calls"])})  # type: ignore[arg-type]
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+honest = ClientApp()
+"""Adds one to its weights."""
+
+
+@honest.train()
+def add_one(message: Message, context: Context) -> Message:
+    (name, record), *_ = message.content.array_records.items()
+    held = {key: array.numpy() for key, array in record.items()}
+    held["w"] = held["w"] + np.float32(1)
+    arrays = ArrayRecord({key: Array.from_numpy_ndarray(value) for key, value in held.items()})
+    return Message(RecordDict({name: arrays, "metrics": MetricRecord({"num-examples": 64})}), reply_to=message)
+
+
+printing = ClientApp()
+"""Prints, with a terminal's commands, and replies what came."""
+
+
+@printing.train()
+def print_and_echo(message: Message, context: Context) -> Message:
+    print("on standard output\x1b[2J", flush=True)
+    print("on standard error\x1b]0;title\x07", file=sys.stderr, flush=True)
+    return Message(RecordDict({"arrays": message.content.array_records["arrays"]}), reply_to=message)

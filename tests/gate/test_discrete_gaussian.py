@@ -73,8 +73,8 @@ def test_none_are_none_and_draws_are_never_the_same() -> None:
     assert not np.array_equal(dg.discrete_gaussian(8), dg.discrete_gaussian(8))
 
 
-# The attack of Mironov 2012 on noise in floating point, for the Gaussian as in Jin et al. 2022: a value and noise add up
-# to some of the floating-point numbers only, and which ones depends on the value.
+# The attack of Mironov 2012 on noise in floating point, for the Gaussian as in Jin et al. 2022: a value and noise add
+# up to some of the floating-point numbers only, and which ones depends on the value.
 
 DEVIATION = 100.0
 SIZE, RELEASES = 64, 300

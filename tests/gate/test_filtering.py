@@ -221,3 +221,11 @@ def test_a_variance_is_not_made_negative() -> None:
 def test_refusals_are_user_errors() -> None:
     with pytest.raises(UserError):
         release(policy(), "query", RECEIVED, replied())
+
+
+def test_a_change_beyond_the_largest_number_is_clipped_too() -> None:
+    noising = Noising(clip_norm=1.0, noise_multiplier=0.001)
+    made = noised([np.full(4, -1.7e308)], [np.full(4, 1.7e308)], noising, draw=lambda n: np.zeros(n, np.int64))
+    assert np.isfinite(made[0]).all()
+    moved = noised([np.array([-1e308, 0.0])], [np.array([1e308, 0.0])], noising, draw=lambda n: np.zeros(n, np.int64))
+    assert moved[0][1] == 0.0

@@ -163,3 +163,15 @@ def test_bits_are_no_fewer_than_the_values_that_can_leave() -> None:
     coarse = Rule(integer=True, round_to=32, at_least=32, at_most=4096)
     values = {coarse.apply("x", k) for k in range(32, 4097)}
     assert len(values) <= 2**coarse.bits < 1.1 * len(values)
+
+
+def test_a_list_is_of_so_many_numbers_and_each_is_as_the_rule_says() -> None:
+    rule = Rule.read("metrics.x", {"length": 3, "digits": 2})
+    assert rule.apply("x", [0.123, 4.56, 0.0]) == [0.12, 4.6, 0.0]
+    assert rule.bits == 3 * Rule.read("metrics.x", {"digits": 2}).bits
+    assert rule.in_words().startswith("as a list of 3, each as a number")
+    for value in ([0.1, 0.2], [0.1] * 4, 0.1, "abc", [0.1, 0.2, "c"], [0.1, 0.2, float("nan")]):
+        with pytest.raises(UserError):
+            rule.apply("x", value)
+    with pytest.raises(UserError, match="one of value and length"):
+        Rule.read("metrics.x", {"length": 3, "value": 1})

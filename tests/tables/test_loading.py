@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -82,6 +85,16 @@ def test_a_file_that_is_no_table_is_one_line(tmp_path: Path, name: str, content:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match="expected"):
         load_table(path=str(tmp_path / name))
+
+
+def test_a_small_file_that_unpacks_to_gigabytes_is_not_unpacked(tmp_path: Path) -> None:
+    part = pyarrow.table({"a": np.zeros(1_000_000, np.int64)})
+    with pyarrow.parquet.ParquetWriter(tmp_path / "a.parquet", part.schema) as writer:
+        for _ in range(150):
+            writer.write_table(part)
+    assert (tmp_path / "a.parquet").stat().st_size < 1 << 20
+    with pytest.raises(UserError, match="unpack to 1200000000"):
+        load_table(path=str(tmp_path / "a.parquet"))
 
 
 def test_no_file_and_no_frame() -> None:

@@ -1,5 +1,8 @@
 """Cells become what a model takes, and cells again."""
 
+import json
+import math
+
 import pytest
 import torch
 
@@ -49,6 +52,33 @@ def test_what_is_no_schema_is_one_line(text: str) -> None:
     with pytest.raises(UserError, match="expected") as caught:
         Schema.of_json(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"decimals": 10**9},
+        {"decimals": -1},
+        {"std": math.nan},
+        {"std": -1.0},
+        {"low": math.nan},
+        {"low": 2.0, "high": 1.0},
+        {"name": 7},
+        {"categories": "ab", "shift": [0, 0], "scale": [1, 1]},
+        {"shift": ["0"]},
+    ],
+)
+def test_a_column_of_somebody_else_claims_nothing_that_can_not_be(changed: dict[str, object]) -> None:
+    with pytest.raises(UserError, match="expected"):
+        Schema.of_json(json.dumps([{"name": "a", "shift": [0], "scale": [1], **changed}]))
+
+
+def test_nesting_and_width_are_bounded() -> None:
+    with pytest.raises(UserError, match="JSON list of columns"):
+        Schema.of_json("[" * 100_000)
+    wide = Column(name="a", categories=tuple(map(str, range(10_000))), shift=(0.0,) * 10_000, scale=(1.0,) * 10_000)
+    with pytest.raises(UserError, match="at most 100000 values"):
+        Schema((wide,) * 11)
 
 
 def test_categories_are_found_in_what_a_model_takes() -> None:

@@ -1,6 +1,7 @@
 """Trees of XGBoost, from models in ``models`` (made by ``experiments/trees.py --part fixtures``; XGBoost 3.2)."""
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 
@@ -23,11 +24,15 @@ from fl_privacy.trees import (
     thresholds,
 )
 from fl_privacy.trees.boxes import BoxProblem
+from fl_privacy.trees.counts import Training, leaf_bounds
 from fl_privacy.trees.grid import leaf_masks, leaf_of, make_grid, states_of
-from fl_privacy.trees.model import LARGEST_MODEL
+from fl_privacy.trees.model import DEEPEST, LARGEST_MODEL
+from fl_privacy.trees.ubjson import MOST_VALUES, read_ubjson
 
 MODELS = Path(__file__).parent / "models"
 FEATURES = [0, 1, 4, 5, 6]
+NODES = 9
+"""Of the first of two trees."""
 
 
 def table() -> tuple[np.ndarray, np.ndarray]:
@@ -51,6 +56,24 @@ def altered(**changes: object) -> bytes:
     told = json.loads((MODELS / "two_trees.json").read_text())
     told["learner"]["gradient_booster"]["model"]["trees"][0].update(changes)
     return json.dumps(told).encode()
+
+
+def claiming(part: str, **changes: object) -> bytes:
+    """Return a model that says something else of itself."""
+    told = json.loads((MODELS / "two_trees.json").read_text())
+    told["learner"][part].update(changes)
+    return json.dumps(told).encode()
+
+
+def chain(levels: int) -> bytes:
+    """Return a model whose first tree has so many levels, each with a leaf."""
+    inner = np.arange(levels)
+    left, right = np.full(2 * levels + 1, -1), np.full(2 * levels + 1, -1)
+    left[2 * inner], right[2 * inner] = 2 * inner + 1, 2 * inner + 2
+    zeros = [0.0] * len(left)
+    numbers = dict.fromkeys(("split_conditions", "sum_hessian", "base_weights", "loss_changes"), zeros)
+    whole = {name: [0] * len(left) for name in ("split_indices", "default_left", "split_type")}
+    return altered(left_children=left.tolist(), right_children=right.tolist(), **numbers, **whole)
 
 
 @pytest.mark.parametrize("kind", ["json", "ubj"])
@@ -190,6 +213,14 @@ def test_a_client_that_was_given_trees_first_needs_its_number_of_rows() -> None:
         (altered(left_children=[1, 1]), "differ in length"),
         (altered(split_indices=[9] * 15), "."),
         (altered(sum_hessian="x"), "not of numbers"),
+        (altered(sum_hessian=[-1.0] * NODES), "covers below 0"),
+        (altered(loss_changes=[math.nan] * NODES), "no numbers"),
+        (claiming("learner_model_param", num_feature="1000000000000000"), "100000 features"),
+        (claiming("learner_model_param", num_feature="-1"), "100000 features"),
+        (claiming("learner_model_param", num_class="1000000000"), "10000 classes"),
+        (claiming("learner_model_param", base_score="[0.5,0.5,0.5]"), "base score"),
+        (claiming("objective", reg_loss_param={"scale_pos_weight": "nan"}), "above 0"),
+        (claiming("objective", reg_loss_param={"scale_pos_weight": "0"}), "above 0"),
     ],
 )
 def test_models_that_are_none_end_in_a_line(model: bytes, what: str) -> None:
@@ -203,6 +234,39 @@ def test_a_tree_that_goes_round_is_refused() -> None:
     tree["left_children"][1] = 0
     with pytest.raises(UserError, match="none"):
         read_model(json.dumps(told).encode())
+
+
+def test_a_tree_is_as_deep_as_trees_are() -> None:
+    assert len(read_model(chain(DEEPEST)).trees[0].leaves) == DEEPEST + 1
+    with pytest.raises(UserError, match="levels"):
+        read_model(chain(DEEPEST + 1))
+
+
+def test_bounds_of_leaves_are_counted_before_they_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_privacy.trees.counts.MOST_BOUNDS", 5)
+    with pytest.raises(UserError, match="at most 5 thresholds"):
+        leaf_bounds(read_model((MODELS / "two_trees.json").read_bytes()).trees[0])
+
+
+def test_more_rows_than_there_can_be_are_refused() -> None:
+    own = own_trees([read_exchange(b"", altered(sum_hessian=[3e38] * NODES))])
+    with pytest.raises(UserError, match="states others"):
+        count_first_tree(own, "binary:logistic", Training(learning_rate=0.1, reg_lambda=1.0))
+
+
+def test_a_leaf_that_nothing_falls_into_is_no_place_for_rows() -> None:
+    told = json.loads((MODELS / "bagging_0_reply.json").read_text())
+    tree = told["learner"]["gradient_booster"]["model"]["trees"][0]
+    for node in (0, tree["left_children"][0]):
+        tree["split_indices"][node], tree["default_left"][node] = 0, 0
+    tree["split_conditions"][0], tree["split_conditions"][tree["left_children"][0]] = 1.0, 5.0
+    with pytest.raises(UserError, match="leave none"):
+        reconstruct_rows([read_exchange(b"", json.dumps(told).encode())], chains=1, sweeps=1)
+
+
+def test_containers_without_end_take_no_memory() -> None:
+    with pytest.raises(UserError, match="values"):
+        read_ubjson(b"[" + b"[]" * (MOST_VALUES + 1) + b"]")
 
 
 def test_a_model_that_is_too_large_is_not_parsed() -> None:

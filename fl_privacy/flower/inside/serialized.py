@@ -1,6 +1,8 @@
 """Records, messages and contexts as bytes and back, as Flower sends them."""
 
-from flwr.app import Context, Message, RecordDict
+from collections.abc import Sequence
+
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.common.serde import (
     context_from_proto,
     context_to_proto,
@@ -15,7 +17,17 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-__all__ = ["bytes_of", "context_bytes", "context_of", "message_bytes", "message_of", "message_with", "records_of"]
+__all__ = [
+    "bytes_of",
+    "context_bytes",
+    "context_of",
+    "message_bytes",
+    "message_from_parts",
+    "message_of",
+    "message_parts",
+    "message_with",
+    "records_of",
+]
 
 
 def bytes_of(records: RecordDict) -> bytes:
@@ -36,26 +48,64 @@ def records_of(content: bytes) -> RecordDict:
 
 
 def message_bytes(message: Message) -> bytes:
-    """``message`` in Flower's own format."""
+    """Serialize ``message`` in Flower's own format."""
     return message_to_proto(message).SerializeToString()
 
 
 def message_of(content: bytes) -> Message:
-    """Inverse of ``message_bytes``."""
+    """Parse a message: the inverse of ``message_bytes``."""
     return message_from_proto(ProtoMessage.FromString(content))
 
 
 def message_with(message: Message, content: RecordDict) -> Message:
-    """``message`` as it came, but with other content."""
-    proto = ProtoMessage(metadata=metadata_to_proto(message.metadata), content=recorddict_to_proto(content))
-    return message_from_proto(proto)
+    """Return ``message`` as it came, but with other content."""
+    proto = ProtoMessage(metadata=metadata_to_proto(message.metadata), content=ProtoRecordDict())
+    made = message_from_proto(proto)
+    made.content = content  # not copied: weights are large
+    return made
+
+
+def message_parts(message: Message) -> list[bytes]:
+    """Serialize ``message`` as what it holds beside arrays, and the bytes of each array, which are not copied."""
+    if not message.has_content():
+        return [message_bytes(message)]
+    beside, data = RecordDict(), list[bytes]()
+    for name, record in message.content.items():
+        if isinstance(record, ArrayRecord):
+            data += [array.data for array in record.values()]
+            beside[name] = ArrayRecord({key: _array_like(array, b"") for key, array in record.items()})
+        else:
+            beside[name] = record
+    return [message_bytes(message_with(message, beside)), *data]
+
+
+def message_from_parts(parts: Sequence[bytes]) -> Message:
+    """Parse a message: the inverse of ``message_parts``.
+
+    Raises:
+        ValueError: there are more or fewer arrays than it has.
+    """
+    message, data = message_of(parts[0]), iter(parts[1:])
+    if message.has_content():
+        for name, record in message.content.array_records.items():
+            held = {key: _array_like(array, next(data, None)) for key, array in record.items()}
+            message.content[name] = ArrayRecord(held)
+    if next(data, None) is not None:
+        raise ValueError("more arrays are there than the message has")
+    return message
+
+
+def _array_like(array: Array, data: bytes | None) -> Array:
+    if data is None:
+        raise ValueError("fewer arrays are there than the message has")
+    return Array(dtype=array.dtype, shape=tuple(array.shape), stype=array.stype, data=data)
 
 
 def context_bytes(context: Context) -> bytes:
-    """``context`` in Flower's own format."""
+    """Serialize ``context`` in Flower's own format."""
     return context_to_proto(context).SerializeToString()
 
 
 def context_of(content: bytes) -> Context:
-    """Inverse of ``context_bytes``."""
+    """Parse a context: the inverse of ``context_bytes``."""
     return context_from_proto(ProtoContext.FromString(content))

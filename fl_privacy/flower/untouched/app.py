@@ -121,8 +121,9 @@ def _read(folder: Path, path: str | Path) -> App:
         if not project.stat().st_size <= LARGEST_PROJECT:
             raise UserError(f"{project} is expected to have at most {LARGEST_PROJECT >> 10} KiB, but is larger.")
         told = tomllib.loads(project.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise UserError(f"{project} is expected to be TOML, but is not: {error}.") from error
+    except (ValueError, RecursionError, OSError) as error:  # TOMLDecodeError, no UTF-8, or a number of 5,000 digits
+        said = " ".join(str(error).split())[:200]
+        raise UserError(f"{project} is expected to be TOML, but is not: {said}.") from error
     flower = _table(_table(told, "tool"), "flwr")
     components, about = _table(_table(flower, "app"), "components"), _table(told, "project")
     if not {"serverapp", "clientapp"} <= set(components):
@@ -135,7 +136,7 @@ def _read(folder: Path, path: str | Path) -> App:
         name=str(about.get("name", folder.name)),
         server=str(components["serverapp"]),
         client=str(components["clientapp"]),
-        config=_flat(_table(_table(flower, "app"), "config")),
+        config=_config_of(_table(_table(flower, "app"), "config"), project),
         dependencies=tuple(map(str, listed)) if isinstance(listed := about.get("dependencies"), list) else (),
         nodes=_nodes(_table(flower, "federations")),
     )
@@ -168,6 +169,14 @@ def _unpacked(bundle: Path) -> Path:
         shutil.rmtree(into, ignore_errors=True)
         raise UserError(f"{bundle} is expected to be a bundle as `flwr build` writes, but is none.") from error
     return into
+
+
+def _config_of(nested: Mapping[str, Any], project: Path) -> Config:
+    """Join the tables of a run config, which dotted keys may nest deeper than Python follows."""
+    try:
+        return _flat(nested)
+    except RecursionError as error:
+        raise UserError(f"{project} is expected to nest its run config a few tables deep, but goes deeper.") from error
 
 
 def _flat(nested: Mapping[str, Any], before: str = "") -> Config:

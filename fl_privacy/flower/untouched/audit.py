@@ -108,13 +108,13 @@ def audit_app(app: App, asked: Asked) -> Audited:
     with contextlib.ExitStack() as stack:
         asked_data = stack.enter_context(mirrored(asked.mirror))
         stack.enter_context(in_one_process())
-        stack.enter_context(_working_in(folder / "files"))
+        stack.enter_context(working_in(folder / "files"))
         left_out = stack.enter_context(own_audits_left_out())
         tables: dict[str, np.ndarray] = {}
         with LoadedBy(tables).looking():  # some apps read their data when they are imported
             server, client = app.load()
         if asked.seed is not None:
-            _seed(asked.seed)
+            seeded(asked.seed)
         grid = TappedGrid(range(nodes), client, config, asked.clients, tables=tables, node_config=node_config)
         run.grid, run.asked_data = grid, asked_data
         grid.on_answer = run.refresh
@@ -393,7 +393,7 @@ def _folder(out: Path, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def _working_in(folder: Path) -> Iterator[None]:
+def working_in(folder: Path) -> Iterator[None]:
     """Let the app work, and leave its files, in ``folder``."""
     before, path = Path.cwd(), list(sys.path)
     os.chdir(folder)
@@ -404,7 +404,8 @@ def _working_in(folder: Path) -> Iterator[None]:
         sys.path[:] = path
 
 
-def _seed(seed: int) -> None:
+def seeded(seed: int) -> None:
+    """Seed all random streams that apps use."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

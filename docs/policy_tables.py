@@ -1,0 +1,134 @@
+"""Tables of docs/site_policy.md, from experiments/rows/site_policy."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kept_rows import ROWS, markdown, read_rows
+
+Row = Mapping[str, Any]
+
+
+def policy_table(kind: str, folder: Path = ROWS) -> str:
+    """One of ``TABLES``; "Not run." without rows."""
+    rows = [row for row in read_rows("site_policy", folder) if row["kind"] == kind]
+    return TABLES[kind](rows) if rows else "Not run."
+
+
+def _yes(said: bool) -> str:
+    return "yes" if said else "no"
+
+
+def _hostile(rows: Sequence[Row]) -> str:
+    lines = [
+        [row["case"].replace("_", " "), _yes(row["same_bytes"]), _yes(row["example_found"]), row["answer"]]
+        for row in rows
+    ]
+    heads = ["where the app puts the example", "reply the same whatever it knows", "example in the bytes", "what left"]
+    return markdown(heads, lines)
+
+
+def _weights(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        noise = "none" if row["noise_multiplier"] is None else f"{row['noise_multiplier']:g}"
+        clip = "none" if row["clip_norm"] is None else f"{row['clip_norm']:g}"
+        shares = [f"{100 * row[name]:.1f} %" for name in ("bits_read", "best_decoder_expected", "control")]
+        lines.append([clip, noise, *shares])
+    return markdown(["clip norm", "noise multiplier", "bits read", "by theory", "guessed without the update"], lines)
+
+
+def _honest(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        same = f"{row['same']} of {row['replies']}"
+        note = row["note"]
+        if row["errors_of_its_own"]:  # the policy then does not name what it never saw
+            note = f"{note.partition(';')[0]}; {row['errors_of_its_own']} errors of its own, without the gate too"
+        if row["other_memory_order"]:
+            note += f"; {row['other_memory_order']} with arrays in the memory order of the message"
+        lines.append([row["app"], same, f"{row['repeatable']} of {row['replies']}", note])
+    return markdown(
+        ["app of Flower, unedited", "replies equal behind the gate", "equal in two runs without", ""], lines
+    )
+
+
+def _kills(rows: Sequence[Row]) -> str:
+    heads = ["ended by", "times", "replies that left", "entries", "left without an entry", "torn lines"]
+    return markdown(
+        heads,
+        [
+            [
+                row["what"],
+                str(row["times"]),
+                *(f"{row[name]:,}" for name in ("replies_left", "entries", "left_without_entry", "torn_lines")),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _full(rows: Sequence[Row]) -> str:
+    lines = [[r["what"], str(r["replies_left"]), str(r["entries_sent"]), "; ".join(r["then"])] for r in rows]
+    return markdown(["", "replies that left", "entries of replies", "then"], lines)
+
+
+def _rollback(rows: Sequence[Row]) -> str:
+    return markdown(
+        ["ledger", "at the start", "a gate that runs"],
+        [[row["what"], row["noticed_at_start"] or "not noticed", row["running_gate"]] for row in rows],
+    )
+
+
+def _floating(rows: Sequence[Row]) -> str:
+    names = {"torch": "`torch.randn`, float32", "gate": "the gate's"}
+    lines = [[names[row["noise"]], f"{row['advantage']:.3f}", str(row["releases"])] for row in rows]
+    return markdown(["noise", "advantage of the attacker", "releases of each kind"], lines)
+
+
+def _overhead(rows: Sequence[Row]) -> str:
+    heads = ["model", "policy", "gate adds a round", "gate and process add", "app itself"]
+    names = ("gate_adds_s", "gate_and_process_add_s", "app_s")
+    return markdown(heads, [[r["model"], r["policy"], *(f"{1000 * r[name]:.1f} ms" for name in names)] for r in rows])
+
+
+def _federation(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        ledger = ", ".join(f"{number} {what}" for what, number in sorted(row.get("ledger", {}).items()))
+        train = f"{row['train_replies']} replies, {row['train_failures']} failures"
+        evaluate = f"{row['evaluate_replies']} replies, {row['evaluate_failures']} refused"
+        lines.append(
+            [
+                str(row["sites_with_policy"]),
+                str(row["rounds"]),
+                f"{row['seconds'] / row['rounds']:.0f}",
+                train,
+                evaluate,
+                ledger,
+                str(row.get("refused_in_log", "")),
+            ]
+        )
+    heads = [
+        "sites with a policy",
+        "rounds",
+        "seconds a round",
+        "training",
+        "evaluation",
+        "the site's ledger",
+        "refusals in its log",
+    ]
+    return markdown(heads, lines)
+
+
+TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
+    "hostile": _hostile,
+    "weights": _weights,
+    "honest": _honest,
+    "kills": _kills,
+    "full": _full,
+    "rollback": _rollback,
+    "floating": _floating,
+    "overhead": _overhead,
+    "federation": _federation,
+}

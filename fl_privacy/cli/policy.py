@@ -1,0 +1,124 @@
+"""``fl-privacy policy``: what a site's policy says, what it would refuse of an app, and what has left so far."""
+
+import datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fl_privacy import checks
+from fl_privacy.errors import UserError
+from fl_privacy.gate.ledger import Ledger
+from fl_privacy.gate.policy import READY, SitePolicy, read_policy
+from fl_privacy.gate.sentences import course_of, replies_within, rules_in_words, warnings_of
+
+app = typer.Typer(help="A site's own policy of what may leave: say it, try it on an app, show what has left.")
+
+Site = Annotated[str, typer.Argument(metavar="SITE.YAML", help=f"The policy, or one of {', '.join(READY)}.")]
+
+COURSE = (1, 10, 50, 100)
+"""Replies of which epsilon is told."""
+
+
+@app.command()
+def check(site: Site) -> None:
+    """Say each rule in one plain sentence, and what the policy leaves open."""
+    policy = read_policy(site)
+    for sentence in rules_in_words(policy):
+        print(sentence)
+    print()
+    for sentence in warnings_of(policy):
+        print(f"Open: {sentence}")
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(READY)}.")]) -> None:
+    """Print a ready policy to start from: `fl-privacy policy show dp > site.yaml`."""
+    checks.one_of("NAME", name, READY)
+    print((files("fl_privacy.gate") / "policies" / f"{name}.yaml").read_text(encoding="utf-8"), end="")
+
+
+@app.command("try")
+def try_app(  # noqa: PLR0917
+    site: Site,
+    place: Annotated[Path, typer.Argument(metavar="APP", help="Folder with Flower's pyproject.toml, or a .fab file.")],
+    nodes: Annotated[int, typer.Option("--nodes", help="Clients, each behind the gate.")] = 4,
+    rounds: Annotated[int, typer.Option("--rounds", help="Of training.")] = 3,
+    run_config: Annotated[
+        list[str] | None, typer.Option("--run-config", help="As `flwr run` takes it: 'key=value key=\"text\"'.")
+    ] = None,
+    node_config: Annotated[
+        list[str] | None,
+        typer.Option("--node-config", help="As `flower-supernode` takes it; {partition} is the node's number."),
+    ] = None,
+    mirror: Annotated[
+        Path | None,
+        typer.Option("--mirror", metavar="DIR", help="Folder of data sets by hub name, instead of the hub."),
+    ] = None,
+) -> None:
+    """Run an app in simulation without and with the gate: what would be refused, its figures, epsilon over rounds.
+
+    The app's code runs in this process, as `flwr run` would run it: trust it as you would then. The ledger is a
+    temporary one.
+    """
+    checks.whole("--nodes", nodes, at_least=1, at_most=1000, example=4)
+    checks.whole("--rounds", rounds, at_least=1, at_most=10_000, example=3)
+    policy = read_policy(site)
+    from fl_privacy.flower.untouched.app import read_app  # noqa: PLC0415
+    from fl_privacy.flower.untouched.trial import TrialSettings, try_policy  # noqa: PLC0415
+
+    settings = TrialSettings(
+        nodes=nodes,
+        rounds=rounds,
+        run_config=tuple(run_config or ()),
+        node_config=tuple(node_config or ()),
+        mirror=None if mirror is None else mirror.expanduser().absolute(),
+    )
+    for line in try_policy(policy, read_app(place), settings):
+        print(line)
+    for line in _course(policy):
+        print(line)
+
+
+def _course(policy: SitePolicy) -> list[str]:
+    if policy.noising is None:
+        return ["Epsilon: infinite from the first reply on, since no noise is on the weights."]
+    told = ", ".join(f"{course_of(policy, replies):.2f} after {replies}" for replies in COURSE)
+    last = replies_within(policy)
+    within = f"; the budget ends after {last}" if last else ""
+    return [f"Epsilon of a site that answers every round: {told}{within}."]
+
+
+@app.command("show-ledger")
+def show_ledger(
+    site: Site,
+    last: Annotated[int, typer.Option("--last", help="Entries to show.")] = 20,
+    mend: Annotated[bool, typer.Option("--mend", help="Count a torn last line as one reply.")] = False,
+) -> None:
+    """Show what has left this site, and what of the budget is spent.
+
+    A ledger that is missing, torn, changed or older than its anchor knows is one line and a non-zero status.
+    """
+    checks.whole("--last", last, at_least=0, example=20)
+    policy = read_policy(site)
+    if policy.budget is None:
+        raise UserError(f"{site} is expected to have a budget, whose ledger is shown, but has none.")
+    if not policy.budget.ledger.exists() and not policy.budget.anchor.exists():
+        print(f"{policy.budget.ledger} is not begun: nothing has left.")
+        return
+    ledger = Ledger(policy.budget.ledger, policy.budget.anchor)
+    if mend and ledger.mend(policy.rho("train")):
+        print("The torn line is counted as one reply now.")
+    entries, account = ledger.entries(), ledger.account()
+    for entry in entries[len(entries) - min(last, len(entries)) :]:
+        when = datetime.datetime.fromtimestamp(entry.when, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        cost = "no noise" if entry.rho is None else f"rho {entry.rho:.4g}"
+        print(f"{entry.number:6d}  {when}  {entry.kind:<10} {entry.outcome:<8} {cost:<12} run {entry.run}  {entry.app}")
+    sent = sum(entry.outcome == "sent" for entry in entries)
+    print(f"{len(entries)} entries, {sent} replies left, {account.unbounded} of them with weights without noise.")
+    if policy.budget.epsilon is None:
+        print(f"Epsilon spent: {policy.limits.spent(account):.4g} at delta {policy.budget.delta:g}; there is no limit.")
+    else:
+        spent = policy.limits.spent(account)
+        print(f"Epsilon spent: {spent:.4g} of {policy.budget.epsilon:g} at delta {policy.budget.delta:g}.")
