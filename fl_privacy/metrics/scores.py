@@ -124,11 +124,7 @@ def evaluate_all(
     if schema is not None:
         return _of_rows(reconstructions, truths, schema, others)
     if truths and is_text(truths[0].inputs):
-        matches = [match_texts(r, t) for r, t in zip(reconstructions, truths, strict=True)]
-        compared = None if others is None else [compare_texts(m, others, language) for m in matches]
-        scored = _scored(reconstructions, matches, _measure_texts(matches, language), compared)
-        bags = [bag_figures(r, t, others, language) for r, t in zip(reconstructions, truths, strict=True)]
-        return [_with_words(score, *bag) for score, bag in zip(scored, bags, strict=True)]
+        return _of_texts(reconstructions, truths, language, others)
     if len(shapes := {tuple(truth.inputs.shape[1:]) for truth in truths}) > 1:
         raise UserError(f"Truths of one image shape are expected, but got {sorted(shapes)}; evaluate them separately.")
     matches = [match(r, t) for r, t in zip(reconstructions, truths, strict=True)]
@@ -146,6 +142,17 @@ def evaluate_all(
     if to_transformed is None:
         return scores
     return [replace(score, transformed=m.originals) for score, m in zip(scores, to_transformed, strict=True)]
+
+
+def _of_texts(
+    reconstructions: Sequence[Reconstruction], truths: Sequence[Batch], language: Language | None, others: Others | None
+) -> list[VictimScore]:
+    """Score texts, and the words that were read in no order."""
+    matches = [match_texts(r, t) for r, t in zip(reconstructions, truths, strict=True)]
+    compared = None if others is None else [compare_texts(m, others, language) for m in matches]
+    scored = _scored(reconstructions, matches, _measure_texts(matches, language), compared)
+    bags = [bag_figures(r, t, others, language) for r, t in zip(reconstructions, truths, strict=True)]
+    return [_with_words(score, *bag) for score, bag in zip(scored, bags, strict=True)]
 
 
 def _of_rows(
