@@ -80,7 +80,7 @@ LLAMA = (
 )
 SMALL = (
     "model.lora.peft-lora-r=4 train.seq-length=128 train.training-arguments.per-device-train-batch-size=2"
-    " train.training-arguments.max-steps=2 strategy.fraction-train=1.0"
+    " train.training-arguments.max-steps=8 strategy.fraction-train=1.0"
 )
 TUNED = Setting(nodes=3, config=SMALL, older=True, note=LLAMA)
 
@@ -113,8 +113,8 @@ SETTINGS: Mapping[str, Setting] = {
     "federated-analytics": Setting(
         note="60 drawn people a node, in SQLite", node_config='db-url="sqlite:///{mirror}/measurements/{partition}.db"'
     ),
-    "quickstart-jax": Setting(nodes=8, note=MNIST),
-    "quickstart-tensorflow": Setting(nodes=8, note=CIFAR),
+    "quickstart-jax": Setting(nodes=30, note=MNIST, config="batch-size=4"),
+    "quickstart-tensorflow": Setting(nodes=8, note=CIFAR, config="fraction-train=1.0"),
     "quickstart-mlx": Setting(note=MNIST),
     "quickstart-pennylane": Setting(note=CIFAR, config="local-epochs=1"),
     "quickstart-fastai": Setting(nodes=3, note=MNIST, config="fraction-train=1.0"),
@@ -122,9 +122,9 @@ SETTINGS: Mapping[str, Setting] = {
         nodes=3, note="320 faces stand in for scans", files="mednist", config="batch-size=32 fraction-train=1.0"
     ),
     "whisper-federated-finetuning": Setting(
-        note="Whisper-tiny of one layer as drawn; 245 drawn tones stand in for speech"
+        note="Whisper-tiny of one layer as drawn; 245 drawn tones stand in for speech", config="fraction-train=1.0"
     ),
-    "flowertune-vit": Setting(nodes=3, note="drawn weights of ViT-B/16; Tiny ImageNet stands in for flowers"),
+    "flowertune-vit": Setting(nodes=6, note="drawn weights of ViT-B/16; Tiny ImageNet stands in for flowers"),
     "flowertune-llm": TUNED,
     "flowertune-llm-code": TUNED,
     "flowertune-llm-finance": TUNED,
