@@ -33,6 +33,7 @@ from fl_privacy.flower.untouched.tapped_grid import Answer, TappedGrid
 from fl_privacy.report.untouched import AppPage, Step, write_app_page
 from fl_privacy.results.survivors import Survivor
 from fl_privacy.rng import streams_put_back
+from fl_privacy.tapping.matching import Matched
 from fl_privacy.tapping.watch import OnlyExamples
 
 logger = logging.getLogger(__name__)
@@ -378,19 +379,24 @@ def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
         ("What enters it", entered),
         ("Optimizer", stepped),
         ("Examples of a client", str(seen.loaded) if seen.loaded else "not seen"),
-        ("What is uploaded", f"{found.shares} of {len(found.parameters)} parameters and buffers"),
-        (
-            "How that is known",
-            "arrays have the parameters' values"
-            if found.by == "value"
-            else "arrays have the names or places of arrays sent, whose values are the parameters'; values are changed",
-        ),
+        *_uploaded(found),
     ]
     if found.withheld:
         facts.append(("What does not leave", f"{len(found.withheld)} parameters, {frozen} of them not trained"))
     if found.unknown:
         facts.append(("Arrays that are no parameters", ", ".join(found.unknown[:10])))
     return facts
+
+
+def _uploaded(found: Matched) -> list[tuple[str, str]]:
+    """Say what of the network clients upload, and how that is known."""
+    if not found.parameters:
+        return [("What is uploaded", "none of the parameters of the network, as far as values, names and places tell")]
+    known = "arrays have the names or places of arrays sent, whose values are the parameters'; values are changed"
+    return [
+        ("What is uploaded", f"{found.shares} of {len(found.parameters)} parameters and buffers"),
+        ("How that is known", "arrays have the parameters' values" if found.by == "value" else known),
+    ]
 
 
 def _folder(out: Path, name: str) -> Path:
