@@ -219,7 +219,7 @@ def _of_bytes(content: bytes, where: str) -> Iterator[Leak]:
             severity="facts",
             what="decision trees as text, with split values and sums over the examples of each leaf",
             where=where,
-            why="Split values are values of examples, and sums over leaves count people; trees were not attacked here.",
+            why="Split values are values of examples, and sums over leaves count people.",
         )
     elif _NUMPY not in content[:8]:
         yield from _of_text(content[:100_000].decode("utf-8", "replace"), where) if _is_text(content) else ()
@@ -239,7 +239,7 @@ def _of_text(text: str, where: str) -> Iterator[Leak]:
         key, word = text.lstrip().startswith(_KEY), not any(letter.isspace() for letter in text.strip())
         what, why = "a text", "It may hold what a person wrote; look at how the client makes it."
         if key:
-            what, why = "a public key", "Clients send such keys to agree on masks; the key itself tells nothing of data."
+            what, why = "a public key", "Clients send such keys to agree on masks; it tells nothing of data."
         elif word:
             what, why = "one word", "It is likely a code, or encrypted; look at how the client makes it."
         yield Leak(severity="look", what=f"{what} of {len(text)} letters", where=where, why=why)
