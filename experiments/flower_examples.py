@@ -275,11 +275,11 @@ def table() -> str:
         "",
         "<!-- Written by experiments/flower_examples.py --table; do not edit. -->",
         "",
-        f"`fl-privacy audit` was run on {len(rows)} of the folders in Flower's `examples`, the others not yet:"
-        f" {len(pages)} ended in a page,"
+        f"Of {len(rows)} folders in Flower's `examples`, `fl-privacy audit` made a page of {len(pages)},"
         f" {len(measured)} of them with a measured attack; of the others the reason is named. Nothing was edited."
         " *Read* is how many single examples, or examples of a batch, the quick attack read of those attacked,"
-        " beside how many guesses at other examples' uploads would have read. The three columns on whole trainings are"
+        " beside how many guesses at other examples' uploads would have read; *Fitted*: rows behind a model that is not"
+        " trained by steps. The three columns on whole trainings are"
         " asked of what clients really uploaded: how the shares of classes in which clients differ correlate with what"
         " the last bias says (0 is guessing), how well losses tell a client's examples from another's (0.5 is"
         " guessing), and the F1 of a client's own words; each with its 95 % interval. A hyphen: not"
@@ -295,8 +295,8 @@ def lines_of(rows: list[dict[str, Any]]) -> list[str]:
     pages = [row for row in rows if "headline" in row]
     lines = [
         "| Example | Lines edited | Uploaded | In clear | Gradient of one | One, uploaded | Batch, uploaded"
-        " | Last round | Classes, whole training | Members | Words | Seconds | Data |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        " | Last round | Fitted | Classes, whole training | Members | Words | Seconds | Data |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_line(row) for row in pages]
     lines += ["", "| Example | Why there is no page |", "|---|---|"]
@@ -315,6 +315,7 @@ def _line(row: Mapping[str, Any]) -> str:
     clear = sorted({finding["what"] for finding in row["findings"] if finding["severity"] != "look"})
     cells = [row["example"], str(row["edited"]), row["uploaded"], "; ".join(clear) or "-"]
     cells += [_read(rungs.get(name)) for name in ("gradient", "one", "batch", "later")]
+    cells.append(_read(next((rung for name, rung in rungs.items() if name not in (*RUNGS, "evaluation")), None)))
     told = {one["name"]: one for one in row.get("survivors", ())}
     cells += [_told(told.get(name)) for name in ("classes", "members", "words")]
     cells += [f"{row['seconds']:.0f}" + " (cut off)" * row.get("cut", False), row["data"] or "its own"]
