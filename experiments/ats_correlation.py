@@ -82,12 +82,12 @@ class Attacked:
     def __init__(self, arguments: argparse.Namespace) -> None:
         config = OmegaConf.load(arguments.search / "config.yaml")
         assert isinstance(config, DictConfig)
-        dataset = build_dataset(config.data)
-        self._table: Table = config.table
-        self._model = build_network(config.model, dataset, seed=config.seed)
+        dataset = build_dataset(config["data"])
+        self._table: Table = config["table"]
+        self._model = build_network(config["model"], dataset, seed=config["seed"])
         weights = arguments.weights or arguments.search / SEMI_TRAINED
         self._semi_trained = load_weights(weights, ModelState.of(self._model))
-        self._seed, self._plan = config.seed, None
+        self._seed, self._plan = config["seed"], None
         if arguments.epochs:
             training = config.training
             self._plan = TrainingPlan(epochs=arguments.epochs, lr=training.lr, batch_size=training.batch_size)

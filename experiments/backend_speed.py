@@ -19,8 +19,9 @@ from long_federation import descendants
 from row_file import RowFile, takes_rows
 from unwatched import run_unwatched
 
-from fl_privacy.config import compose_run, to_yaml
-from fl_privacy.experiment.build import build_federation, clients_of
+from fl_privacy.config import compose_run
+from fl_privacy.experiment.build import clients_of
+from fl_privacy.experiment.setup import build_setup
 from fl_privacy.federation import RoundReport
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -43,8 +44,8 @@ def cpu_seconds() -> float:
 def round_seconds(backend: str, overrides: list[str], *, skipped: int) -> tuple[float, float]:
     """Measure CPU and wall-clock seconds of a round, over the rounds after the first ``skipped``."""
     config = compose_run(overrides)
-    federation = build_federation(config)
-    source: Callable[[], Any] = partial(clients_of, to_yaml(config))
+    federation = build_setup(config)
+    source: Callable[[], Any] = partial(clients_of, config)
     source()
     marks: list[tuple[float, float]] = [(cpu_seconds(), time.perf_counter())]
 

@@ -19,15 +19,16 @@ import torch.nn.functional as F
 from row_file import RowFile, takes_rows
 from unwatched import run_unwatched
 
-from fl_privacy.config import compose_run, to_yaml
-from fl_privacy.experiment.build import Federation, build_federation, clients_of
+from fl_privacy.config import compose_run
+from fl_privacy.experiment.build import clients_of
+from fl_privacy.experiment.setup import Setup, build_setup
 from fl_privacy.federation import RoundReport
 from fl_privacy.federation.client import local_batches
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Tensors
 
 
-def bare_rounds(federation: Federation, weights: Tensors) -> Iterator[Tensors]:
+def bare_rounds(federation: Setup, weights: Tensors) -> Iterator[Tensors]:
     """Yield the global weights after each round of FedSGD, written as plainly as for a paper."""
     plan, server, clients = federation.server.local_plan, federation.server, federation.clients
     net = copy.deepcopy(federation.model).train()
@@ -55,7 +56,7 @@ def bare_rounds(federation: Federation, weights: Tensors) -> Iterator[Tensors]:
 def measure(backend: str, overrides: list[str]) -> tuple[list[float], list[float]]:
     """Measure CPU seconds of each counted round, of the federation and of the bare loop."""
     config = compose_run(overrides)
-    federation = build_federation(config)
+    federation = build_setup(config)
     weights = federation.server.state.parameters
     bare = bare_rounds(federation, weights)
     ours, theirs = list[float](), list[float]()
@@ -69,7 +70,7 @@ def measure(backend: str, overrides: list[str]) -> tuple[list[float], list[float
         ours.append(ended - began)
         began = time.process_time()
 
-    run_unwatched(backend, federation, partial(clients_of, to_yaml(config)), on_round)
+    run_unwatched(backend, federation, partial(clients_of, config), on_round)
     for name, p in federation.server.state.parameters.items():
         torch.testing.assert_close(p, weights[name], rtol=1e-3, atol=1e-4)
     return ours[1:], theirs[1:]

@@ -35,8 +35,8 @@ from fl_privacy.defenses._fdl_pp import passport_layers
 from fl_privacy.defenses.privacy import epsilon, noise_multiplier_for
 from fl_privacy.effects import Noise
 from fl_privacy.experiment.attacker_knowledge import side_information_of
-from fl_privacy.experiment.build import Federation, build_dataset, build_federation
-from fl_privacy.experiment.experiment import Experiment
+from fl_privacy.experiment.build import build_dataset
+from fl_privacy.experiment.setup import Setup, build_setup
 from fl_privacy.federation import Audit, Client, Probe, RoundReport, evaluate_model, private_names, run_rounds
 from fl_privacy.federation.ckks import run_encrypted
 from fl_privacy.federation.server import weighted_mean
@@ -67,7 +67,7 @@ DELTA, PUBLISHED_EPSILON = 1e-5, 15.8
 class Course:
     """Watches the clients' private layers at the beginning of each round (Figures 4 and 5)."""
 
-    federation: Federation
+    federation: Setup
     rows: list[dict[str, float]] = field(default_factory=list)
 
     @property
@@ -105,7 +105,7 @@ def some(number: int, most: int | None) -> Tensor:
     return torch.randperm(number, generator=torch.Generator().manual_seed(0))[:most]
 
 
-def federation_of(options: argparse.Namespace, method: str) -> Federation:
+def federation_of(options: argparse.Namespace, method: str) -> Setup:
     settings = [
         f"data={options.data}",
         f"model={options.model}",
@@ -128,7 +128,7 @@ def federation_of(options: argparse.Namespace, method: str) -> Federation:
         *METHODS[method],
         *([f"defense.start={options.start}"] if method in SPLIT else []),
     ]
-    federation = build_federation(compose_run(settings))
+    federation = build_setup(compose_run(settings))
     each = None if options.examples is None else options.examples // CLIENTS
     test = federation.dataset.test.subset(some(len(federation.dataset.test), options.tested))
     clients = {
@@ -138,7 +138,7 @@ def federation_of(options: argparse.Namespace, method: str) -> Federation:
     return replace(federation, clients=clients, dataset=replace(federation.dataset, test=test))
 
 
-def trained(federation: Federation, method: str, options: argparse.Namespace) -> Done:
+def trained(federation: Setup, method: str, options: argparse.Namespace) -> Done:
     """Train by a method, or go on where training was stopped before."""
     nothing = Done(states={client: ClientState() for client in federation.clients})
     if method in SECURE:
@@ -154,7 +154,7 @@ def trained(federation: Federation, method: str, options: argparse.Namespace) ->
     return done
 
 
-def further(federation: Federation, done: Done, *, last: int) -> Done:
+def further(federation: Setup, done: Done, *, last: int) -> Done:
     """Continue the training up to round ``last``."""
     course, reports, started = Course(federation, list(done.course)), list[RoundReport](), time.process_time()
     watched = Audit(rounds=frozenset(range(1, last + 1)), probes=(Probe(VICTIM, 0),))
@@ -165,9 +165,7 @@ def further(federation: Federation, done: Done, *, last: int) -> Done:
         states=done.states,
         rounds=last,
         audit=watched if federation.server.personal else Audit(),
-        interceptor=replace(
-            Experiment.of_federation(federation).interceptor(lambda observation: None), side_information=course
-        ),
+        interceptor=replace(federation.interceptor(lambda observation: None), side_information=course),
         on_round=reports.append,
     )
     spent = done.cpu_seconds + time.process_time() - started
@@ -175,12 +173,12 @@ def further(federation: Federation, done: Done, *, last: int) -> Done:
 
 
 def captured(
-    federation: Federation, kept: Mapping[int, ClientState], victims: Examples, options: argparse.Namespace
+    federation: Setup, kept: Mapping[int, ClientState], victims: Examples, options: argparse.Namespace
 ) -> tuple[list[Observation], list[Batch]]:
     """Observe victims on the last model, with the features that are shared, and return the truth too."""
     owner = replace(federation.clients[VICTIM], examples=victims, indices=torch.arange(len(victims)))
     experiment = replace(
-        Experiment.of_federation(federation),
+        federation,
         clients={**federation.clients, VICTIM: owner},
         audit=Audit(probes=tuple(Probe(VICTIM, victim) for victim in range(options.victims)), batch_size=1),
         states=defaultdict(ClientState, kept),
@@ -195,9 +193,7 @@ def captured(
     return found, [truth.batch(observation.id) for observation in found]
 
 
-def summed(
-    federation: Federation, victims: Examples, options: argparse.Namespace
-) -> tuple[list[Observation], list[Batch]]:
+def summed(federation: Setup, victims: Examples, options: argparse.Namespace) -> tuple[list[Observation], list[Batch]]:
     """Observe the mean update of all clients, one image each, which is all that masks leave visible."""
     every, sent = torch.arange(len(victims)), federation.server.state
     owners = [replace(p, examples=victims, indices=every) for p in federation.clients.values()]
@@ -266,7 +262,7 @@ def attacked(
     method: str,
     observations: Sequence[Observation],
     truth: Sequence[Batch],
-    federation: Federation,
+    federation: Setup,
     options: argparse.Namespace,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Run all attacks on a method; return the scores and the first picture of each."""
@@ -295,7 +291,7 @@ def attacked(
     return results, pictures
 
 
-def accounted(federation: Federation, scale: float, rounds: int) -> dict[str, float]:
+def accounted(federation: Setup, scale: float, rounds: int) -> dict[str, float]:
     """Compute the privacy that noise of ``scale`` guarantees if no update exceeds the last model's norms."""
     clean = [replace(p, defense=none()) for p in federation.clients.values()]
     uploads = [p.update(federation.server.state, ClientState(), round=rounds).upload for p in clean]
@@ -309,7 +305,7 @@ def accounted(federation: Federation, scale: float, rounds: int) -> dict[str, fl
     }
 
 
-def outcome(federation: Federation, done: Done, options: argparse.Namespace) -> dict[str, Any]:
+def outcome(federation: Setup, done: Done, options: argparse.Namespace) -> dict[str, Any]:
     """Collect a training's results: accuracy, cost, private layers over rounds, epsilon under noise."""
     if done.report is None:
         return {}

@@ -18,8 +18,7 @@ import torch
 from row_file import RowFile, takes_rows
 
 from fl_privacy.config import compose_run
-from fl_privacy.experiment.build import Federation, build_federation
-from fl_privacy.experiment.experiment import Experiment
+from fl_privacy.experiment.setup import Setup, build_setup
 from fl_privacy.federation import Audit, RoundReport, run_rounds
 from fl_privacy.federation.ckks import run_encrypted
 from fl_privacy.flower.secagg import run_secure_aggregation
@@ -27,7 +26,7 @@ from fl_privacy.flower.secagg import run_secure_aggregation
 METHODS = {"plain": "none", "SplitFed": "split_fed", "FDL-PP": "fdl_pp", "SecAgg+": "none", "CKKS": "none"}
 
 
-def federation_of(options: argparse.Namespace, defense: str) -> Federation:
+def federation_of(options: argparse.Namespace, defense: str) -> Setup:
     settings = [
         f"data={options.data}",
         f"model={options.model}",
@@ -41,15 +40,15 @@ def federation_of(options: argparse.Namespace, defense: str) -> Federation:
         f"defense={defense}",
         *options.override,
     ]
-    federation = build_federation(compose_run(settings))
+    federation = build_setup(compose_run(settings))
     clients = {c: replace(p, indices=p.indices[: options.examples]) for c, p in federation.clients.items()}
     return replace(federation, clients=clients, server=replace(federation.server, tested=frozenset()))
 
 
-def one_round(federation: Federation, method: str) -> tuple[float, int]:
+def one_round(federation: Setup, method: str) -> tuple[float, int]:
     server, reports = replace(federation.server), list[RoundReport]()
     rules: dict[str, Callable[..., object]] = {"SecAgg+": run_secure_aggregation, "CKKS": run_encrypted}
-    interceptor = Experiment.of_federation(federation).interceptor(lambda observation: None)
+    interceptor = federation.interceptor(lambda observation: None)
     more = {} if method in rules else {"audit": Audit(), "interceptor": interceptor}
     started = time.process_time()
     rules.get(method, run_rounds)(server, federation.clients, rounds=1, on_round=reports.append, **more)

@@ -70,7 +70,7 @@ def part(
 
 
 def in_color(rows: Any, number: int) -> list[int]:
-    """The first rows whose pictures are not gray."""
+    """Find the first rows whose pictures are not gray."""
     import io  # noqa: PLC0415
 
     from PIL import Image  # noqa: PLC0415

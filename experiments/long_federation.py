@@ -21,8 +21,9 @@ import safetensors.torch
 from row_file import RowFile
 from unwatched import BACKENDS, run_unwatched
 
-from fl_privacy.config import compose_run, to_yaml
-from fl_privacy.experiment.build import build_federation, clients_of
+from fl_privacy.config import compose_run
+from fl_privacy.experiment.build import clients_of
+from fl_privacy.experiment.setup import build_setup
 from fl_privacy.federation import RoundReport
 
 OPTIONS: dict[str, dict[str, Any]] = {"ray": {"actors": 2}}
@@ -58,8 +59,8 @@ def memory_mib(pid: int | str = "self") -> float:
 
 def train(backend: str, overrides: list[str], rows: Path, settings: dict[str, Any]) -> None:
     config = compose_run(overrides)
-    federation = build_federation(config)
-    source = partial(clients_of, to_yaml(config))
+    federation = build_setup(config)
+    source = partial(clients_of, config)
     latest = time.perf_counter(), time.process_time()
 
     def on_round(report: RoundReport) -> None:

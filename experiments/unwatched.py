@@ -6,8 +6,8 @@ Not a command of its own.
 from collections.abc import Callable
 from typing import Any
 
-from fl_privacy.experiment.build import Federation
 from fl_privacy.experiment.run_folder import plain_loop
+from fl_privacy.experiment.setup import Setup
 from fl_privacy.federation import Audit, RoundReport
 from fl_privacy.flower import run_in_process, run_ray
 from fl_privacy.interception import Interceptor
@@ -17,7 +17,7 @@ BACKENDS: dict[str, Any] = {"loop": plain_loop, "flower": run_in_process, "ray":
 
 def run_unwatched(
     backend: str,
-    federation: Federation,
+    federation: Setup,
     source: Callable[[], Any],
     on_round: Callable[[RoundReport], None],
     **options: Any,

@@ -22,7 +22,7 @@ from fl_privacy.report.headline import headline_of
 from fl_privacy.results import read_run, verdict_of
 
 INVERTING = "attack=inverting_gradients attack.iterations=300 attack.restarts=1"
-AUTO = "attack=auto attack.seconds=20"
+AUTO = "attack=auto attack.budget=20"
 SMALL = "victims=4"
 
 RUNS = (

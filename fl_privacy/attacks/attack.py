@@ -1,10 +1,7 @@
-"""What an attack is: observations in, reconstructions out, and never the truth.
+"""Attacks take observations and give reconstructions, and never see the truth.
 
-Until when work goes on: a search that is given no more time ends with what it has found.
-
-A search says ``for step in timely(range(400))``; who has so many seconds for it says ``with within(5.0)`` around it,
-and nobody in between has to pass anything on. Where nobody says so, which is the usual case, nothing depends on the
-clock. Another thread or process does not hear of it.
+Searches stop at a deadline that a caller sets around them: ``with within(5.0)`` limits every ``for step in
+timely(range(400))`` below it, in this thread alone. Without one nothing depends on the clock.
 """
 
 import math

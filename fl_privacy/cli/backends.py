@@ -53,9 +53,9 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
     name = settings.pop("name", None)
     if name == "none":
         return None
-    if config.backend.name != "loop":
+    if config.backend["name"] != "loop":
         raise UserError(
-            f"secure_aggregation={name} is expected to run in this process, but got backend={config.backend.name};"
+            f"secure_aggregation={name} is expected to run in this process, but got backend={config.backend['name']};"
             " use backend=loop."
         )
     attack = build_server_attack(config.server)

@@ -18,16 +18,17 @@ from rich.console import Console
 
 from fl_privacy.cli.backends import secure_backend_of, unattacked
 from fl_privacy.cli.console import RichMonitor
-from fl_privacy.config import RunSettings, compose_run, to_yaml
+from fl_privacy.config import RunSettings, compose_run
 from fl_privacy.config.building import plain_settings
 from fl_privacy.config.foreign import expect_no_place, expect_plain
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_federation, clients_of
+from fl_privacy.experiment.build import clients_of
 from fl_privacy.experiment.ground_truth import sees_other_images
 from fl_privacy.experiment.own_data import OpenSettingError, client_of_folder
 from fl_privacy.experiment.privacy import calibrated
 from fl_privacy.experiment.run import run_baseline, run_experiment
 from fl_privacy.experiment.run_folder import Backend, plain_loop
+from fl_privacy.experiment.setup import build_setup
 from fl_privacy.experiment.threat_model import Whereabouts
 from fl_privacy.federation import Client, ClientSource, Failure, Server
 from fl_privacy.federation.replies import attempt
@@ -85,7 +86,7 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Wher
         reconnect=_seconds(context, RECONNECT),
     )
     secure_backend_of(config)  # refuses what SecAgg+ can't do
-    name = config.secure_aggregation.name
+    name = config.secure_aggregation["name"]
     if name not in ("none", SECAGG):
         raise UserError(
             f"The Flower app is expected with secure_aggregation=none or {SECAGG}, but got {name}; use"
@@ -114,7 +115,6 @@ class _Order:
     """A run's request to a node, checked: the same for all of its messages."""
 
     config: RunSettings
-    text: str
 
 
 @lru_cache(maxsize=8)
@@ -132,7 +132,7 @@ def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: froz
         expect_no_place(list(overrides), where="A run started elsewhere", unread=unread)
     with _untold_places():
         config = calibrated(compose_run(list(overrides)))
-    return _Order(config, to_yaml(config))
+    return _Order(config)
 
 
 def _order(context: Context) -> _Order:
@@ -168,8 +168,8 @@ def make_client(context: Context) -> PrivacyClient:
     if memory is not None:
         client = replace(client, seed=node_secret(context), audit_seed=order.config.seed)
     made: PrivacyClient
-    if order.config.secure_aggregation.name == SECAGG:
-        made = MaskableClient(client, memory or context.state, clip=order.config.secure_aggregation.clip)
+    if order.config.secure_aggregation["name"] == SECAGG:
+        made = MaskableClient(client, memory or context.state, clip=order.config.secure_aggregation["clip"])
     else:
         made = PrivacyClient(client, memory or context.state)
     made.last_round = order.config.federation.rounds
@@ -185,9 +185,9 @@ def _client(order: _Order, context: Context) -> Client:
         )
     if DATA_PATH not in context.node_config:
         with _untold_places():
-            return clients_of(order.text)[partition]
+            return clients_of(order.config)[partition]
     try:
-        return client_of_folder(order.text, str(context.node_config[DATA_PATH]), partition)
+        return client_of_folder(order.config, str(context.node_config[DATA_PATH]), partition)
     except OpenSettingError:
         raise
     except UserError as error:  # of the operator's folder nothing is told, not even the names in it
@@ -200,7 +200,7 @@ def _client(order: _Order, context: Context) -> Client:
 def _is_audited(context: Context) -> bool:
     """Say whether probes are answered: only of data that everybody has, and where updates are read at all."""
     order = _order(context)
-    return DATA_PATH not in context.node_config and order.config.secure_aggregation.name == "none"
+    return DATA_PATH not in context.node_config and order.config.secure_aggregation["name"] == "none"
 
 
 class _NodeApp(ClientApp):
@@ -214,7 +214,7 @@ class _NodeApp(ClientApp):
         if not is_training(message):  # however it is spelled: Flower takes train.default for train
             return _plain_app
         config = _order(context).config
-        if config.secure_aggregation.name != SECAGG:
+        if config.secure_aggregation["name"] != SECAGG:
             return _plain_app
         return _masking_app("_target_" in config.guard)
 
@@ -239,7 +239,7 @@ client_app = _NodeApp()
 
 def _expect_known_examples(config: RunSettings) -> None:
     """Refuse attacks on deployed clients that nobody could judge: what these train on is known to them alone."""
-    federation = build_federation(config)
+    federation = build_setup(config)
     plan, audit, defense = federation.server.local_plan, federation.audit, federation.defense
     if audit.rounds and (audit.uploads == "update" or sees_other_images(defense, plan, audit.uploads)):
         raise UserError(
@@ -252,8 +252,8 @@ def _expect_known_examples(config: RunSettings) -> None:
 def _expect_nothing_known(config: RunSettings, context: Context) -> None:
     """Refuse what needs the data of clients that hold their own."""
     asked = {
-        f"attack={config.choices.attack}": "_target_" in config.attack,
-        f"inference={config.choices.inference}": config.choices.inference != "none",
+        f"attack={config.choices['attack']}": "_target_" in config.attack,
+        f"inference={config.choices['inference']}": config.choices["inference"] != "none",
         "intercept.save=true": config.intercept.save,
         "baseline=true": config.compares,
         "privacy.epsilon": "privacy.epsilon" in str(context.run_config["overrides"]),

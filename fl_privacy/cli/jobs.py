@@ -83,7 +83,7 @@ def _expect_budget_spent(config: RunSettings) -> None:
     Raises:
         UserError: ``privacy.epsilon`` is set without a defense.
     """
-    if config.privacy.epsilon is not None and config.choices.defense == "none":
+    if config.privacy.epsilon is not None and config.choices["defense"] == "none":
         raise UserError(
             f"privacy.epsilon={config.privacy.epsilon:g} is expected with a defense whose noise it sets, but got"
             " defense=none; set defense=dp_sgd, or privacy.epsilon=null."

@@ -1,8 +1,6 @@
-"""``fl-privacy benchmark``; a wrong track is told before PyTorch is imported.
+"""``fl-privacy benchmark``, ``trade-off`` and ``advise``: many runs, and which defense follows from them.
 
-``fl-privacy trade-off``; a wrong grid is told before PyTorch is imported.
-
-``fl-privacy advise``: which defense, from what was measured.
+A wrong track or grid is told before PyTorch is imported.
 """
 
 from __future__ import annotations
@@ -197,7 +195,7 @@ def advise(
     ] = None,
     save: Annotated[Path | None, typer.Option("--save", help="Also write the tables that were read, as JSON.")] = None,
 ) -> None:
-    """The cheapest defense that costs little accuracy and behind which no image was read, and what it leaves open.
+    """Find the cheapest defense that costs little accuracy and behind which no image was read, and what it leaves open.
 
     Each measurement of the settings that are named has its own answer.
     `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, answers from your runs;

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fl_privacy.checks import one_of, whole
 from fl_privacy.config import compose_file
-from fl_privacy.config.building import check_arguments, plain_settings
+from fl_privacy.config.building import check_arguments
 from fl_privacy.config.reading import expect_type
 from fl_privacy.data import Dataset, LabelledExamples, TextExamples, expect_images
 from fl_privacy.errors import UserError
@@ -50,23 +50,22 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     Raises:
         UserError: a setting is wrong, or the file holds another network.
     """
-    config = compose_file("evaluator", overrides)
-    settings = plain_settings(config)
+    settings = compose_file("evaluator", overrides)
     types = {"out": str | None, "overwrite": bool, "images": int | None, "seed": int, "teacher": str | None}
     for name, annotation in types.items():
         expect_type(name, settings[name], annotation)
     whole("seed", settings["seed"], at_least=0, example=1)
-    dataset = build_dataset(config.data)
+    dataset = build_dataset(settings["data"])
     texts = isinstance(dataset.train, TextExamples)
     teacher = None if settings["teacher"] is None else _teacher(settings["teacher"], texts=texts)
     usual = TEXTS if texts else EvaluatorPlan() if teacher is None else student_plan(EvaluatorPlan(), teacher)
-    plan, device = _plan(settings, usual), resolve_device(config.device)
-    splits, seed = _public_first(config.split, dataset), config.seed
+    plan, device = _plan(settings, usual), resolve_device(settings["device"])
+    splits, seed = _public_first(settings["split"], dataset), settings["seed"]
     if texts:
-        model = build_network(config.model, dataset, seed=seed)
-        work = _words(*splits, config.images, plan, seed=seed, model=model)
+        model = build_network(settings["model"], dataset, seed=seed)
+        work = _words(*splits, settings["images"], plan, seed=seed, model=model)
     else:
-        work = _images(*splits, config.images, plan, seed=seed, teacher=teacher)
+        work = _images(*splits, settings["images"], plan, seed=seed, teacher=teacher)
     file = _target(settings["out"], dataset.name, work.key)
     if not settings["overwrite"] and file.exists():
         if read_about(file).get("key") != work.key:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fl_privacy.checks import one_of, whole
 from fl_privacy.cli.console import SECONDS_BETWEEN_LINES
 from fl_privacy.config import compose_file
-from fl_privacy.config.building import check_arguments, plain_settings
+from fl_privacy.config.building import check_arguments
 from fl_privacy.config.reading import expect_type
 from fl_privacy.data import Dataset, Examples, expect_images
 from fl_privacy.errors import UserError
@@ -83,21 +83,20 @@ def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
     Raises:
         UserError: a setting is wrong, or the file holds another generator.
     """
-    config = compose_file("generator", overrides)
-    settings = plain_settings(config)
+    settings = compose_file("generator", overrides)
     for name, annotation in (("out", str | None), ("overwrite", bool), ("images", int | None), ("seed", int)):
         expect_type(name, settings[name], annotation)
     whole("seed", settings["seed"], at_least=0, example=1)
     chosen = {name: settings[name] for name in GeneratorPlan.__dataclass_fields__}
     check_arguments(GeneratorPlan, chosen, "generator")
-    dataset = build_dataset(config.data)
+    dataset = build_dataset(settings["data"])
     order = _Order(
         plan=GeneratorPlan(**chosen),
         seed=settings["seed"],
         data=dataset.name,
         split=settings["split"],
         public=_public(dataset, settings["split"], settings["images"]),
-        device=resolve_device(config.device),
+        device=resolve_device(settings["device"]),
     )
     key, file = order.key, _target(settings["out"], order)
     if not settings["overwrite"] and file.exists():

@@ -1,9 +1,8 @@
-"""What the parts of this package take, kept from one process to the next: asking them imports PyTorch, which is slow.
+"""Build what a section names, by Hydra's instantiate, with one line of error instead of a chain of tracebacks.
 
-Kept in the user's cache folder for as long as no file of the package changes; plain JSON, from which nothing is
+What each part of this package takes is kept from one process to the next, since asking it imports PyTorch, which is
+slow: in the user's cache folder, for as long as no file of the package changes, as plain JSON from which nothing is
 imported or evaluated.
-
-Hydra's instantiate with one line of error instead of a chain of tracebacks.
 """
 
 import hashlib
@@ -13,6 +12,7 @@ import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ from fl_privacy.files import user_cache_folder, write_whole
 from fl_privacy.packages import missing_extra
 
 
-def instantiate(section: DictConfig, name: str, **arguments: Any) -> Any:
+def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
     """Call the ``_target_`` of the configuration section ``name`` with its keys and ``arguments``.
 
     Raises:
@@ -41,7 +41,7 @@ def instantiate(section: DictConfig, name: str, **arguments: Any) -> Any:
     target = settings.pop("_target_", None)
     check_arguments(locate_target(section, name), settings, name)
     try:
-        return hydra.utils.instantiate(section, **arguments, _convert_="all")
+        return hydra.utils.instantiate(plain_settings(section), **arguments, _convert_="all")
     except HydraException as error:
         cause = error.__cause__
         if isinstance(cause, UserError | OSError | MemoryError):
@@ -58,9 +58,11 @@ def _what_failed(error: BaseException, name: str, target: str) -> str:
     return f"{name} can't be made by {target}"
 
 
-def plain_settings(section: DictConfig) -> dict[str, Any]:
-    """Return a configuration section as plain values."""
-    settings = OmegaConf.to_container(section, resolve=True)
+def plain_settings(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a configuration section in plain values."""
+    settings = (
+        OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else deepcopy(dict(section))
+    )
     assert isinstance(settings, dict)
     return {str(key): value for key, value in settings.items()}
 
@@ -82,7 +84,7 @@ def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
             expect_type(f"{name}.{key}", value, parameters[key].annotation)
 
 
-def locate_target(section: DictConfig, name: str) -> Any:
+def locate_target(section: Mapping[str, Any], name: str) -> Any:
     """Import what the ``_target_`` of the configuration section ``name`` names; see :func:`own_modules`.
 
     Raises:
@@ -187,7 +189,7 @@ def signature_of(target: str, section: str) -> Signature:
 def _asked(target: str, section: str) -> dict[str, Any]:
     """Return the signature as JSON holds it."""
     try:
-        parameters = inspect.signature(locate_target(DictConfig({"_target_": target}), section)).parameters
+        parameters = inspect.signature(locate_target({"_target_": target}, section)).parameters
     except (TypeError, ValueError):
         return {"defaults": {}, "annotations": {}, "takes_any": True}
     named = {name: p for name, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}

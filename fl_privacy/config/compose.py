@@ -1,8 +1,7 @@
-"""Overrides in Hydra's grammar, with errors a user can act on.
+"""Compose settings from overrides in Hydra's grammar, with errors that a user can act on.
 
-Hydra's compose on the shipped ``conf/``, once for each choice of options; settings are put into a copy of it.
-
-What a section leaves out has the value that what it builds gives it, so that files hold only what differs.
+Hydra composes the shipped ``conf/`` once for each choice of options; settings are put into a copy of it. What a section
+leaves out has the value that what it builds gives it, so that files hold only what differs.
 """
 
 import itertools
@@ -221,8 +220,8 @@ def compose_run(overrides: Sequence[str] = ()) -> RunSettings:
     return config
 
 
-def compose_file(base: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """Compose the file ``base`` of ``conf``, resolved; ``choices`` names the option of each group.
+def compose_file(base: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Compose the file ``base`` of ``conf`` in plain values, resolved; ``choices`` names the option of each group.
 
     Args:
         base: name of the file; ``config`` describes a run.
@@ -247,14 +246,15 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> DictConfig:
                 group: _together(config, group) if group in NESTED else chosen.get(group) for group in sorted(_groups())
             }
         complete(config)
-        OmegaConf.resolve(config)
+        content = OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(" ".join(str(error).split())) from error
     known = own_keys(base) | _groups() | {"choices"}
     if unknown := sorted(str(key) for key in config if key not in known):
         raise UserError(f"Unknown key {unknown[0]}{suggest(unknown[0], map(str, known))}")
     check_types(config)
-    return config
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
@@ -295,9 +295,9 @@ def merge_overrides(*parts: Sequence[str]) -> list[str]:
     return list(dict(zip(override_keys(overrides), overrides, strict=True)).values())
 
 
-def to_yaml(config: RunSettings | DictConfig) -> str:
-    """Write the configuration as text that ``OmegaConf.create`` parses."""
-    return OmegaConf.to_yaml(config if isinstance(config, DictConfig) else config.plain(), resolve=True)
+def to_yaml(config: RunSettings | Mapping[str, Any]) -> str:
+    """Write the configuration as text in YAML."""
+    return OmegaConf.to_yaml(config.plain() if isinstance(config, RunSettings) else dict(config))
 
 
 def _groups() -> set[str]:

@@ -1,10 +1,8 @@
-"""Configurations in files that somebody else may have written: plain values for what is registered here.
+"""Read configurations that somebody else may have written: plain values, of what is registered here.
 
 A part of a run (its model, its data, ...) is named by the option that registers it, in the package's ``conf`` or in
 that of an installed plugin, and what it imports is read there. Nothing that such a file names is imported, unless the
-user says ``trust=`` on the command line.
-
-Places on this machine that somebody else names: the file of a grid or track, or a run that another machine sends.
+user says ``trust=`` on the command line; places on this machine that it names are refused.
 """
 
 import importlib
@@ -14,7 +12,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NoReturn
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fl_privacy.config._options import options, suggest
@@ -78,7 +76,7 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
     for part in parts:
         if not isinstance(found.get(part), dict):
             _refuse(path, f"has {part}={found.get(part)!r}")
-        expect_registered(part, found[part], _plain(registered[part]), trust, where=f"{path} (its option {part}=)")
+        expect_registered(part, found[part], registered[part], trust, where=f"{path} (its option {part}=)")
     declared = [key for key, _ in declared_settings()]
     for key in (f"{name}.{key}" for name in ("intercept", "threat_model") for key in found.get(name) or ()):
         if key not in declared:
@@ -111,7 +109,7 @@ def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
             _refuse(path, f"has choices.{part}={choices.get(part)!r}")
     registered = compose_file("config", [f"{part}={choices[part]}" for part in parts])
     for part in parts:
-        expect_registered(part, found[part], _plain(registered[part]), trust, where=f"{path} (its option {part}=)")
+        expect_registered(part, found[part], registered[part], trust, where=f"{path} (its option {part}=)")
     return found
 
 
@@ -270,12 +268,6 @@ def _missing(registered: Mapping[str, Any], section: Mapping[str, Any], name: st
             yield f"{name}.{key}"
         elif isinstance(value, dict):
             yield from _missing(value, section[key], f"{name}.{key}")
-
-
-def _plain(section: DictConfig) -> dict[str, Any]:
-    content = OmegaConf.to_container(section, resolve=True)
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in content.items()}
 
 
 def _refuse(path: Path, what: str) -> NoReturn:

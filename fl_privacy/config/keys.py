@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
-from omegaconf import DictConfig
-
+from fl_privacy.config.reading import Options
 from fl_privacy.config.settings import Role, RunSettings
 
 
@@ -21,7 +20,7 @@ def groups(*, shown: bool = False) -> list[str]:
 
 def sections() -> list[str]:
     """Return names of all that holds settings by name."""
-    return [f.name for f in fields(RunSettings) if is_dataclass(f.type) or f.type is DictConfig]
+    return [f.name for f in fields(RunSettings) if is_dataclass(f.type) or f.type is Options]
 
 
 def keys_of(role: Role) -> tuple[str, ...]:

@@ -1,17 +1,40 @@
 """Declared settings read from nested mappings, each checked for its type and range."""
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import Field, fields, is_dataclass
 from typing import Any, TypeVar
-
-from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from fl_privacy.checks import fits, in_words, one_of
 from fl_privacy.config._options import suggest
 from fl_privacy.errors import UserError
 
 T = TypeVar("T")
+
+
+class Options(Mapping[str, Any]):
+    """The settings of what a user chose, by name: plain values, read alone."""
+
+    def __init__(self, settings: Mapping[Any, Any]) -> None:
+        """Take over ``settings``, a copy of them."""
+        self._settings = {str(key): deepcopy(value) for key, value in settings.items()}
+
+    def __getitem__(self, key: str) -> Any:
+        return self._settings[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings)
+
+    def __repr__(self) -> str:
+        return f"Options({self._settings})"
+
+    def plain(self) -> dict[str, Any]:
+        """Return a copy that may be written to."""
+        return deepcopy(self._settings)
 
 
 def select(content: Any, key: str) -> Any:
@@ -42,7 +65,7 @@ def expect_within(name: str, value: object, within: tuple[float, float] | None) 
         raise UserError(f"{name} is expected to be at least {within[0]:g} and at most {within[1]:g}, but got {value}.")
 
 
-def read_section(kind: type[T], section: DictConfig, above: str = "") -> T:
+def read_section(kind: type[T], section: Mapping[Any, Any], above: str = "") -> T:
     """Build ``kind``, a dataclass of declared settings, from ``section`` below the key ``above``.
 
     Raises:
@@ -57,30 +80,22 @@ def read_section(kind: type[T], section: DictConfig, above: str = "") -> T:
 
 
 def _value(declared: Field[Any], annotation: Any, value: Any, name: str) -> Any:
-    if is_dataclass(annotation) or annotation is DictConfig:
-        if not isinstance(value, DictConfig):
+    if is_dataclass(annotation) or annotation is Options:
+        if not isinstance(value, Mapping):
             raise UserError(f"{name} is expected to be a section of settings, but is none; leave it as it is.")
         for key, within in declared.metadata.get("limits", {}).items():
             expect_within(f"{name}.{key}", value.get(key), within)
         if names := declared.metadata.get("names"):
             one_of(f"{name}.name", value.get("name"), names)
         section: Any = annotation
-        return _frozen(value) if annotation is DictConfig else read_section(section, value, f"{name}.")
-    value = list(value) if isinstance(value, ListConfig) else value
+        return Options(value) if annotation is Options else read_section(section, value, f"{name}.")
     expect_type(name, value, annotation)
-    expect_within(name, value, declared.metadata["within"])
+    expect_within(name, value, declared.metadata.get("within"))
     return value
-
-
-def _frozen(section: DictConfig) -> DictConfig:
-    own = OmegaConf.create(OmegaConf.to_container(section, resolve=True))
-    assert isinstance(own, DictConfig)
-    OmegaConf.set_readonly(own, True)
-    return own
 
 
 def plain_value(value: Any) -> Any:
     """Return a setting as nested mappings, lists, text and numbers."""
     if is_dataclass(value):
         return {name: plain_value(entry) for name, entry in vars(value).items()}
-    return OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig) else value
+    return value.plain() if isinstance(value, Options) else value

@@ -5,15 +5,14 @@ run and the table of settings. Defaults are in ``conf/``.
 """
 
 # ruff: noqa: RUF009 (declarations are calls)
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Self
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
-
 from fl_privacy.config._options import called
-from fl_privacy.config.reading import plain_value, put, read_section
+from fl_privacy.config.reading import Options, plain_value, put, read_section
 
 
 class Role(StrEnum):
@@ -89,7 +88,7 @@ class FederationSettings:
     norm_factor: float = setting(
         TRAINING, "replies are excluded whose norm is over so many times the largest median so far"
     )
-    plan: DictConfig = group(TRAINING, "how clients train: `LocalPlan`")
+    plan: Options = group(TRAINING, "how clients train: `LocalPlan`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,37 +170,37 @@ class BpkiSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """All settings of ``fl-privacy run`` and ``attack``, checked. ``choices`` are the options taken, by group.
+    """All settings of ``fl-privacy run`` and ``attack``, checked.
 
     ``choices`` are the options taken, by group.
     """
 
-    data: DictConfig = group(TRAINING, "what clients train on")
-    partition: DictConfig = group(TRAINING, "which client has what")
-    model: DictConfig = group(TRAINING, "the network")
+    data: Options = group(TRAINING, "what clients train on")
+    partition: Options = group(TRAINING, "which client has what")
+    model: Options = group(TRAINING, "the network")
     federation: FederationSettings = group(TRAINING, "how clients and server train")
-    defense: DictConfig = group(DEFENSE, "what clients do to their updates")
-    guard: DictConfig = group(DEFENSE, "whether clients look at a model before they train on it, and refuse some")
-    attack: DictConfig = group(
+    defense: Options = group(DEFENSE, "what clients do to their updates")
+    guard: Options = group(DEFENSE, "whether clients look at a model before they train on it, and refuse some")
+    attack: Options = group(
         ATTACK,
         "what is tried on intercepted updates",
         runtime=("shards",),
         within={"iterations": (0, 100_000_000), "restarts": (1, 10_000), "history": (1, 10_000)},
     )
-    inference: DictConfig = group(
+    inference: Options = group(
         ATTACK,
         "what else than images is asked of intercepted updates; several as `[membership,source]`",
     )
     threat_model: ThreatModelSettings = group(ATTACK, "what the attacker is given", shown=False)
-    server: DictConfig = group(TRAINING, "whether the server follows the protocol, or what it sends instead")
-    secure_aggregation: DictConfig = group(
+    server: Options = group(TRAINING, "whether the server follows the protocol, or what it sends instead")
+    secure_aggregation: Options = group(
         TRAINING,
         "whether the server reads single updates",
         shown=False,
         within={"levels": (2, 2**32)},
         names=("none", "secagg", "ckks"),
     )
-    backend: DictConfig = group(RUNTIME, "what runs the clients", shown=False)
+    backend: Options = group(RUNTIME, "what runs the clients", shown=False)
     seed: int = setting(TRAINING, "all randomness of a run derives from this number", within=(0, 2**63 - 1))
     victims: int = setting(ATTACK, "how many batches are attacked", within=(1, 1_000_000), captured=True)
     batch_size: int = setting(ATTACK, "examples in each of them", within=(1, 1_000_000), captured=True)
@@ -269,23 +268,25 @@ class RunSettings:
     name: str | int | None = setting(RUNTIME, "put in front of the folder's name")
     overwrite: bool = setting(RUNTIME, "run again what has finished already")
     page: bool = setting(RUNTIME, "write the run's page; `fl-privacy report RUN_DIR` does so later")
-    choices: DictConfig = field()
+    choices: Options = field()
 
     @classmethod
-    def of(cls, config: Mapping[Any, Any] | DictConfig | ListConfig) -> Self:
-        """Build the settings that ``config`` holds.
+    def of(cls, config: Mapping[Any, Any]) -> Self:
+        """Build the settings that ``config`` holds, without references from one to another.
 
         Raises:
             UserError: one is missing, of a wrong type or out of its range, or nothing reads it.
         """
-        section = config if isinstance(config, DictConfig | ListConfig) else OmegaConf.create(dict(config))
-        assert isinstance(section, DictConfig)
-        return read_section(cls, section)
+        return read_section(cls, config)
+
+    def __hash__(self) -> int:
+        """Return a value by which runs of the same settings find each other."""
+        return hash(json.dumps(self.plain(), sort_keys=True))
 
     @property
     def compares(self) -> bool:
         """Say whether its accuracy is compared with that of the same training without defense."""
-        return self.baseline and self.choices.defense != "none"
+        return self.baseline and self.choices["defense"] != "none"
 
     def called(self, part: str) -> str:
         """Return the option that is taken for ``part``, or the name of what a user wrote in its place."""

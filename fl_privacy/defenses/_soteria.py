@@ -1,8 +1,6 @@
-"""Soteria: withhold the features that tell most about the input.
+"""Soteria: withhold the features that tell most about the input, in front of the last linear layer.
 
-What enters the last linear layer of a model, and how much each feature changes with the input.
-
-The successor of Soteria that perturbs random slices of the whole gradient instead of one layer.
+``soteria_mixing``, its successor, perturbs random slices of the whole gradient instead of one layer.
 """
 
 from collections.abc import Callable, Mapping, Sequence

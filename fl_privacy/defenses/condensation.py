@@ -1,8 +1,7 @@
-"""A client's images class by class, and the images that stand for them.
+"""What DC, DSA and DM share: a client's images class by class, and the images that stand for them.
 
-Differentiable siamese augmentation: one random change, done alike to real and condensed images.
-
-The network that images are condensed with, and how such networks begin.
+Differentiable siamese augmentation does one random change to real and condensed images alike; the network that images
+are condensed with starts anew again and again.
 """
 
 import math

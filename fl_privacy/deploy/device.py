@@ -223,8 +223,8 @@ def _why(ended: Held) -> str:
 def _one_client(run: Path, repeats: int, trust: Sequence[str]) -> dict[str, Any]:
     """Run rounds of the first client of ``run``, in this process."""
     import torch  # noqa: PLC0415
-    from omegaconf import OmegaConf  # noqa: PLC0415
 
+    from fl_privacy.config import RunSettings  # noqa: PLC0415
     from fl_privacy.config.foreign import registered_run  # noqa: PLC0415
     from fl_privacy.defenses import ClientState  # noqa: PLC0415
     from fl_privacy.experiment.build import clients_of  # noqa: PLC0415
@@ -233,7 +233,7 @@ def _one_client(run: Path, repeats: int, trust: Sequence[str]) -> dict[str, Any]
     torch.set_num_threads(1)
     settings = registered_run(run / CONFIG, trust)
     del settings["command"]
-    client = clients_of(OmegaConf.to_yaml(OmegaConf.create(settings)))[0]
+    client = clients_of(RunSettings.of(settings))[0]
     sent, state = public_state(client.model, client.defense), ClientState()
     rounds = []
     for round in range(repeats):

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
 from torch import nn
 
 from fl_privacy.config import RunSettings
@@ -20,7 +19,8 @@ from fl_privacy.config.reading import select
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.app import NOTE, AppReport, Note, read_note
 from fl_privacy.experiment.app_truth import find_images
-from fl_privacy.experiment.build import ANY_MODEL, Federation, build_network_for
+from fl_privacy.experiment.build import ANY_MODEL, build_network_for
+from fl_privacy.experiment.setup import Setup
 from fl_privacy.foreign_files import expect_regular_files
 from fl_privacy.interception import changed, ids_of, stored_observations
 from fl_privacy.interception.captures import CaptureFile
@@ -54,9 +54,9 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
     """
     expect_regular_files(captures)
     note = read_note(captures.parent) or read_note(captures) or Note()
-    if config.choices.model != "custom" and note.model:
+    if config.choices["model"] != "custom" and note.model:
         raise UserError(
-            f"The model of the app is expected, but got model={config.choices.model}; say model=custom"
+            f"The model of the app is expected, but got model={config.choices['model']}; say model=custom"
             f" model._target_={note.model}, which runs its code."
         )
     shape, classes = _first_shape(captures)
@@ -76,7 +76,7 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
     return app, note
 
 
-def _normalizing(section: DictConfig, note: Note) -> Mapping[str, Any]:
+def _normalizing(section: Mapping[str, Any], note: Note) -> Mapping[str, Any]:
     """Return the clients' normalization as the audit noted it, unless the user gives another."""
     if note.normalization is None or any(key in section for key in ANY_MODEL[1:]):
         return {}
@@ -84,7 +84,7 @@ def _normalizing(section: DictConfig, note: Note) -> Mapping[str, Any]:
 
 
 def _as_clients_normalize(
-    observations: Sequence[Observation], section: DictConfig, note: Note
+    observations: Sequence[Observation], section: Mapping[str, Any], note: Note
 ) -> Sequence[Observation]:
     """Return each observation by a model that normalizes as its client said, unless the user gives another for all."""
     if not note.normalizations or any(key in section for key in ANY_MODEL[1:]) or not observations:
@@ -120,28 +120,28 @@ def _by_victim(told: Mapping[str, Sequence[str]], observations: Sequence[Observa
     return {id: told[str(id)] for id in ids_of(observations) if str(id) in told}
 
 
-def expect_of(federation: Federation, observation: Observation) -> None:
+def expect_of(setup: Setup, observation: Observation) -> None:
     """Refuse an update that is not of ``federation``: its truth could not be found, or would be another's.
 
     Raises:
         UserError: it is not.
     """
-    examples, batch_size = federation.dataset.train, federation.config.batch_size
+    examples, batch_size = setup.dataset.train, setup.config.batch_size
     round, client, probe = observation.id.round, observation.id.client, observation.id.probe
     wrong = None
-    if not 1 <= round <= federation.rounds:
-        wrong = f"the run had rounds 1..{federation.rounds}"
-    elif client not in federation.clients:
-        wrong = f"the run had clients 0..{len(federation.clients) - 1}"
-    elif probe is not None and (probe + 1) * batch_size > federation.clients[client].number_of_examples:
+    if not 1 <= round <= setup.rounds:
+        wrong = f"the run had rounds 1..{setup.rounds}"
+    elif client not in setup.clients:
+        wrong = f"the run had clients 0..{len(setup.clients) - 1}"
+    elif probe is not None and (probe + 1) * batch_size > setup.clients[client].number_of_examples:
         wrong = f"client {client} has no such victim of {batch_size} examples"
     elif (observation.input_shape, observation.num_classes) != (examples.input_shape, examples.num_classes):
         wrong = f"it is of {observation.num_classes} classes of images {observation.input_shape}"
-    elif observation.plan != federation.server.local_plan.in_round(round, probe=probe is not None):
+    elif observation.plan != setup.server.local_plan.in_round(round, probe=probe is not None):
         wrong = "it was made by another local plan"
     if wrong:
         raise UserError(
-            f"{federation.config.captured} is expected to hold updates of the run in its {CONFIG}, but has"
+            f"{setup.config.captured} is expected to hold updates of the run in its {CONFIG}, but has"
             f" {observation.id}, and {wrong}; remove that one."
         )
 

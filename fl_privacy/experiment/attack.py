@@ -13,33 +13,19 @@ from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.app import AppReport, report_app
 from fl_privacy.experiment.app_captures import app_captures, as_captured, captures_of, expect_of, load_app
 from fl_privacy.experiment.build import (
-    agreed_network,
     attack_of_run,
-    build_dataset,
-    build_defense,
-    build_federation,
-    build_guard,
-    build_plan,
-    prepare_defense,
-    resolve_device,
 )
-from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.experiment.inference_judge import Spending
 from fl_privacy.experiment.inference_stage import InferenceStage
 from fl_privacy.experiment.inferences import build_inferences
 from fl_privacy.experiment.privacy import calibrated
 from fl_privacy.experiment.run_folder import Destination, Monitor
-from fl_privacy.experiment.server_reading import build_server_attack
+from fl_privacy.experiment.setup import Setup, build_setup, build_untrained
 from fl_privacy.experiment.threat_model import LOOKED_AT, describe_image_prior, expect_readable_updates
-from fl_privacy.experiment.weights import starting_values
-from fl_privacy.federation import Audit, Client, Probe, public_state
 from fl_privacy.inference import About, Inference
 from fl_privacy.interception import only, stored_observations
 from fl_privacy.results import RunFolder
-from fl_privacy.types import ModelState, Observation
-
-VICTIM = 0
-"""The client whose updates are attacked where nobody trains."""
+from fl_privacy.types import Observation
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
@@ -48,7 +34,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     Raises:
         UserError: a setting is wrong, or there is nothing to attack.
     """
-    expect_readable_updates(config.secure_aggregation.name, "The command attack")
+    expect_readable_updates(config.secure_aggregation["name"], "The command attack")
     config = calibrated(config)
     if config.captured and (captures := app_captures(config.captured)) is not None:
         return attack_app(config, captures, monitor)
@@ -59,7 +45,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
         )
     if config.captured:
         config = as_captured(config)
-        expect_readable_updates(config.secure_aggregation.name, "The command attack")
+        expect_readable_updates(config.secure_aggregation["name"], "The command attack")
     place = Destination("attack", config)
     if (done := place.finished_before(monitor)) is not None:
         return done
@@ -67,19 +53,19 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     _expect_questions(attack, build_inferences(config.inference), trained=config.captured is not None)
     if config.captured:
         monitor.say(f"Preparing what {config.captured} holds")
-        experiment, observations = captured_updates(config)
-        threats = experiment.threat_model()
+        setup, observations = captured_updates(config)
+        threats = setup.threat_model()
     else:
         monitor.say(
             f"Preparing data {config.called('data')}, model {config.called('model')} and {config.victims} victims"
         )
-        experiment, sent = untrained_clients(config)
-        made = f"The victims' upload with defense={config.choices.defense} and server={config.choices.server}"
+        setup = build_untrained(config)
+        made = f"The victims' upload with defense={config.choices['defense']} and server={config.choices['server']}"
         with blamed_on(made), monitor.working("Making the victims' uploads"):
-            observations = experiment.observe(sent)
+            observations = setup.observe(setup.server.state)
         weights = "as trained elsewhere" if config.weights else "untrained"
-        threats = [*experiment.threat_model(), f"The model is {weights}."]
-    attacked = next(iter(experiment.clients.values())).examples
+        threats = [*setup.threat_model(), f"The model is {weights}."]
+    attacked = next(iter(setup.clients.values())).examples
     if attack is not None and isinstance(attacked, Examples):
         threats += describe_image_prior(attack, attacked.input_shape, attacked.images)
     with place.open() as folder:
@@ -88,8 +74,8 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
         else:
             folder.write_environment(seed=config.seed)
             folder.write_threat_model(threats)
-            folder.write_defense(experiment.defense.parts)
-            attack_and_infer(experiment, attack, observations, folder, monitor)
+            folder.write_defense(setup.defense.parts)
+            attack_and_infer(setup, attack, observations, folder, monitor)
             folder.finish()
         place.write_page()
     return place.path
@@ -114,7 +100,7 @@ def _expect_questions(
 
 
 def attack_and_infer(
-    experiment: Experiment,
+    setup: Setup,
     attack: ReconstructionAttack | None,
     observations: Sequence[Observation],
     folder: RunFolder,
@@ -122,13 +108,13 @@ def attack_and_infer(
 ) -> None:
     """Run ``attack`` on the ``observations`` it is for, and ask what else they give away; both are recorded."""
     if attack is not None:
-        trains = experiment.config.intercept.uploads == "update"
+        trains = setup.config.intercept.uploads == "update"
         attacked = only(observations, lambda id: (id.probe is None) == trains)
-        experiment.stage(attack, folder, monitor).run(attacked)
-    if inference := InferenceStage.of(experiment, folder, monitor):
+        setup.stage(attack, folder, monitor).run(attacked)
+    if inference := InferenceStage.of(setup, folder, monitor):
         for observation in observations:
             inference.see(observation)
-        inference.finish(Spending(epsilon=lambda round: None, delta=experiment.config.privacy.delta))
+        inference.finish(Spending(epsilon=lambda round: None, delta=setup.config.privacy.delta))
 
 
 def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
@@ -156,7 +142,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
             said = report_app(
                 replace(app, adaptive=adaptive),
                 attack,
-                config.choices.attack,
+                config.choices["attack"],
                 folder,
                 monitor=monitor,
                 seed=config.seed,
@@ -175,67 +161,20 @@ def _image_prior_of_app(attack: ReconstructionAttack, app: AppReport) -> list[st
     return [s for shape in shapes for s in describe_image_prior(attack, shape, torch.cat(known) if alike else None)]
 
 
-def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
-    """Build one client that holds a split of the data, perhaps one that colludes, and the weights that they are sent.
-
-    Raises:
-        UserError: there are too few examples, or a setting is wrong.
-    """
-    dataset, defense = build_dataset(config.data), build_defense(config.defense)
-    plan = build_plan(config.federation.plan, config.model)
-    victims, batch_size = config.victims, config.batch_size
-    attacked, unattacked = dataset.test, dataset.train
-    if config.split == "train":
-        attacked, unattacked = unattacked, attacked
-    model = agreed_network(config, dataset, clients=1 if config.threat_model.colluder is None else 2)
-    prepare_defense(defense, dataset, model)
-    initial = public_state(model, defense)
-    owner = Client(
-        id=VICTIM,
-        examples=attacked,
-        indices=torch.arange(len(attacked)),
-        model=model,
-        plan=plan,
-        defense=defense,
-        seed=config.seed,
-        device=resolve_device(config.device),
-        threads=config.client_threads,
-        guard=build_guard(config, dataset),
-    )
-    if victims * batch_size > owner.number_of_examples:
-        raise UserError(
-            f"{victims} victims of {batch_size} examples are expected to fit into the {config.split} split, but there"
-            f" are {owner.number_of_examples} examples; lower victims or batch_size."
-        )
-    if config.threat_model.colluder == VICTIM:
-        raise UserError(f"colluder is expected to be another client than {VICTIM}, the victim; set colluder=1.")
-    colluders = () if config.threat_model.colluder is None else (config.threat_model.colluder,)
-    experiment = Experiment(
-        config=config,
-        dataset=dataset,
-        model=model,
-        clients={VICTIM: owner, **{client: replace(owner, id=client) for client in colluders}},
-        audit=Audit(probes=tuple(Probe(VICTIM, k) for k in range(victims)), batch_size=batch_size),
-        unattacked=unattacked,
-        server_attack=build_server_attack(config.server, unattacked, attacked),
-    )
-    return experiment, starting_values(config.weights, initial)
-
-
-def captured_updates(config: RunSettings) -> tuple[Experiment, Sequence[Observation]]:
+def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]:
     """Return what a run captured; its own configuration says what the truth was.
 
     Raises:
         UserError: there is nothing, or something that is not of that run.
     """
-    federation = build_federation(config.changed({"weights": None}))
+    setup = build_setup(config.changed({"weights": None}))
     colluder = config.threat_model.colluder
-    inside = None if colluder is None else federation.clients[colluder].architecture()
-    observations = stored_observations(captures_of(str(config.captured)), federation.model, inside=inside)
+    inside = None if colluder is None else setup.clients[colluder].architecture()
+    observations = stored_observations(captures_of(str(config.captured)), setup.model, inside=inside)
     if not observations:
         raise UserError(
             f"Captured updates are expected in {config.captured}, but there are none; run with intercept.save=true."
         )
     for observation in observations:
-        expect_of(federation, observation)
-    return Experiment.of_federation(federation), observations
+        expect_of(setup, observation)
+    return setup, observations

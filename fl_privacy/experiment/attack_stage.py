@@ -1,9 +1,4 @@
-"""Attack what was intercepted, judge it, write it down.
-
-Compares what was attacked with what was there.
-
-The tracing attack on what was reconstructed.
-"""
+"""Attack what was intercepted, judge it against the truth, trace it to its owners, write it down."""
 
 import logging
 import time

@@ -1,29 +1,22 @@
-"""The objects of a run, made from its configuration.
+"""Build the parts of a run from its settings: data, model, clients, defense, attack, guard, and what is intercepted.
 
-Who trains on what: what nobody does, and what a partition returned, which may be somebody else's code.
-
-The network of a run, made from its settings to fit its data.
-
-Which uploads of a run are intercepted.
-
-An attack as an audit or a test is told of it: by a name with settings after it, or as it is.
+The only file that instantiates what a user names; :mod:`fl_privacy.experiment.setup` puts the parts together.
 """
 
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from fl_privacy.attacks import GradientInversion, ReconstructionAttack
 from fl_privacy.attacks.gradient_inversion.word_order import NO_PUBLIC_TEXTS
 from fl_privacy.checks import whole
-from fl_privacy.config import RunSettings, to_yaml
+from fl_privacy.config import RunSettings
 from fl_privacy.config._options import CUSTOM, called
 from fl_privacy.config.building import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.config.plugins import register_plugin_metrics
@@ -42,21 +35,15 @@ from fl_privacy.effects import MutedFeatures, SlicedNoise
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.inferences import build_inferences
 from fl_privacy.experiment.server_reading import build_server_attack, expect_named
-from fl_privacy.experiment.weights import starting_values
 from fl_privacy.federation import (
     Audit,
     Client,
     Probe,
-    Server,
-    ServerPlan,
     audited_rounds,
-    private_names,
-    public_state,
     spread_probes,
 )
 from fl_privacy.guard import ModelGuard
 from fl_privacy.inference import About
-from fl_privacy.malicious import ServerAttack
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
 from fl_privacy.models import ADAPTED, TextModel, build_fitting, check_model, check_table_model, check_text_model
 from fl_privacy.parallel import ShardedAttack
@@ -67,7 +54,7 @@ DEFENDERS = 1000
 """Public examples that clients hold, at most."""
 
 
-def expect_parts(parts: Any, clients: int, examples: int, section: DictConfig) -> None:
+def expect_parts(parts: Any, clients: int, examples: int, section: Mapping[str, Any]) -> None:
     """Refuse what is no partition: for each client (N_i,) int64 indices, no example twice."""
     wrong = None
     if not isinstance(parts, Sequence) or isinstance(parts, str) or len(parts) != clients:
@@ -112,7 +99,7 @@ ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")
 """Options of every model, whether or not it knows them; see ``build_model``."""
 
 
-def build_network(section: DictConfig, dataset: Dataset, *, seed: int) -> nn.Module:
+def build_network(section: Mapping[str, Any], dataset: Dataset, *, seed: int) -> nn.Module:
     """Build the model that ``section`` names with initial values of ``seed``, and check that it fits the data."""
     train = dataset.train
     if isinstance(train, Examples):
@@ -125,7 +112,7 @@ def build_network(section: DictConfig, dataset: Dataset, *, seed: int) -> nn.Mod
 
 
 def build_network_for(
-    section: DictConfig, input_shape: tuple[int, ...], num_classes: int, *, seed: int, **more: Any
+    section: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int, *, seed: int, **more: Any
 ) -> nn.Module:
     """Build the model for images (C, H, W) of ``num_classes`` classes, with ``more`` options."""
     channels, height, _ = input_shape
@@ -135,7 +122,7 @@ def build_network_for(
     return model
 
 
-def _network(section: DictConfig, architecture: Mapping[str, Any], seed: int, **more: Any) -> nn.Module:
+def _network(section: Mapping[str, Any], architecture: Mapping[str, Any], seed: int, **more: Any) -> nn.Module:
     settings = {**more, **plain_settings(section)}
     settings.pop("_target_", None)
     target = locate_target(section, "model")
@@ -188,78 +175,12 @@ def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) ->
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Federation:
-    """A federation ready to run.
-
-    Attributes:
-        config: what it was built from.
-        dataset: what the clients share and what the server tests on.
-        model: the global architecture, holding the initial values.
-        clients: by id.
-        server: at the initial values, or those in ``config.weights``.
-        rounds: how many.
-        audit: what is intercepted.
-        defense: of every client.
-        device: of clients and attack.
-        server_attack: what the server does beyond the protocol; ``None`` for an honest one.
-    """
-
-    config: RunSettings
-    dataset: Dataset
-    model: nn.Module
-    clients: Mapping[int, Client]
-    server: Server
-    rounds: int
-    audit: Audit
-    defense: Defense
-    device: torch.device
-    server_attack: ServerAttack | None = None
+def clients_of(config: RunSettings) -> Mapping[int, Client]:
+    """Build the clients of ``config``; once in a process."""
+    return data_and_clients(config)[1]
 
 
-def build_federation(config: RunSettings) -> Federation:
-    """Build data, clients and server of ``config``.
-
-    Raises:
-        UserError: a setting is out of its range, or parts do not fit each other.
-    """
-    dataset, clients = _clients(to_yaml(config))
-    section, rounds, every = config.federation, config.federation.rounds, config.evaluate_every
-    model, plan, defense = clients[0].model, clients[0].plan, clients[0].defense
-    server = Server(
-        state=starting_values(config.weights, public_state(model, defense)),
-        local_plan=plan,
-        plan=ServerPlan(
-            aggregation=section.aggregation,
-            fraction=section.fraction,
-            lr=section.server_lr,
-            norm_factor=section.norm_factor,
-        ),
-        clients=sorted(clients),
-        seed=config.seed,
-        personal=bool(private_names(model, defense)),
-        tested=frozenset({*range(every, rounds + 1, every), rounds}),
-    )
-    return Federation(
-        config=config,
-        dataset=dataset,
-        model=model,
-        clients=clients,
-        server=server,
-        rounds=rounds,
-        audit=audit_of(config, rounds, clients),
-        defense=defense,
-        device=resolve_device(config.device),
-        server_attack=build_server_attack(config.server, dataset.test, dataset.train),
-    )
-
-
-def clients_of(config_text: str) -> Mapping[int, Client]:
-    """Build the clients of a configuration given as text; once in a process."""
-    return _clients(config_text)[1]
-
-
-def build_dataset(section: DictConfig) -> Dataset:
+def build_dataset(section: Mapping[str, Any]) -> Dataset:
     """Build the data that ``section`` names; ``UserError`` if its target makes something else."""
     return _expect_made(instantiate(section, "data"), Dataset, section, "data")
 
@@ -282,7 +203,7 @@ def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
     return guard.agreeing_on(build_network(config.model, dataset, seed=config.seed))
 
 
-def build_defense(section: DictConfig) -> Defense:
+def build_defense(section: Mapping[str, Any]) -> Defense:
     """Build the defense that ``section`` names; ``UserError`` if its target makes something else.
 
     One that names no part of itself goes by the name of what made it.
@@ -354,7 +275,7 @@ def build_metrics(bpki: BpkiSettings, evaluator: str | None, dataset: Dataset) -
     return functions
 
 
-def build_attack(section: DictConfig, *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
+def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
     """Build the attack that ``section`` names; ``None`` for ``attack=none``.
 
     Args:
@@ -365,13 +286,13 @@ def build_attack(section: DictConfig, *, device: str = "auto", threads: int = 1)
     if "_target_" not in section:
         return None
     shards = whole("attack.shards", section.get("shards", 1), at_least=1, example=1)
-    section = OmegaConf.masked_copy(section, [str(key) for key in section if key != "shards"])
+    section = {key: value for key, value in section.items() if key != "shards"}
     where = resolve_device(section.get("device") or device)
     arguments = {"device": str(where)} if "device" in section else {}
     attack: ReconstructionAttack = instantiate(section, "attack", **arguments)
     if not callable(attack):
         raise UserError(
-            f"attack._target_={section._target_} is expected to return an attack, which can be called, but got"
+            f"attack._target_={section['_target_']} is expected to return an attack, which can be called, but got"
             f" {type(attack).__name__}."
         )
     return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, threads=threads, device=where)
@@ -387,7 +308,7 @@ def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
     return attack
 
 
-def build_plan(section: DictConfig, model: DictConfig) -> LocalPlan:
+def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPlan:
     """Build the clients' local plan from ``section``; of a ``model`` with adapters they train these and its head."""
     settings = plain_settings(section)
     if model.get("lora_rank") is not None and not (settings.get("trained") or settings.get("frozen")):
@@ -411,9 +332,8 @@ def resolve_device(name: str) -> torch.device:
 
 
 @lru_cache(maxsize=1)
-def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
-    """Build data and clients of a configuration given as text, which can be sent and cached."""
-    config = RunSettings.of(OmegaConf.create(config_text))
+def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]]:
+    """Build data and clients of ``config``, those of the last one kept."""
     number = config.federation.clients
     plan, device = build_plan(config.federation.plan, config.model), resolve_device(config.device)
     dataset, defense = build_dataset(config.data), build_defense(config.defense)
@@ -444,10 +364,10 @@ def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
     }
 
 
-def _expect_made(made: Any, kind: type[T], section: DictConfig, name: str) -> T:
+def _expect_made(made: Any, kind: type[T], section: Mapping[str, Any], name: str) -> T:
     if not isinstance(made, kind):
         raise UserError(
-            f"{name}._target_={section._target_} is expected to return a {kind.__name__}, but got"
+            f"{name}._target_={section['_target_']} is expected to return a {kind.__name__}, but got"
             f" {type(made).__name__}."
         )
     return made

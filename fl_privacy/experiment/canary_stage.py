@@ -15,10 +15,10 @@ from fl_privacy.dp_check.of_defense import clip_norm_of
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.effects import ClippedExamples
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import Federation
 from fl_privacy.experiment.inferences import build_inferences
 from fl_privacy.experiment.privacy import Privacy, guarantees
 from fl_privacy.experiment.run_folder import Monitor
+from fl_privacy.experiment.setup import Setup
 from fl_privacy.federation import Client
 from fl_privacy.inference.canaries import Canaries
 from fl_privacy.progress import counted
@@ -36,13 +36,13 @@ class CanaryStage:
     """Adds up the scores of canaries over the rounds; higher where one seems to have taken part.
 
     Attributes:
-        federation: that trains.
+        setup: that trains.
         canaries: how many, and of which unit.
         folder: of the run.
         monitor: told of the progress.
     """
 
-    federation: Federation
+    setup: Setup
     canaries: Canaries
     folder: RunFolder
     monitor: Monitor
@@ -58,10 +58,10 @@ class CanaryStage:
         self._state = ClientState()
 
     @classmethod
-    def of(cls, federation: Federation, folder: RunFolder, monitor: Monitor) -> "CanaryStage | None":
+    def of(cls, setup: Setup, folder: RunFolder, monitor: Monitor) -> "CanaryStage | None":
         """Make that of ``federation``; ``None`` where no canaries are asked for."""
-        found = [i for i in build_inferences(federation.config.inference).values() if isinstance(i, Canaries)]
-        return cls(federation=federation, canaries=found[0], folder=folder, monitor=monitor) if found else None
+        found = [i for i in build_inferences(setup.config.inference).values() if isinstance(i, Canaries)]
+        return cls(setup=setup, canaries=found[0], folder=folder, monitor=monitor) if found else None
 
     @property
     def unit(self) -> Unit:
@@ -72,7 +72,7 @@ class CanaryStage:
 
     @property
     def _defense(self) -> Defense:
-        return self.federation.defense
+        return self.setup.defense
 
     @property
     def _of_examples(self) -> bool:
@@ -96,7 +96,7 @@ class CanaryStage:
     def finish(self, privacy: Privacy) -> None:
         """Hold what the canaries show against the run's own claim, and record it."""
         self.read()
-        delta = self.federation.config.privacy.delta
+        delta = self.setup.config.privacy.delta
         if not self._rounds:
             return
         test = canary_test(
@@ -106,10 +106,10 @@ class CanaryStage:
         unit: Unit = "example" if privacy.unit == "example" else "client"
         claim = None
         if epsilon is not None:
-            claim = Claim(epsilon=epsilon, delta=delta, unit=unit, rounds=self.federation.rounds, by="this run")
+            claim = Claim(epsilon=epsilon, delta=delta, unit=unit, rounds=self.setup.rounds, by="this run")
         recomputed, missing = self._recomputed(delta)
         verdict = ClaimVerdict(
-            subject=f"{self._defense.name} over the {self._rounds} intercepted of {self.federation.rounds} rounds",
+            subject=f"{self._defense.name} over the {self._rounds} intercepted of {self.setup.rounds} rounds",
             claim=claim,
             recomputed=recomputed,
             canaries=test,
@@ -126,7 +126,7 @@ class CanaryStage:
         )
 
     def _recomputed(self, delta: float) -> tuple[Recomputed | None, tuple[str, ...]]:
-        found = guarantees(self.federation, delta=delta, accountant="rdp")[0]
+        found = guarantees(self.setup, delta=delta, accountant="rdp")[0]
         if found.missing is not None or found.once is not None:
             return None, ()
         facts = Facts(
@@ -134,7 +134,7 @@ class CanaryStage:
             sample_rate=found.sample_rate,
             sampling="shuffle" if found.sample_rate < 1 else "none",
             releases=found.steps_per_round,
-            rounds=self.federation.rounds,
+            rounds=self.setup.rounds,
         )
         try:
             return recompute(facts, delta=delta), ()
@@ -142,7 +142,7 @@ class CanaryStage:
             return None, (str(error),)
 
     def _rng(self, *names: str | int) -> torch.Generator:
-        return derive_generator(self.federation.config.seed, "canaries", *names)
+        return derive_generator(self.setup.config.seed, "canaries", *names)
 
     def _choose(self, like: Tensors) -> None:
         """Draw the canaries' directions (m, s) once their space is known.
@@ -202,7 +202,7 @@ class CanaryStage:
     def _by_examples(self, sent: Observation) -> Tensor:
         """Score gradients (m,) that were added to a client's local steps."""
         assert self._directions is not None
-        client: Client = next(iter(self.federation.clients.values()))
+        client: Client = next(iter(self.setup.clients.values()))
         like, norm, directions = sent.upload.tensors, clip_norm_of(self._defense) or 1.0, self._directions
         rng, examples = self._rng("sampling", sent.id.round), len(client.indices)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import defenders_examples, held_out
-from fl_privacy.experiment.experiment import Experiment
+from fl_privacy.experiment.setup import Setup
 from fl_privacy.federation import Client
 from fl_privacy.inference import About
 from fl_privacy.metrics import FEW, aggregate
@@ -71,13 +71,13 @@ class Asked:
         return torch.arange(len(self.examples)) < self.members
 
 
-def ask(experiment: Experiment, members: int, others: int) -> Asked:
+def ask(setup: Setup, members: int, others: int) -> Asked:
     """Draw ``members`` examples of the clients of ``experiment`` and ``others`` that nobody trains on.
 
     Raises:
         UserError: there are not so many.
     """
-    config, dataset, clients = experiment.config, experiment.dataset, experiment.clients
+    config, dataset, clients = setup.config, setup.dataset, setup.clients
     rng = derive_generator(config.seed, "inference", "asked")
     own = next(iter(clients.values())).examples
     owners = torch.full((len(own),), -1)
@@ -86,25 +86,25 @@ def ask(experiment: Experiment, members: int, others: int) -> Asked:
     owned = (owners >= 0).nonzero().flatten()
     chosen = owned[_draw(members, len(owned), "members", "of the clients' examples", rng)]
     from_test = others > 0 and config.holdout == 0
-    source = experiment.unattacked if from_test else own
-    spare = torch.arange(len(experiment.unattacked))
+    source = setup.unattacked if from_test else own
+    spare = torch.arange(len(setup.unattacked))
     if others and not from_test:
         spare = held_out(config.holdout, len(dataset.train), seed=config.seed).nonzero().flatten()
     where = "of the test split" if from_test else "of those that holdout leaves"
     outside = spare[_draw(others, len(spare), "others", where, rng)]
-    left = torch.ones(len(experiment.unattacked), dtype=torch.bool)
+    left = torch.ones(len(setup.unattacked), dtype=torch.bool)
     left[outside if from_test else slice(0)] = False
-    left[defenders_examples(experiment.unattacked) if experiment.defense.informed else slice(0)] = False
+    left[defenders_examples(setup.unattacked) if setup.defense.informed else slice(0)] = False
     public = left.nonzero().flatten()
     public = public[torch.randperm(len(public), generator=rng)[:PUBLIC]]
-    inside, outer, known = own.batch(chosen), source.batch(outside), experiment.unattacked.attributes
+    inside, outer, known = own.batch(chosen), source.batch(outside), setup.unattacked.attributes
     return Asked(
         examples=Batch(torch.cat([inside.inputs, outer.inputs]), torch.cat([inside.labels, outer.labels])),
         members=members,
         clients=torch.cat([owners[chosen], _alike(owners[chosen], inside.labels, outer.labels, rng)]),
         from_test=from_test,
         shares=torch.stack([_shares(client) for _, client in sorted(clients.items())]),
-        public=experiment.unattacked.batch(public) if len(public) else None,
+        public=setup.unattacked.batch(public) if len(public) else None,
         public_attributes=known[public] if known is not None else None,
         public_rows=public,
     )
@@ -136,48 +136,47 @@ def _draw(number: int, available: int, name: str, where: str, rng: torch.Generat
     return torch.randperm(available, generator=rng)[:number]
 
 
-def expect_attributes(experiment: Experiment) -> None:
+def expect_attributes(setup: Setup) -> None:
     """Refuse to ask for attributes where there are none, or where an update is of several examples.
 
     Raises:
         UserError: so it is.
     """
-    config, client = experiment.config, next(iter(experiment.clients.values()))
+    config, client = setup.config, next(iter(setup.clients.values()))
     if client.examples.attributes is None:
         raise UserError(
-            f"inference=attribute is expected with data that have an attribute beside the class, but"
-            f" data={config.choices.data} has none; use data=cifar10_animals or mnist_parity, or load_with_attribute."
+            "inference=attribute is expected with data that have an attribute beside the class, but"
+            f" data={config.choices['data']} has none;"
+            " use data=cifar10_animals or mnist_parity, or load_with_attribute."
         )
-    if config.batch_size != 1 or experiment.audit.uploads != "probe":
+    if config.batch_size != 1 or setup.audit.uploads != "probe":
         raise UserError(
             "inference=attribute is expected with uploads of single examples, but got"
-            f" intercept.uploads={experiment.audit.uploads} batch_size={config.batch_size}; set intercept.uploads=probe"
+            f" intercept.uploads={setup.audit.uploads} batch_size={config.batch_size}; set intercept.uploads=probe"
             " batch_size=1."
         )
 
 
-def rehearsing(experiment: Experiment, asked: Asked) -> Client | None:
+def rehearsing(setup: Setup, asked: Asked) -> Client | None:
     """Build a client of the attacker's own, which defends the public examples as the others do theirs.
 
     ``None`` where the attacker does not know the defense, there is none, it exchanges the examples for others, or
     nothing public has an attribute.
     """
-    config, defense = experiment.config, experiment.defense
+    config, defense = setup.config, setup.defense
     known = config.threat_model.knows_defense and defense.parts and not defense.examples
     if not known or asked.public_attributes is None or not len(asked.public_rows):
         return None
-    client = next(iter(experiment.clients.values()))
+    client = next(iter(setup.clients.values()))
     seed = derive_seed(config.seed, "inference", "rehearsal")
-    return replace(
-        client, examples=experiment.unattacked, indices=asked.public_rows, seed=seed, audit_seed=None, guard=None
-    )
+    return replace(client, examples=setup.unattacked, indices=asked.public_rows, seed=seed, audit_seed=None, guard=None)
 
 
-def attributes_of(experiment: Experiment) -> Tensor:
+def attributes_of(setup: Setup) -> Tensor:
     """Return the attributes (V,) of the probed examples; -1 where the defense exchanges a client's examples."""
     found = []
-    for probe in experiment.audit.probes:
-        client = experiment.clients[probe.client]
+    for probe in setup.audit.probes:
+        client = setup.clients[probe.client]
         known = None if client.defense.examples else client.examples.attributes
         found.append(-1 if known is None else int(known[client.probed_examples(probe.number, 1)]))
     return torch.tensor(found, dtype=torch.int64)

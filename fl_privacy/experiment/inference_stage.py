@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from fl_privacy.defenses import ClientState
-from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.experiment.inference_judge import (
     Asked,
     InferenceJudge,
@@ -22,6 +21,7 @@ from fl_privacy.experiment.inference_judge import (
 )
 from fl_privacy.experiment.inferences import build_inferences, pool_size, with_adaptive
 from fl_privacy.experiment.run_folder import Monitor
+from fl_privacy.experiment.setup import Setup
 from fl_privacy.federation import Client, Failure, Probe
 from fl_privacy.federation.replies import attempt
 from fl_privacy.inference import About, Inference, ReadRound, Rehearsal, Watch
@@ -84,13 +84,13 @@ class InferenceStage:
             self._seconds[name] = 0.0
 
     @classmethod
-    def of(cls, experiment: Experiment, folder: RunFolder, monitor: Monitor) -> "InferenceStage | None":
+    def of(cls, setup: Setup, folder: RunFolder, monitor: Monitor) -> "InferenceStage | None":
         """Build the stage of ``experiment``; ``None`` where nothing is asked.
 
         Raises:
             UserError: there are too few examples, or nothing is known that could be asked for.
         """
-        config, clients = experiment.config, experiment.clients
+        config, clients = setup.config, setup.clients
         inferences = {
             name: one for name, one in build_inferences(config.inference).items() if one.about is not About.CANARIES
         }
@@ -99,16 +99,16 @@ class InferenceStage:
         examples = next(iter(clients.values())).examples
         asks_for_attribute = any(i.about is About.ATTRIBUTE for i in inferences.values())
         if asks_for_attribute:
-            expect_attributes(experiment)
-        asked = ask(experiment, *pool_size(list(inferences.values())))
-        client = rehearsing(experiment, asked) if asks_for_attribute else None
+            expect_attributes(setup)
+        asked = ask(setup, *pool_size(list(inferences.values())))
+        client = rehearsing(setup, asked) if asks_for_attribute else None
         return cls(
             inferences=inferences if client is None else with_adaptive(inferences),
             asked=asked,
             clients=tuple(sorted(clients)),
             classes=examples.num_classes,
-            victims={probe: row for row, probe in enumerate(experiment.audit.probes)} if asks_for_attribute else {},
-            attributes=attributes_of(experiment) if asks_for_attribute else torch.empty(0, dtype=torch.int64),
+            victims={probe: row for row, probe in enumerate(setup.audit.probes)} if asks_for_attribute else {},
+            attributes=attributes_of(setup) if asks_for_attribute else torch.empty(0, dtype=torch.int64),
             attribute_count=len(examples.attribute_names),
             rehearsing=client,
             seed=config.seed,
@@ -116,7 +116,7 @@ class InferenceStage:
             device=torch.device(next(iter(clients.values())).device),
             folder=folder,
             monitor=monitor,
-            expected=len(experiment.audit.rounds),
+            expected=len(setup.audit.rounds),
         )
 
     def see(self, observation: Observation) -> None:

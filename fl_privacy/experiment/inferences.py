@@ -1,8 +1,7 @@
 """The inference attacks that a configuration names."""
 
 from collections.abc import Mapping, Sequence
-
-from omegaconf import DictConfig
+from typing import Any
 
 from fl_privacy.config.building import instantiate
 from fl_privacy.errors import UserError
@@ -10,7 +9,7 @@ from fl_privacy.inference import About, AttributeInference, Inference
 from fl_privacy.inference.attribute import ADAPTIVE, AdaptiveAttributeInference
 
 
-def build_inferences(settings: DictConfig) -> dict[str, Inference]:
+def build_inferences(settings: Mapping[str, Any]) -> dict[str, Inference]:
     """Build the attacks that the section ``inference`` names, by name; empty for ``inference=none``.
 
     Raises:
@@ -18,15 +17,15 @@ def build_inferences(settings: DictConfig) -> dict[str, Inference]:
     """
     found = {}
     for name, section in settings.items():
-        if not isinstance(section, DictConfig) or "_target_" not in section:
+        if not isinstance(section, Mapping) or "_target_" not in section:
             continue
-        made = instantiate(section, f"inference.{name!s}")
+        made = instantiate(section, f"inference.{name}")
         if not isinstance(getattr(made, "about", None), About) or not callable(getattr(made, "begin", None)):
             raise UserError(
-                f"inference.{name!s}._target_={section._target_} is expected to return an Inference, but got"
+                f"inference.{name}._target_={section['_target_']} is expected to return an Inference, but got"
                 f" {type(made).__name__}."
             )
-        found[str(name)] = made
+        found[name] = made
     return found
 
 

@@ -3,7 +3,6 @@
 from functools import lru_cache
 
 import torch
-from omegaconf import OmegaConf
 
 from fl_privacy.config import RunSettings
 from fl_privacy.config.building import plain_settings
@@ -18,8 +17,8 @@ class OpenSettingError(UserError):
 
 
 @lru_cache(maxsize=4)
-def client_of_folder(config_text: str, folder: str, client: int) -> Client:
-    """Build client ``client`` of a configuration on the images in ``folder`` instead; once in a process.
+def client_of_folder(config: RunSettings, folder: str, client: int) -> Client:
+    """Build client ``client`` of ``config`` on the images in ``folder`` instead; once in a process.
 
     What it decodes is kept in this process alone; where ``folder`` has no test split, the client is tested on every
     fifth image, which it does not train on.
@@ -27,7 +26,6 @@ def client_of_folder(config_text: str, folder: str, client: int) -> Client:
     Raises:
         UserError: the configuration leaves open what the images of all nodes have in common.
     """
-    config = RunSettings.of(OmegaConf.create(config_text))
     settings = plain_settings(config.data)
     if open_still := [key for key in ("image_size", "channels", "classes") if settings.get(key) is None]:
         raise OpenSettingError(

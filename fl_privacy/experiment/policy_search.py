@@ -4,19 +4,18 @@ Scores of policies on the data and the model of a configuration.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from fl_privacy.checks import number, whole
-from fl_privacy.config import to_yaml
-from fl_privacy.config.building import check_arguments, plain_settings
-from fl_privacy.config.reading import expect_type
+from fl_privacy.config import Options, to_yaml
+from fl_privacy.config.building import check_arguments
+from fl_privacy.config.reading import plain_value, read_section
 from fl_privacy.data import Dataset, LabelledExamples
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_dataset, build_network, resolve_device
@@ -47,6 +46,37 @@ from fl_privacy.transformations import POLICY_FILE, TABLES, UNTRANSFORMED, Polic
 from fl_privacy.types import Batch, ModelState
 
 
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """The settings of ``conf/policy_search.yaml``, whose comments say what they mean."""
+
+    data: Options
+    model: Options
+    policies: int
+    table: Table
+    keep: int
+    variant: Literal["paper", "code"]
+    points: int | None
+    images_per_class: int
+    alpha: float
+    beta: float
+    accuracy_draws: int
+    accuracy_images: int
+    accuracy_at_least: float | None
+    accuracy_share: float
+    altered_at_least: float
+    fsim_at_least: float | None
+    weights: str | None
+    training: Options
+    together: int
+    seed: int
+    device: str
+    out: str
+    name: str | None
+    overwrite: bool
+    choices: Options
+
+
 class PolicyScorer:
     """Everything that policies are scored on, prepared once.
 
@@ -59,14 +89,20 @@ class PolicyScorer:
     """
 
     def __init__(
-        self, config: DictConfig, *, privacy: PrivacyPlan, training: TrainingPlan, semi_trained: Path, monitor: Monitor
+        self,
+        config: SearchSettings,
+        *,
+        privacy: PrivacyPlan,
+        training: TrainingPlan,
+        semi_trained: Path,
+        monitor: Monitor,
     ) -> None:
         dataset, self._device = build_dataset(config.data), resolve_device(config.device)
         self._total: Total = "sum" if config.variant == "code" else "mean"
         self._privacy, self._seed, self._asks_fsim = privacy, config.seed, config.fsim_at_least is not None
         self._model = build_network(config.model, dataset, seed=config.seed).to(self._device)
         order = torch.randperm(len(dataset.train), generator=derive_generator(config.seed, "search", "split"))
-        number = max(1, round(config.training.share * len(dataset.train)))
+        number = max(1, round(config.training["share"] * len(dataset.train)))
         if config.weights is not None:
             state = load_weights(Path(config.weights), ModelState.of(self._model))
         else:
@@ -109,7 +145,7 @@ def _of_each_class(examples: LabelledExamples, number: int) -> torch.Tensor:
     return torch.cat(rows)
 
 
-def _fresh(model: DictConfig, dataset: Dataset, seed: int) -> ModelState:
+def _fresh(model: Mapping[str, Any], dataset: Dataset, seed: int) -> ModelState:
     """Draw initial values of a draw's own."""
     return ModelState.of(build_network(model, dataset, seed=seed))
 
@@ -126,12 +162,13 @@ def singles(table: Table) -> list[Policy]:
     return [Policy((index,), table) for index in range(len(TABLES[table]))]
 
 
-def search_policies(config: DictConfig, monitor: Monitor) -> Path:
-    """Search as ``config`` (of ``conf/policy_search.yaml``) says; returns the folder with the policy set.
+def search_policies(settings: Mapping[str, Any], monitor: Monitor) -> Path:
+    """Search as ``settings`` of ``conf/policy_search.yaml`` say; returns the folder with the policy set.
 
     Raises:
         UserError: a setting is wrong, or no policy fulfills the demands.
     """
+    config = read_section(SearchSettings, settings)
     plans = _Plans.of(config)
     folder = _folder_of(config)
     if not config.overwrite and _is_finished(folder, plans):
@@ -140,7 +177,7 @@ def search_policies(config: DictConfig, monitor: Monitor) -> Path:
     lock = _claim(folder, overwrite=config.overwrite)
     try:
         (folder / POLICY_FILE).unlink(missing_ok=True)
-        write_whole(folder / CONFIG, to_yaml(config))
+        write_whole(folder / CONFIG, to_yaml(plain_value(config)))
         plain, *scored = _score_all(config, plans, folder, monitor)
         _write_results(config, plans, folder, scored, plain)
     finally:
@@ -155,43 +192,31 @@ class _Plans:
     training: TrainingPlan
 
     @classmethod
-    def of(cls, config: DictConfig) -> "_Plans":
+    def of(cls, config: SearchSettings) -> "_Plans":
         """Build the plans, checked before anything long begins."""
-        settings = plain_settings(config)
-        for name, annotation in (
-            ("variant", str), ("points", int | None), ("alpha", float), ("beta", float), ("keep", int),
-            ("accuracy_at_least", float | None), ("accuracy_share", float), ("fsim_at_least", float | None),
-            ("altered_at_least", float),
-            ("weights", str | None), ("table", Table), ("seed", int), ("overwrite", bool), ("name", str | None),
-            ("out", str),
-        ):  # fmt: skip
-            expect_type(name, settings[name], annotation)
-        whole("seed", settings["seed"], at_least=0, example=1)
+        whole("seed", config.seed, at_least=0, example=1)
         for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together"):
-            whole(name, settings[name], at_least=1, example=100)
-        training = dict(settings["training"])
+            whole(name, getattr(config, name), at_least=1, example=100)
+        training = config.training.plain()
         share = training.pop("share")
         number("training.share", share, above=0, below=1, example="the paper's is 0.1")
         check_arguments(TrainingPlan, training, "training")
-        selection = Selection(**{field.name: settings[field.name] for field in fields(Selection)})
+        selection = Selection(**{field.name: getattr(config, field.name) for field in fields(Selection)})
         if selection.fsim_at_least is not None:
             require_fsim()
         return cls(
-            privacy=PrivacyPlan.named(
-                settings["variant"], points=settings["points"], alpha=settings["alpha"], beta=settings["beta"]
-            ),
+            privacy=PrivacyPlan.named(config.variant, points=config.points, alpha=config.alpha, beta=config.beta),
             selection=selection,
             training=TrainingPlan(**training),
         )
 
 
-def _folder_of(config: DictConfig) -> Path:
-    plain = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(plain, dict)
+def _folder_of(config: SearchSettings) -> Path:
+    plain = plain_value(config)
     front = [] if config.name is None else [str(config.name)]
-    label = "-".join([*front, "search", config.choices.data, config.choices.model])
+    label = "-".join([*front, "search", config.choices["data"], config.choices["model"]])
     unscored = {"together", *(field.name for field in fields(Selection))}
-    settings = {str(key): value for key, value in plain.items() if key not in unscored}
+    settings = {key: value for key, value in plain.items() if key not in unscored}
     settings["fsim"] = config.fsim_at_least is not None
     return Path(config.out) / folder_name(label, {"command": "search-policies", **settings})
 
@@ -223,7 +248,7 @@ def _selected_by(folder: Path) -> object:
         return None
 
 
-def _score_all(config: DictConfig, plans: _Plans, folder: Path, monitor: Monitor) -> list[Scored]:
+def _score_all(config: SearchSettings, plans: _Plans, folder: Path, monitor: Monitor) -> list[Scored]:
     """Score no transformation and all policies, in the order of the search; known scores come from the folder."""
     rng = derive_generator(config.seed, "search", "policies")
     drawn = random_policies(config.policies, rng, table=config.table)
@@ -250,7 +275,7 @@ def _score_all(config: DictConfig, plans: _Plans, folder: Path, monitor: Monitor
 
 
 def _write_results(
-    config: DictConfig, plans: _Plans, folder: Path, scored: Sequence[Scored], untransformed: Scored
+    config: SearchSettings, plans: _Plans, folder: Path, scored: Sequence[Scored], untransformed: Scored
 ) -> None:
     selection = plans.selection
     chosen = selection.chosen(scored, untransformed.privacy)
@@ -262,7 +287,7 @@ def _write_results(
         threshold=selection.threshold(scored),
         without_effect=[s for s in scored if not selection.has_effect(s)],
     )
-    page = render_search(found, data=config.choices.data, model=config.choices.model, seed=config.seed)
+    page = render_search(found, data=config.choices["data"], model=config.choices["model"], seed=config.seed)
     write_whole(folder / PAGE, page)
     content = {
         "table": config.table,

@@ -4,15 +4,15 @@ Noise for a privacy budget: how much of it spends what was asked for by the end 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from omegaconf import DictConfig, OmegaConf
+from typing import Any
 
 from fl_privacy.config import RunSettings
 from fl_privacy.defenses.privacy import Accountant, Guarantee, guarantee, mechanism, noise_multiplier_for, noise_of
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import Federation, build_defense, build_federation
+from fl_privacy.experiment.build import build_defense
+from fl_privacy.experiment.setup import Setup, build_setup
 from fl_privacy.federation.client import local_batches
 from fl_privacy.metrics.roc import promises_little
 from fl_privacy.rng import derive_generator
@@ -47,21 +47,21 @@ UNKNOWN = Privacy(statement=f"No differential privacy is claimed: {_UNKNOWN}.", 
 """Where clients hold data of their own."""
 
 
-def privacy_of(federation: Federation, *, delta: float, accountant: Accountant) -> Privacy:
+def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy:
     """Compute epsilon over the rounds for the client that is worst off, or say why there is none.
 
     Clients that a round draws at random are taken to be drawn in every round: the server sees who takes part.
 
     Args:
-        federation: before it runs.
+        setup: before it runs.
         delta: in (0, 1), below one over a client's number of examples.
         accountant: ``rdp`` or ``prv``.
     """
-    candidates = guarantees(federation, delta=delta, accountant=accountant)
+    candidates = guarantees(setup, delta=delta, accountant=accountant)
     missing = candidates[0].missing
     if missing is not None:
-        return Privacy(statement=candidates[0].describe(federation.rounds), missing=missing, epsilons=None)
-    taken_part = rounds_taken_part(federation)
+        return Privacy(statement=candidates[0].describe(setup.rounds), missing=missing, epsilons=None)
+    taken_part = rounds_taken_part(setup)
     distinct = sorted(set(taken_part))
     courses = [dict(zip(distinct, candidate.course(distinct), strict=True)) for candidate in candidates]
     worst, _ = max(zip(candidates, courses, strict=True), key=lambda pair: pair[1][distinct[-1]])
@@ -74,20 +74,20 @@ def privacy_of(federation: Federation, *, delta: float, accountant: Accountant) 
     )
 
 
-def guarantees(federation: Federation, *, delta: float, accountant: Accountant) -> list[Guarantee]:
+def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Guarantee]:
     """Return the guarantees of the clients that may be worst off.
 
     No other client samples as much and releases as often.
     """
-    server, plan = federation.server, federation.server.local_plan
+    server, plan = setup.server, setup.server.local_plan
     kinds = set()
-    for client in federation.clients.values():
+    for client in setup.clients.values():
         number = len(client.indices)
         size = min(plan.batch_size or number, number)
         kinds.add((size / number, len(local_batches(number, plan, derive_generator(0)))))
     return [
         guarantee(
-            federation.defense,
+            setup.defense,
             sample_rate=sample_rate,
             delta=delta,
             steps_per_round=steps,
@@ -100,10 +100,10 @@ def guarantees(federation: Federation, *, delta: float, accountant: Accountant) 
     ]
 
 
-def rounds_taken_part(federation: Federation) -> Sequence[int]:
+def rounds_taken_part(setup: Setup) -> Sequence[int]:
     """Count in how many rounds the busiest client has taken part after each round."""
-    turns = len(federation.clients) if federation.server.plan.aggregation == "round_robin" else 1
-    return [math.ceil(round / turns) for round in range(1, federation.rounds + 1)]
+    turns = len(setup.clients) if setup.server.plan.aggregation == "round_robin" else 1
+    return [math.ceil(round / turns) for round in range(1, setup.rounds + 1)]
 
 
 def _statement(worst: Guarantee, taken_part: int) -> str:
@@ -138,15 +138,15 @@ def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:
         return {}
-    if config.choices.defense == "none":
+    if config.choices["defense"] == "none":
         return done
-    noise = _noise_setting(config.defense, config.choices.defense)
+    noise = _noise_setting(config.defense, config.choices["defense"])
     delta, accountant = config.privacy.delta, config.privacy.accountant
-    federation = build_federation(config)
-    candidates = guarantees(federation, delta=delta, accountant=accountant)
+    setup = build_setup(config)
+    candidates = guarantees(setup, delta=delta, accountant=accountant)
     if (missing := candidates[0].missing) is not None:
         raise UserError(f"privacy.epsilon is expected with a defense that gives a guarantee, but {missing}.")
-    number = rounds_taken_part(federation)[-1]
+    number = rounds_taken_part(setup)[-1]
     factor = max(
         noise_multiplier_for(
             epsilon=config.privacy.epsilon,
@@ -161,13 +161,11 @@ def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
     return {f"defense.{noise}": float(config.defense[noise]) * factor, **done}
 
 
-def _noise_setting(section: DictConfig, name: str) -> str:
+def _noise_setting(section: Mapping[str, Any], name: str) -> str:
     """Return the setting that a defense's noise is proportional to: its part names it, and doubling it is tried."""
     part = mechanism(build_defense(section))
     if part and part.strength and part.strength in section:
-        doubled = OmegaConf.merge(section, {part.strength: 2 * section[part.strength]})
-        assert isinstance(doubled, DictConfig)
-        other = mechanism(build_defense(doubled))
+        other = mechanism(build_defense({**section, part.strength: 2 * section[part.strength]}))
         if other and noise_of(other.effect) == 2 * (noise_of(part.effect) or 0.0):
             return part.strength
     raise UserError(

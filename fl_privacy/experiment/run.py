@@ -6,18 +6,18 @@ from functools import partial
 from pathlib import Path
 
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.config import RunSettings, compose_run, to_yaml
+from fl_privacy.config import RunSettings, compose_run
 from fl_privacy.data import Examples, LabelledExamples, partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
-from fl_privacy.experiment.build import Federation, attack_of_run, build_federation, clients_of
+from fl_privacy.experiment.build import attack_of_run, clients_of
 from fl_privacy.experiment.canary_stage import CanaryStage
-from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.experiment.inference_judge import Spending
 from fl_privacy.experiment.inference_stage import InferenceStage
 from fl_privacy.experiment.privacy import UNKNOWN, Privacy, calibrated, privacy_of
 from fl_privacy.experiment.run_folder import Backend, Destination, Monitor
 from fl_privacy.experiment.server_reading import expect_readable_sum, hand_over
+from fl_privacy.experiment.setup import Setup, build_setup
 from fl_privacy.experiment.threat_model import Whereabouts, describe_image_prior, who_draws
 from fl_privacy.experiment.weights import MODEL, write_weights
 from fl_privacy.federation import Evaluation, RoundReport, evaluate_model
@@ -57,20 +57,20 @@ def run_experiment(
         f"Preparing data {config.called('data')}, model {config.called('model')} and {config.federation.clients}"
         " clients"
     )
-    federation, attack = build_federation(config), attack_of_run(config)
+    setup, attack = build_setup(config), attack_of_run(config)
     expect_readable_sum(
-        federation.server_attack,
-        config.choices.server,
+        setup.server_attack,
+        config.choices["server"],
         uploads=config.intercept.uploads,
         shares=config.federation.plan.get("shares"),
     )
-    prior = _image_prior(attack, federation.dataset.train, clients)
+    prior = _image_prior(attack, setup.dataset.train, clients)
     run_baseline(config, backend, monitor)
     with place.open() as folder:
         if folder.finished:
             monitor.say("Another process has just finished it.")
         else:
-            run = _Run.of(federation, attack, folder, monitor, clients)
+            run = _Run.of(setup, attack, folder, monitor, clients)
             run.describe(prior)
             try:
                 run.train(backend)
@@ -121,8 +121,7 @@ def _undefended_accuracy(place: Destination) -> float | None:
 class _Run:
     """A training that is intercepted and attacked as it goes on, or after it."""
 
-    federation: Federation
-    experiment: Experiment
+    setup: Setup
     clients: Whereabouts
     privacy: Privacy
     stage: AttackStage | None
@@ -136,22 +135,21 @@ class _Run:
     @classmethod
     def of(
         cls,
-        federation: Federation,
+        setup: Setup,
         attack: ReconstructionAttack | None,
         folder: RunFolder,
         monitor: Monitor,
         clients: Whereabouts,
     ) -> "_Run":
-        config, experiment = federation.config, Experiment.of_federation(federation)
+        config = setup.config
         delta, accountant, saves = config.privacy.delta, config.privacy.accountant, bool(config.intercept.save)
         return cls(
-            federation=federation,
-            experiment=experiment,
+            setup=setup,
             clients=clients,
-            privacy=UNKNOWN if clients.own_data else privacy_of(federation, delta=delta, accountant=accountant),
-            stage=experiment.stage(attack, folder, monitor) if attack else None,
-            inference=InferenceStage.of(experiment, folder, monitor),
-            canaries=None if clients.own_data else CanaryStage.of(federation, folder, monitor),
+            privacy=UNKNOWN if clients.own_data else privacy_of(setup, delta=delta, accountant=accountant),
+            stage=setup.stage(attack, folder, monitor) if attack else None,
+            inference=InferenceStage.of(setup, folder, monitor),
+            canaries=None if clients.own_data else CanaryStage.of(setup, folder, monitor),
             capture=CaptureWriter(folder.path / CAPTURES) if saves else None,
             folder=folder,
             monitor=monitor,
@@ -160,13 +158,13 @@ class _Run:
 
     def describe(self, prior: Sequence[str]) -> None:
         """Record what is run, before it is; ``prior`` has sentences on the attack's generator."""
-        config, train = self.experiment.config, self.federation.dataset.train
+        config, train = self.setup.config, self.setup.dataset.train
         start = ["The training starts at weights trained elsewhere."] if config.weights else []
         self.folder.write_environment(seed=config.seed)
         self.folder.write_threat_model(
-            [*self.experiment.threat_model(), *start, *prior, who_draws(self.clients), self.privacy.statement]
+            [*self.setup.threat_model(), *start, *prior, who_draws(self.clients), self.privacy.statement]
         )
-        self.folder.write_defense(self.experiment.defense.parts)
+        self.folder.write_defense(self.setup.defense.parts)
         self.folder.add_privacy(
             delta=config.privacy.delta,
             accountant=config.privacy.accountant,
@@ -176,28 +174,28 @@ class _Run:
         )
         if self.clients.own_data:
             return
-        table = partition_table(train, [client.indices for client in self.federation.clients.values()])
+        table = partition_table(train, [client.indices for client in self.setup.clients.values()])
         self.folder.write_partition(table.tolist(), train.class_names)
 
     def train(self, backend: Backend) -> None:
         """Train, intercept, attack; the final weights go into the folder."""
-        federation, interceptor = self.federation, self.experiment.interceptor(self._intercepted)
-        audit, attack = federation.audit, federation.server_attack
+        setup, interceptor = self.setup, self.setup.interceptor(self._intercepted)
+        audit, attack = setup.audit, setup.server_attack
         if attack is not None:
-            audit = hand_over(federation.server, attack, audit, interceptor)
-        with self.monitor.training(federation.rounds):
+            audit = hand_over(setup.server, attack, audit, interceptor)
+        with self.monitor.training(setup.rounds):
             backend(
-                federation.server,
-                partial(clients_of, to_yaml(self.experiment.config)),
-                rounds=federation.rounds,
+                setup.server,
+                partial(clients_of, self.setup.config),
+                rounds=setup.rounds,
                 audit=audit,
                 interceptor=interceptor,
                 on_round=self._round_done,
             )
-        write_weights(self.folder.path / MODEL, federation.server.state)
+        write_weights(self.folder.path / MODEL, setup.server.state)
         self._attack_waiting()
         if self.inference:
-            self.inference.finish(Spending(epsilon=self.privacy.epsilon, delta=self.experiment.config.privacy.delta))
+            self.inference.finish(Spending(epsilon=self.privacy.epsilon, delta=self.setup.config.privacy.delta))
         if self.canaries:
             self.canaries.finish(self.privacy)
 
@@ -205,7 +203,7 @@ class _Run:
         if self.capture:
             self.capture.write(observation)
         trains = observation.id.probe is None
-        if self.stage and trains == (self.experiment.config.intercept.uploads == "update"):
+        if self.stage and trains == (self.setup.config.intercept.uploads == "update"):
             self.waiting.append(observation)
         if self.inference:
             self.inference.see(observation)
@@ -225,15 +223,15 @@ class _Run:
             self.inference.read()
         if self.canaries:
             self.canaries.read()
-        if self.experiment.config.intercept.when == "during":
+        if self.setup.config.intercept.when == "during":
             self._attack_waiting()
 
     def _evaluation(self, report: RoundReport) -> Evaluation | None:
         """Return the test result of the clients' own models where they keep layers, else of the server's."""
-        server = self.federation.server
+        server = self.setup.server
         if report.evaluation is not None or report.round not in server.tested or server.personal:
             return report.evaluation
-        device = self.federation.device
+        device = self.setup.device
         return evaluate_model(
-            self.federation.model.to(device), server.state.to(device), self.federation.dataset.test, device=device
+            self.setup.model.to(device), server.state.to(device), self.setup.dataset.test, device=device
         )

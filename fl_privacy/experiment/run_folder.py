@@ -130,7 +130,7 @@ class Destination:
                 label=self._label,
                 config=self.identified,
                 config_text=f"command: {self.command}\n{to_yaml(config)}",
-                undefended=config.choices.defense == "none" and config.captured is None,
+                undefended=config.choices["defense"] == "none" and config.captured is None,
                 overwrite=config.overwrite,
             )
         except OSError as error:

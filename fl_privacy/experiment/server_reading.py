@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from omegaconf import DictConfig
 
 from fl_privacy.attacks import Progress, ReconstructionAttack, no_progress
 from fl_privacy.config.building import instantiate
@@ -23,14 +23,14 @@ EVERYBODY = -1
 """Stands for the client where all are sent the same model."""
 
 
-def expect_named(section: DictConfig, group: str) -> None:
+def expect_named(section: Mapping[str, Any], group: str) -> None:
     """Raise ``UserError`` unless ``section``, which makes nothing, says by a name that it is so."""
     if not isinstance(name := section.get("name"), str):
         raise UserError(f"{group}.name is expected to be text, but got {name!r}; leave it to {group}=NAME.")
 
 
 def build_server_attack(
-    section: DictConfig, public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
+    section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
     """Build what the server that ``section`` names does beyond the protocol; ``None`` for an honest one.
 
@@ -48,7 +48,8 @@ def build_server_attack(
     made = instantiate(section, "server")
     if not isinstance(made, ServerAttack):
         raise UserError(
-            f"server._target_={section._target_} is expected to return a ServerAttack, but got {type(made).__name__}."
+            f"server._target_={section['_target_']} is expected to return a ServerAttack, but got"
+            f" {type(made).__name__}."
         )
     if public is None:
         return made

@@ -1,8 +1,6 @@
-"""The jobs of a benchmark: every defense of a track is trained, and attacked in every one of its cells.
+"""The jobs of a study: each defense of a grid or track is trained once, and attacked by every attack or in every cell.
 
-A sweep over defenses: each is trained once, and attacked by every attack of the grid.
-
-A user's own defense among those of a benchmark: found in a file or by its import path.
+A user's own defense is one of them, found in a file or by its import path.
 """
 
 import hashlib
@@ -297,7 +295,7 @@ class _Composed:
         rest = tuple(o for o, key in zip(overrides, override_keys(overrides), strict=True) if key not in keys)
         if rest not in self._shared:
             self._shared[rest] = compose_run(rest)
-        of_point = {"defense": own.defense, "choices.defense": own.choices.defense}
+        of_point = {"defense": own.defense, "choices.defense": own.choices["defense"]}
         return self._shared[rest].changed({**of_point, **changes})
 
 
@@ -353,7 +351,7 @@ def _data_hashes(planned: PlannedPoint) -> dict[str, str]:
     found = {}
     for job in planned.trainings.values():
         config = job.config
-        name = str(config.choices.data)
+        name = str(config.choices["data"])
         if name in found:
             continue
         dataset, content = build_dataset(config.data), hashlib.sha256()

@@ -1,8 +1,6 @@
-"""Rounds in which the server adds up encrypted updates.
+"""Rounds in which the server adds up encrypted updates (CKKS, Cheon et al. 2017, by TenSEAL).
 
-Additive homomorphic encryption of packed updates with CKKS (Cheon et al. 2017), by TenSEAL.
-
-Updates as whole numbers, several to a slot of a ciphertext, such that sums can be taken apart again.
+Updates are packed as whole numbers, several to a slot of a ciphertext, such that sums can be taken apart again.
 """
 
 import math

@@ -1,8 +1,7 @@
 """One client's work in a round: defended local training from model to upload, then of its private part.
 
-The undefended pass of a local step, which a defense that computes the gradient anew spares the client.
-
-What of a model stays with the clients: told apart from what is sent, joined with it, kept between rounds.
+A defense that computes the gradient anew spares the client the undefended pass of a step. What of a model stays with
+the client is told apart from what is sent, joined with it, and kept between rounds.
 """
 
 import copy

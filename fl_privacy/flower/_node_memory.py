@@ -1,8 +1,7 @@
-"""The secret of a node, from which its clients draw what a server must not know; it stays on the node.
+"""What a node keeps for its clients between rounds: in Flower's context, or in files for their owner alone.
 
-Files of a node for its owner alone, encrypted if there is a key.
-
-What a client keeps between rounds, and where: in Flower's context, or in a file of its node.
+Its secret, from which its clients draw what a server must not know, stays on the node; files are encrypted if there is
+a key.
 """
 
 import contextlib

@@ -1,8 +1,6 @@
-"""What an audit captured, from the first update to the page.
+"""An audit's way from what it is asked for, checked before anything is trained, to what it captured, to the page.
 
-What an audit is asked for, checked before anything is trained.
-
-Who the nodes of a training under audit are: nothing that one of them says of itself touches what others are.
+Nothing that one node says of itself touches what others are.
 """
 
 import copy

@@ -1,8 +1,7 @@
-"""Tensors as Flower records and back, without loss; adds no mathematics.
+"""Tensors as Flower records and back, without loss, and where the model stands in a message.
 
-Arrays as Flower serializes them, without parsing a header for each: most are alike.
-
-Where the model stands in a message: one record of arrays, and nothing beside it.
+One record of arrays, and nothing beside it, is the model. Arrays are serialized as Flower does, without parsing a
+header for each: most are alike.
 """
 
 import math

@@ -1,10 +1,7 @@
 """Rounds under Flower's own SecAgg+, in which the server sees the sum of the updates and no single one.
 
-Flower has SecAgg+ for its legacy interface only, which this module keeps to itself.
-
-SecAgg+ with clients on nodes of their own, which may leave and come back.
-
-Mods of a ClientApp: Flower's own local differential privacy as a defense, and SecAgg+ that can be repeated.
+Flower has SecAgg+ for its legacy interface only, which this module keeps to itself. Nodes may leave and come back; mods
+make Flower's own local differential privacy a defense, and SecAgg+ repeatable.
 """
 
 import itertools

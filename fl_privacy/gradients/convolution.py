@@ -1,13 +1,10 @@
 """Convolutions with frozen weights, and the gradient that each victim would have of them.
 
-Strided convolutions of few channels by other operations: oneDNN's kernels are fast where channels are many.
-
-Convolutions that have taken in the frozen norm behind them: one pass over the activations instead of two.
-
-With the norm's mean m and precision 1/s by channel, its scale g and shift h, ``g (W x + b - m) / s + h`` is the
-convolution of the weight ``(g / s) W``. With G the gradient by that weight and d the sum of the outputs' gradients,
-the gradients are ``(g / s) G`` of W, ``(g / s) d`` of b, d of h and, for which no activation is read,
-``((G, W) + (b - m) d) / s`` of g.
+Strided convolutions of few channels take other operations: oneDNN's kernels are fast where channels are many. A frozen
+norm behind a convolution is taken into it, one pass over the activations instead of two: with the norm's mean m and
+precision 1/s by channel, its scale g and shift h, ``g (W x + b - m) / s + h`` is the convolution of the weight
+``(g / s) W``. With G the gradient by that weight and d the sum of the outputs' gradients, the gradients are
+``(g / s) G`` of W, ``(g / s) d`` of b, d of h and, for which no activation is read, ``((G, W) + (b - m) d) / s`` of g.
 """
 
 from collections.abc import Collection, Iterator, Sequence

@@ -1,10 +1,8 @@
-"""Gradients of single examples: the victims of a batch are its examples.
+"""Gradients of single examples, and their inner products with updates, of which no example's gradient is kept.
 
 They are computed layer by layer (:class:`Layered`) wherever that gives the same as differentiating each example's loss;
 where it does not (a loss that a defense changes, dropout, layers that are used outside of their own forward pass) by
 ``vmap`` of that loss.
-
-Inner products of single examples' gradients with updates: no example's gradient is kept.
 """
 
 from collections import Counter

@@ -1,8 +1,7 @@
-"""Which way the victims' gradients are computed.
+"""Choose how the victims' gradients are computed: layer by layer, by ``vmap``, or through several local steps.
 
-Updates of several local steps: the client's training, replayed and differentiated through.
-
-The gradient of one batch, differentiated by its inputs alone: no mixed derivative by a weight is computed.
+The gradient of one batch is differentiated by its inputs alone: no mixed derivative by a weight is computed. Of several
+local steps the client's training is replayed and differentiated through.
 """
 
 import math

@@ -3,13 +3,11 @@
 This is how per-example gradients are clipped in private training (Goodfellow 2015; Li et al. 2022), with the victim in
 the place of the example. The weights are frozen, so that no pass computes a gradient of them as such.
 
-Factors of gradients that are never formed.
-
-The gradient of a weight is ``G = delta U'`` with the outputs' gradients ``delta`` (O, P) and the inputs ``U`` (D, P) at
-P positions, and an observed ``G* = L C R'`` that no defense has touched has rank P as well, with orthonormal L and R.
-What of ``delta`` and ``U`` lies along L and R is told apart from the rest: the distance of G and G* is then a sum of
-three squares, of which only ``|L' delta U' R - C|^2`` is a difference. Where P is small against O and D, this costs
-less than G itself, and keeps its digits where G comes near G*.
+Some gradients are never formed. That of a weight is ``G = delta U'`` with the outputs' gradients ``delta`` (O, P) and
+the inputs ``U`` (D, P) at P positions, and an observed ``G* = L C R'`` that no defense has touched has rank P as well,
+with orthonormal L and R. What of ``delta`` and ``U`` lies along L and R is told apart from the rest: the distance of G
+and G* is then a sum of three squares, of which only ``|L' delta U' R - C|^2`` is a difference. Where P is small against
+O and D, this costs less than G itself, and keeps its digits where G comes near G*.
 """
 
 from collections import Counter

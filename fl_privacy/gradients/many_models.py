@@ -1,12 +1,8 @@
-"""Many small models trained in one program: each with its own values, examples and order.
+"""Many small models trained in one program, each with its own values, examples and order.
 
-``torch.func`` maps the training step of one model over a leading axis of models, which makes convolutions of grouped
-ones and products of batched ones: a hundred small models cost the calls of one.
-
-Convolutions of many models at once, model by model where each of them fills the machine.
-
-``torch.func`` makes a grouped convolution of them, whatever their size. Its kernels reach a fifth of the rate of one
-model's own where a batch is large, and beat it where starting an operation takes the time.
+``torch.func`` maps the training step of one model over a leading axis of models, which makes convolutions grouped ones
+and products batched ones: a hundred small models cost the calls of one. Kernels of grouped convolutions reach a fifth
+of the rate of one model's own where a batch is large; there each model takes its own.
 """
 
 import copy

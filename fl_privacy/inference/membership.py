@@ -1,8 +1,7 @@
 """Membership inference by several methods over the same rounds.
 
-All clients for one: what the others' updates say of an example is what a non-member looks like.
-
-Methods that ask how well an example fits a client's update: by its loss, its gradient's length and direction.
+Methods ask how well an example fits a client's update, by its loss, its gradient's length and direction; what the other
+clients' updates say of the example is what a non-member looks like.
 """
 
 import math

@@ -1,12 +1,10 @@
-"""Reads captured updates, trusting none of it: every value is checked, nothing that is named in a file is imported.
-
-Intercepted updates on disk, to be attacked later or elsewhere: safetensors and JSON, for their owner's eyes only.
+"""Intercepted updates on disk, to be attacked later or elsewhere: safetensors and JSON, for their owner's eyes only.
 
 ``FOLDER/round-1/client-2/victim-0.json`` describes an observation and names its tensors by the SHA-256 of their file,
 ``FOLDER/tensors/DIGEST.safetensors``; what observations share, like the model as sent, is stored once. The JSON is
-written last, so that whatever a killed run leaves behind is complete.
-
-Observations that are read one at a time, so that those of a long run need not fit into memory.
+written last, so that whatever a killed run leaves behind is complete. They are read one at a time, so that those of a
+long run need not fit into memory, and nothing in them is trusted: every value is checked, nothing that a file names is
+imported.
 """
 
 import json

@@ -1,8 +1,7 @@
-"""What trained networks see in images: LPIPS and the noise ratio of Refiner.
+"""LPIPS 0.1 (Zhang et al. 2018) and the noise ratio of Refiner: what trained networks see in images.
 
-AlexNet's convolutions, which LPIPS looks through: 10 MB of the 244 that AlexNet has.
-
-The network of LPIPS 0.1 (Zhang et al. 2018); the package lpips has its weights, but imports PyTorch's compiler.
+The package lpips has the weights of LPIPS, but imports PyTorch's compiler; of AlexNet, which it looks through, only the
+convolutions are kept, 10 MB of 244.
 """
 
 import hashlib

@@ -1,9 +1,7 @@
-"""How well scores tell two kinds of examples apart: ROC curves and what is read from them, with intervals.
+"""How well scores tell members from others: ROC curves with intervals, beside what (epsilon, delta) allows.
 
 Scores are higher for positives (members). Thresholds that are chosen by the data are judged on other data: the examples
 are cut into halves, and what is chosen on one is applied to the other.
-
-What (epsilon, delta) allows a membership attack, and which epsilon an attack disproves.
 """
 
 import math

@@ -1,8 +1,6 @@
-"""Strided 5x5 convolutions and one linear layer: the networks on which gradient inversion was first shown.
+"""The small networks of the papers: LeNet with strided 5x5 convolutions, ConvNet of Inverting Gradients, plain MLPs.
 
-The plain convolutional network of "Inverting Gradients".
-
-Fully connected layers only: what the linear systems of SPN's theorems are written for.
+LeNet is the one on which gradient inversion was first shown; SPN's theorems are written for the MLPs.
 """
 
 from collections.abc import Sequence

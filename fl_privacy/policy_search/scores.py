@@ -1,10 +1,6 @@
-"""The accuracy score: whether an untrained model tells the transformed images apart.
+"""Score transformation policies as ATS does: accuracy of an untrained model, privacy by GradSim of a semi-trained one.
 
-The privacy score: how soon an attacker's gradient turns to that of the transformed image.
-
-GradSim: how alike the gradients of two images are, for many pairs at once.
-
-The semi-trained model behind the privacy score.
+The privacy score says how soon an attacker's gradient turns to that of the transformed image.
 """
 
 import math

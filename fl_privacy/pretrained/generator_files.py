@@ -1,8 +1,6 @@
-"""Trained generators in files, and the state of trainings that were stopped.
+"""Trained generators in files, kept for whoever asks again, and the state of trainings that were stopped.
 
-The generator for the images at hand, kept by whoever asks again and again.
-
-The generator of faces in the package gan-face-generate, whose weights alone are read: none of its code runs.
+Of the generator of faces in the package gan-face-generate the weights alone are read: none of its code runs.
 """
 
 import importlib.util

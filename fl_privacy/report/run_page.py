@@ -1,8 +1,6 @@
-"""The page of one run.
+"""The page of one run, which begins with what was attacked and what was not: that decides how much leaks.
 
-What was attacked and what was not, in words: the assumption that decides how much leaks.
-
-The head of the page of an audit: somebody else's Flower app, and what of it was attacked.
+The page of an audit names somebody else's Flower app instead, and what of it was attacked.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

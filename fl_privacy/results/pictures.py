@@ -1,8 +1,6 @@
-"""``reconstructions/``: originals and guesses as bytes, a file a round, for their owner alone.
+"""``reconstructions/``: originals, guesses and films of a round, images as bytes and texts as tokens.
 
-``reconstructions/sentences-*.json``: tokens of originals and guesses, a file a round, for their owner alone.
-
-``reconstructions/film-*``: how guesses came about, images as bytes and texts as tokens, for their owner alone.
+All of these files are for their owner alone.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 A run is attacked by a plain attacker and perhaps by an adaptive one, in one round or several, a training of a sweep by
 several attacks. Whatever a page says of it, by a figure, a color, a point or a sentence, is of the reading that leaks
-most by :class:`Extent`, and names it.
-
-Who attacked what in a run, as far as a verdict has to say it: attacker, knowledge, budget, and kind of uploads.
+most by :class:`Extent`, and names attacker, knowledge, budget and the kind of uploads.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def _grid(own: Sequence[OwnTree], features: int) -> Grid:
 
 
 def _told(found: Sequence[Chain], grid: Grid, knowledge: Knowledge) -> dict[str, Any]:
-    """What the best of the chains says of rows, and how far the others agree."""
+    """Say what the best of the chains holds of rows, and how far the others agree."""
     best = found[0]
     low, high, middle = _bounds(grid, knowledge)
     place = grid.first + best.states

@@ -68,7 +68,7 @@ def test_too_little_memory(
     def refuse(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr("fl_privacy.experiment.run.build_federation", refuse)
+    monkeypatch.setattr("fl_privacy.experiment.run.build_setup", refuse)
     assert run_command_line(["run", *TINY, f"out={tmp_path}"]) == 2
     assert "memory" in _error(capfd)
 
@@ -77,7 +77,7 @@ def test_other_runtime_errors_are_defects_and_stay_visible(tmp_path: Path, monke
     def refuse(*arguments: object) -> None:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr("fl_privacy.experiment.run.build_federation", refuse)
+    monkeypatch.setattr("fl_privacy.experiment.run.build_setup", refuse)
     with pytest.raises(RuntimeError, match="shapes differ"):
         run_command_line(["run", *TINY, f"out={tmp_path}"])
 

@@ -8,7 +8,7 @@ from fl_privacy.errors import UserError
 def test_defaults_are_resolved_and_choices_recorded():
     config = compose_run(["model=lenet_dlg", "seed=3"])
     assert config.seed == 3
-    assert config.choices.model == "lenet_dlg"
+    assert config.choices["model"] == "lenet_dlg"
     assert RunSettings.of(OmegaConf.create(to_yaml(config))) == config
 
 
@@ -56,4 +56,4 @@ def test_an_option_that_is_no_name_is_one_line(value):
 
 
 def test_of_a_setting_that_is_given_twice_the_last_wins():
-    assert compose_run(["attack.iterations=3", "attack=idlg", "attack.iterations=30"]).attack.iterations == 30
+    assert compose_run(["attack.iterations=3", "attack=idlg", "attack.iterations=30"]).attack["iterations"] == 30

@@ -17,7 +17,7 @@ def test_a_setting_is_of_one_composition_alone(few: int, monkeypatch: pytest.Mon
     options = ["model=lenet", "federation=fedavg"]
     before = compose_run(options)
     changed = compose_run([*options, "victims=77", "federation.plan.lr=3", "+model.mean=[0.5]"])
-    assert (changed.victims, changed.federation.plan.lr, changed.model.mean) == (77, 3, [0.5])
+    assert (changed.victims, changed.federation.plan["lr"], changed.model["mean"]) == (77, 3, [0.5])
     assert compose_run(options) == before
 
 

@@ -201,7 +201,7 @@ def test_an_installed_plugin_registers_its_options(tmp_path: Path, monkeypatch: 
     try:
         config = compose_run(["model=strange", "model.width=3"])
         assert "strange" in options("model") and config.model == {"_target_": f"{STRANGERS}.Net", "width": 3}
-        assert compose_run(["model=lenet"]).model._target_ == "fl_privacy.models.LeNet"
+        assert compose_run(["model=lenet"]).model["_target_"] == "fl_privacy.models.LeNet"
         read = recorded_parts(written(tmp_path, "model=strange", "model.width=3"))
         assert read["model"] == config.model
         with pytest.raises(UserError, match=r"trust=os\.system"):

@@ -26,15 +26,15 @@ from fl_privacy.types import Batch, LocalPlan, ModelState
 )
 def test_pixels_are_not_normalized(overrides: list[str]) -> None:
     config = compose_run(overrides)
-    assert config.model.mean is None and config.model.std is None
+    assert config.model["mean"] is None and config.model["std"] is None
 
 
 def test_ats_normalizes_by_the_values_of_cifar_10_and_of_whatever_else_is_said() -> None:
     other = ("data=fashion_mnist", "model.mean=[0.1307]", "model.std=[0.3081]")
     colored, grey = compose_run(["experiment=ats_paper"]).model, compose_run(["experiment=ats_paper", *other]).model
-    assert list(colored.mean) == pytest.approx([0.4915, 0.4823, 0.4468], abs=1e-4)
-    assert list(colored.std) == pytest.approx([0.2470, 0.2435, 0.2616], abs=1e-4)
-    assert (list(grey.mean), list(grey.std)) == ([0.1307], [0.3081])
+    assert list(colored["mean"]) == pytest.approx([0.4915, 0.4823, 0.4468], abs=1e-4)
+    assert list(colored["std"]) == pytest.approx([0.2470, 0.2435, 0.2616], abs=1e-4)
+    assert (list(grey["mean"]), list(grey["std"])) == ([0.1307], [0.3081])
 
 
 def test_passports_are_tied_by_the_penalty_that_the_paper_minimizes() -> None:
@@ -44,10 +44,10 @@ def test_passports_are_tied_by_the_penalty_that_the_paper_minimizes() -> None:
 
 def test_attack_and_accuracy_of_refiner_are_those_of_two_networks() -> None:
     trained, attacked = compose_run(["experiment=refiner_paper"]), compose_run(["experiment=refiner_paper_attack"])
-    assert (trained.model.activation, attacked.model.activation) == ("relu", "sigmoid")
-    assert trained.model.init == attacked.model.init == "default"
+    assert (trained.model["activation"], attacked.model["activation"]) == ("relu", "sigmoid")
+    assert trained.model["init"] == attacked.model["init"] == "default"
     assert build_attack(trained.attack) is None and build_attack(attacked.attack) is not None
-    assert trained.federation.plan.batch_size == 128 and attacked.batch_size == 1
+    assert trained.federation.plan["batch_size"] == 128 and attacked.batch_size == 1
 
 
 def distance(*overrides: str) -> float:
@@ -141,8 +141,8 @@ def test_a_preset_has_what_its_paper_prints(place: str) -> None:
 
 
 def test_the_same_number_per_class_is_the_iid_of_spn_and_the_shares_of_classes_those_of_refiner() -> None:
-    assert compose_run(["experiment=spn_paper"]).choices.partition == "even_classes"
-    assert compose_run(["experiment=spn_federated_paper"]).choices.partition == "even_classes"
+    assert compose_run(["experiment=spn_paper"]).choices["partition"] == "even_classes"
+    assert compose_run(["experiment=spn_federated_paper"]).choices["partition"] == "even_classes"
 
 
 def test_sapag_takes_as_many_iterations_as_its_optimizer_has_in_the_paper() -> None:

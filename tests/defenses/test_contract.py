@@ -280,8 +280,8 @@ SHIPPED = [path for path in sorted(CONF.glob("*.yaml")) if path.stem != "custom"
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
 def test_configuration_builds_and_holds_only_what_differs(path):
     assert path.read_text().startswith("# "), "the first line says what the defense does"
-    config = compose_file("config", [f"defense={path.stem}"]).defense
-    defaults = get_object(config._target_).__kwdefaults__ or {}
+    config = compose_file("config", [f"defense={path.stem}"])["defense"]
+    defaults = get_object(config["_target_"]).__kwdefaults__ or {}
     assert set(config) - {"_target_"} == set(defaults)
     written = OmegaConf.load(path)
     assert not [key for key in set(written) & set(defaults) if written[key] == defaults[key]]

@@ -23,7 +23,7 @@ from fl_privacy.config import compose_run
 from fl_privacy.deploy.certificates import make_authority, make_node_key
 from fl_privacy.deploy.loopback import JOINED, START_SECONDS, LoopbackFederation, Secured, loopback_federation
 from fl_privacy.deploy.writing import Deployment, write_deployment
-from fl_privacy.experiment.build import build_federation
+from fl_privacy.experiment.setup import build_setup
 from fl_privacy.flower._node_memory import NodeMemory
 from tests.deploy.proxy import RecordingProxy, requests, resend
 
@@ -232,7 +232,7 @@ def test_nothing_private_is_on_the_wire_in_plain_text(
         wire = proxy.wire()
 
     for name in ("spn", "passports"):
-        first = build_federation(compose_run(shlex.split(f"{overrides} {RUNS[name]}"))).server.state.parameters
+        first = build_setup(compose_run(shlex.split(f"{overrides} {RUNS[name]}"))).server.state.parameters
         assert all(is_heard(wire, tensor) for tensor in first.values() if tensor.numel() >= 64), "what is sent is found"
     secrets = private_pieces(tmp_path, folders)
     assert len(secrets) > 100

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from fl_privacy.config import compose_run, to_yaml
-from fl_privacy.experiment.build import build_federation, clients_of
+from fl_privacy.config import compose_run
+from fl_privacy.experiment.build import clients_of
 from fl_privacy.experiment.run import _Run
 from fl_privacy.experiment.run_folder import plain_loop
+from fl_privacy.experiment.setup import build_setup
 from fl_privacy.federation import Audit, RoundReport
 from fl_privacy.flower import run_in_process
 from fl_privacy.interception import Interceptor
@@ -33,7 +34,7 @@ def test_no_round_leaves_anything_behind(backend: str) -> None:
     config = compose_run(
         ["federation.clients=3", f"federation.rounds={ROUNDS}", "federation.plan.batch_size=2", "attack=none"]
     )
-    federation = build_federation(config)
+    federation = build_setup(config)
     examples, held = federation.dataset.train, list[tuple[int, int]]()
 
     def on_round(report: RoundReport) -> None:
@@ -44,7 +45,7 @@ def test_no_round_leaves_anything_behind(backend: str) -> None:
     try:
         BACKENDS[backend](
             federation.server,
-            lambda: clients_of(to_yaml(config)),
+            lambda: clients_of(config),
             rounds=ROUNDS,
             audit=Audit(
                 rounds=frozenset(range(1, ROUNDS + 1)), uploads="update", clients=frozenset(federation.clients)

@@ -10,8 +10,8 @@ from fl_privacy.errors import UserError
 from fl_privacy.experiment import ground_truth
 from fl_privacy.experiment.attack_stage import update_distortion
 from fl_privacy.experiment.attacker_knowledge import data_names
-from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.ground_truth import GroundTruth, sees_other_images
+from fl_privacy.experiment.setup import build_setup
 from fl_privacy.federation import Audit, Probe
 from fl_privacy.federation import training as plain_pass
 from tests.experiment.runs import TINY, run
@@ -24,7 +24,7 @@ DM = ["defense=dm", "defense.images_per_class=2", "defense.iterations=1", "defen
 
 
 def federation(*options):
-    return build_federation(compose_run(["federation.clients=4", "federation.plan.batch_size=32", *options]))
+    return build_setup(compose_run(["federation.clients=4", "federation.plan.batch_size=32", *options]))
 
 
 def truth_of(built):

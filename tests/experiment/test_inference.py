@@ -32,7 +32,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_every_method_has_a_finding_with_its_baseline(asked: Run) -> None:
     assert asked.status == 0
     found = asked.records("inference")
-    assert [f["method"] for f in found] == list(compose_run(ASKED).inference.membership.methods)
+    assert [f["method"] for f in found] == list(compose_run(ASKED).inference["membership"]["methods"])
     for finding in found:
         assert finding["failure"] is None and finding["rounds"] == finding["last_round"] == 2
         assert (finding["positives"], finding["negatives"]) == (100, 120)
@@ -115,8 +115,8 @@ def test_wrong_settings_are_one_line(settings: list[str], told: str, tmp_path, c
 
 def test_several_are_chosen_at_once_and_their_settings_complete() -> None:
     config = compose_run(["inference=[none,membership]", "inference.membership.members=7"])
-    assert config.choices.inference == "membership"
-    assert config.inference.membership.members == 7 and config.inference.membership.others == 1000
+    assert config.choices["inference"] == "membership"
+    assert config.inference["membership"]["members"] == 7 and config.inference["membership"]["others"] == 1000
     with pytest.raises(UserError, match="others"):
         compose_run(["inference=membership", "inference.membership.others=many"])
 

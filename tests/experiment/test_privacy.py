@@ -5,8 +5,8 @@ import pytest
 from fl_privacy.config import compose_run
 from fl_privacy.defenses.privacy import epsilon
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.privacy import calibrated, privacy_of
+from fl_privacy.experiment.setup import build_setup
 
 
 def configured(*overrides):
@@ -14,7 +14,7 @@ def configured(*overrides):
 
 
 def privacy(*overrides, accountant="rdp"):
-    return privacy_of(build_federation(configured(*overrides)), delta=1e-5, accountant=accountant)
+    return privacy_of(build_setup(configured(*overrides)), delta=1e-5, accountant=accountant)
 
 
 def statement(*overrides):
@@ -73,7 +73,7 @@ def test_shared_running_statistics_void_the_guarantee():
 def test_every_round_has_the_epsilon_spent_so_far():
     options = ("defense=dp_sgd", "federation.plan.batch_size=32", "partition=dirichlet")
     found = privacy(*options)
-    clients = build_federation(configured(*options)).clients.values()
+    clients = build_setup(configured(*options)).clients.values()
     rate = 32 / min(len(client.indices) for client in clients)
     expected = [epsilon(noise_multiplier=1.0, sample_rate=rate, delta=1e-5, steps=k) for k in range(1, 7)]
     assert found.epsilons == pytest.approx(expected, rel=1e-6)
@@ -103,7 +103,7 @@ def test_without_guarantee_there_is_a_reason_and_no_epsilon():
 )
 def test_noise_for_a_budget_spends_it(defense):
     config = calibrated(configured(*defense, "privacy.epsilon=3"))
-    found = privacy_of(build_federation(config), delta=1e-5, accountant="rdp")
+    found = privacy_of(build_setup(config), delta=1e-5, accountant="rdp")
     assert 2.99 < found.epsilons[-1] <= 3
     assert calibrated(config) is config
 

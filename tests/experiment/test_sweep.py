@@ -76,9 +76,9 @@ def test_what_has_finished_is_found_before_anything_is_built(
         raise AssertionError("it was built again")
 
     for module in ("fl_privacy.experiment.run", "fl_privacy.experiment.attack"):
-        monkeypatch.setattr(f"{module}.build_federation", refuse)
+        monkeypatch.setattr(f"{module}.build_setup", refuse)
     for name in ("build_dataset", "agreed_network", "build_defense", "prepare_defense", "Client"):
-        monkeypatch.setattr(f"fl_privacy.experiment.attack.{name}", refuse)
+        monkeypatch.setattr(f"fl_privacy.experiment.setup.{name}", refuse)
     again = run(*settings, out=tmp_path)
     assert again.status == 0
     assert again.path == first.path

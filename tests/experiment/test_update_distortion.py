@@ -5,8 +5,8 @@ import pytest
 from fl_privacy.config import compose_run
 from fl_privacy.defenses import ClientState
 from fl_privacy.experiment.attack_stage import update_distortion
-from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.ground_truth import GroundTruth
+from fl_privacy.experiment.setup import build_setup
 from fl_privacy.federation import Audit, Probe
 from fl_privacy.interception import Interceptor
 from fl_privacy.types import VictimId
@@ -42,14 +42,14 @@ def measure_of(federation, batch_size=2):
 )
 def test_only_the_defense_makes_a_difference(federation, audit):
     options = [f"federation={federation}", "federation.clients=4", "federation.plan.batch_size=32"]
-    defended = build_federation(compose_run([*options, "defense=pruning", "defense.rate=0.6"]))
+    defended = build_setup(compose_run([*options, "defense=pruning", "defense.rate=0.6"]))
     measure = measure_of(defended)
     for observation in observations(defended, audit):
         found, solving = measure(observation)
         assert solving == {}
         assert found.zeros == pytest.approx(0.6, abs=0.02)
         assert found.cosine**2 + found.signal_to_distortion**-2 == pytest.approx(1, abs=1e-4)
-    undefended = build_federation(compose_run(options))
+    undefended = build_setup(compose_run(options))
     for observation in observations(undefended, audit):
         assert measure(observation)[0].signal_to_distortion == float("inf")
 
@@ -59,7 +59,7 @@ def test_the_equations_of_a_fully_connected_layer_are_measured():
     options = ["model=mlp", "model.widths=[16]", "federation.clients=4", "defense=dp_noise"]
     figures = []
     for scale in ("1e-6", "10"):
-        federation = build_federation(compose_run([*options, f"defense.scale={scale}"]))
+        federation = build_setup(compose_run([*options, f"defense.scale={scale}"]))
         (observation,) = observations(federation, audit, 1)
         figures.append(measure_of(federation, 1)(observation)[1])
     weak, strong = figures
@@ -79,7 +79,7 @@ def test_the_equations_of_a_fully_connected_layer_are_measured():
 )
 def test_the_equations_are_those_of_one_example_and_of_gradients(options, batch_size, measured):
     common = ["model=mlp", "model.widths=[16]", "federation.clients=4", "defense=dp_noise", "defense.scale=1e-7"]
-    federation = build_federation(compose_run([*common, *options]))
+    federation = build_setup(compose_run([*common, *options]))
     audit = Audit(probes=(Probe(0, 0),), batch_size=batch_size)
     (observation,) = observations(federation, audit, batch_size)
     figures = measure_of(federation, batch_size)(observation)[1]

@@ -21,7 +21,7 @@ from flwr.client import NumPyClient
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fl_privacy.cli.flower_app import client_app, make_client
-from fl_privacy.config import compose_run, to_yaml
+from fl_privacy.config import compose_run
 from fl_privacy.defenses import ClientState, Defense, dp_noise, instahide, spn
 from fl_privacy.defenses._dp_noise import Distribution, sample_noise
 from fl_privacy.errors import UserError
@@ -78,7 +78,7 @@ class Server:
         self.grid = LocalGrid([CLIENT], client_app)
         self.grid.contexts = {FIRST_NODE + CLIENT: context(node=FIRST_NODE + CLIENT)}
         self.wire = bytearray()
-        simulated = clients_of(to_yaml(self.config))[CLIENT]
+        simulated = clients_of(self.config)[CLIENT]
         self.sent = public_state(simulated.model, simulated.defense)
 
     def ask(self, round: int = 1) -> Tensors:
@@ -90,12 +90,12 @@ class Server:
 
     def clean(self) -> Tensors:
         """Compute the gradient without noise, which the server is after."""
-        mine = clients_of(to_yaml(self.config))[CLIENT]
+        mine = clients_of(self.config)[CLIENT]
         return replace(mine, defense=Defense()).update(self.sent, ClientState(), round=1).upload.tensors
 
     def error_after_removal(self, upload: Tensors) -> float:
         """Root mean square of what is left when the noise is computed and subtracted, by its best guess."""
-        mine, clean = clients_of(to_yaml(self.config))[CLIENT], self.clean()
+        mine, clean = clients_of(self.config)[CLIENT], self.clean()
         elsewhere = kept_secret(Path(os.environ["FL_PRIVACY_STATE"]).with_name("server") / FILE)
         guesses: list[int | Secret] = [17, 0, 1, 2, CLIENT, FIRST_NODE + CLIENT, derive_seed(17, "client", CLIENT)]
         guesses += [elsewhere, elsewhere.derive("run", 1, "partition", CLIENT), Secret(bytes(32))]

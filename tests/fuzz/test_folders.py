@@ -16,7 +16,7 @@ from fl_privacy.config import compose_run
 from fl_privacy.config.keys import captured_groups, captured_keys
 from fl_privacy.config.reading import select
 from fl_privacy.experiment.app_captures import as_captured, expect_of
-from fl_privacy.experiment.build import build_federation
+from fl_privacy.experiment.setup import build_setup
 from fl_privacy.interception.captures import load_observations
 from fl_privacy.report import write_report
 from fl_privacy.results import read_run
@@ -70,7 +70,7 @@ def test_a_captured_configuration(case: Case, recorded: Path, tmp_path: Path) ->
     content = OmegaConf.to_container(OmegaConf.load(recorded / "config.yaml"))
     text = json.dumps(put(content, path, wrong))  # which is YAML, and keeps interpolations as they are
     (tmp_path / "config.yaml").write_text(text)
-    refused(lambda: build_federation(as_captured(compose_run(["attack=analytic", f"captured={tmp_path}"]))))
+    refused(lambda: build_setup(as_captured(compose_run(["attack=analytic", f"captured={tmp_path}"]))))
 
 
 DESCRIPTION = {
@@ -188,7 +188,7 @@ def test_a_captured_update(case: Case, copied: Callable[[], Path]) -> None:
 
     def attacked() -> None:
         config = as_captured(compose_run(["attack=analytic", f"captured={folder}"]))
-        federation = build_federation(config)
+        federation = build_setup(config)
         for observation in load_observations(captures, federation.model):
             expect_of(federation, observation)
 
@@ -326,7 +326,7 @@ def test_pictures_that_cannot_be_shown_are_left_out_and_said(case: Case, copied:
 
 def test_the_undamaged_run_is_reported_and_its_captures_are_of_it(recorded: Path) -> None:
     config = as_captured(compose_run(["attack=analytic", f"captured={recorded}"]))
-    federation = build_federation(config)
+    federation = build_setup(config)
     observations = load_observations(recorded / "captures", federation.model)
     assert len(observations) == 4
     for observation in observations:

@@ -8,7 +8,7 @@ import torch
 from fl_privacy.attacks import idlg, inverting_gradients
 from fl_privacy.attacks.gradient_inversion.settings import Compile
 from fl_privacy.config import compose_run
-from fl_privacy.experiment.build import build_federation
+from fl_privacy.experiment.setup import build_setup
 from fl_privacy.federation import Audit, run_rounds
 from fl_privacy.parallel import ShardedAttack
 from fl_privacy.types import Tensors
@@ -51,7 +51,7 @@ def test_parts_of_an_attack_find_the_gpu() -> None:
 
 def trained_on(device: str) -> Tensors:
     settings = ["federation.clients=3", "federation.rounds=3", "attack=none", "federation.plan.batch_size=8"]
-    federation = build_federation(compose_run([*settings, f"device={device}", "model=resnet20", "defense=dp_noise"]))
+    federation = build_setup(compose_run([*settings, f"device={device}", "model=resnet20", "defense=dp_noise"]))
     run_rounds(
         federation.server,
         federation.clients,

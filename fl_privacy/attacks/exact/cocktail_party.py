@@ -1,6 +1,4 @@
-"""The images of a batch that a fully connected first layer has mixed, whatever activation comes behind it.
-
-Images that a fully connected layer's gradient has mixed, told apart by their independence (V victims at once).
+"""Read the images of a batch that a fully connected first layer mixed, as independent components (V victims at once).
 
 The gradient G = D X^T of the weight and g = D 1 of the bias are those of :mod:`fl_privacy.attacks.exact.spear`,
 here without zeros in D. With R an orthonormal basis (B, N) of the rows of G, X^T = A R for an unknown A (B, B), and
@@ -10,14 +8,13 @@ photographs: FastICA (Hyvarinen 1999), then the likelihood of independent compon
 are uncorrelated, which those of few pixels are not, by relative quasi-Newton steps (Ablin et al. 2018, "Picard"). That
 a batch is read by independent components is of Kariyappa et al. 2023, "Cocktail Party Attack".
 
-Images that a layer in front of a ReLU has mixed, told apart by the outputs that are silent, also behind noise.
-
-In the terms of :mod:`fl_privacy.attacks.exact.unmixing` D^T = C A^-1 with C = G R^T, so that column i of A^-1 is the
-direction in which C is zero at the outputs that image i leaves silent. Which these are a guess at the images tells
-well enough, that of independent components say: nearly all outputs that lie clearly below zero for the guess do so for
-the image. The direction in which their rows of C are least, as a share of all rows, is that of a symmetric B x B
-matrix; sign and scale follow from the gradient of the bias, C A^-1 1 = g. The images found tell silent outputs better,
-and so on. Neither labels nor what comes behind the ReLU are needed, and noise is averaged over half of the outputs.
+In front of a ReLU the outputs that stay silent say more, also behind noise. In the terms of
+:mod:`fl_privacy.attacks.exact.unmixing` D^T = C A^-1 with C = G R^T, so that column i of A^-1 is the direction in
+which C is zero at the outputs that image i leaves silent. A guess of the images, that of independent components, tells
+which these are: nearly all outputs that lie clearly below zero for the guess do so for the image. The direction in
+which their rows of C are least, as a share of all rows, is that of a symmetric B x B matrix; sign and scale follow from
+the gradient of the bias, C A^-1 1 = g. The images found tell silent outputs better, and so on. Neither labels nor what
+comes behind the ReLU are needed, and noise is averaged over half of the outputs.
 """
 
 import math

@@ -1,9 +1,7 @@
-"""The layer that the pixels enter, where it is fully connected.
+"""Find the fully connected layer that the pixels enter, and its linear systems B x = W for V victims.
 
-The linear systems B x = W of a fully connected layer for V victims, in double precision.
-
-Weight gradient W (V, M, N) and bias gradient b (V, M) of a layer with M outputs: W_i is the sum over the examples of
-d_i x, b_i that of d_i.
+Weight gradient W (V, M, N) and bias gradient b (V, M) of a layer with M outputs, in double precision: W_i is the sum
+over the examples of d_i x, b_i that of d_i.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """Model inversion against the private front of a split network, many victims at once.
 
-What model inversion minimizes.
-
-What model inversion hands back: the best attempt of each victim, with the labels that the update tells.
+Each victim keeps the best of its attempts, with the labels that its update tells.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,7 @@
 """Gradient inversion: find inputs whose gradient is the one observed, for many victims at once.
 
-Restarts: who is attacked again, how the work is cut into chunks, and which attempt is taken.
-
-From the first variables to images: by descent or by search, in one stage or in those of a source of images.
+From the first variables to images by descent or by search, in one stage or in those of a source of images; restarts
+attack victims again, in chunks that fit into memory, and the best attempt of each is kept.
 """
 
 import math

@@ -1,10 +1,8 @@
-"""The evaluation of a problem as one compiled program, where that compiling_pays.
+"""Run the evaluation of a problem fast: compiled or recorded, in chunks that fit into memory, on threads that pay.
 
-The evaluation of a problem as the operations that it comes down to: the same numbers with fewer calls.
-
-How many victims fit in memory together.
-
-How many CPU threads an attack is worth: operations that are over in microseconds wait longer than they compute.
+``compiling_pays`` says where one compiled program is worth its minutes. A recorded evaluation runs the operations that
+the problem comes down to: the same numbers with fewer calls. Operations that are over in microseconds wait longer for
+threads than they compute.
 """
 
 import logging

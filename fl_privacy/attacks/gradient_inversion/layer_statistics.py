@@ -1,10 +1,9 @@
 """The few numbers per layer and victim that every objective is made of.
 
-All gradients of many victims against the observed ones in one operation, a part that fits the cache at a time.
-
-The gradient of a linear layer's weight is a product over the positions of a text. Formed for all victims at once, every
-square, sign and sum of it would go through memory, there and back. Here a few victims' gradients of one weight are
-formed, compared and turned into slopes while they are in the cache, and are never written.
+All gradients of many victims are compared with the observed ones in one operation, a part that fits the cache at a
+time. The gradient of a linear layer's weight is a product over the positions of a text: formed for all victims at once,
+every square, sign and sum of it would go through memory, there and back. Here a few victims' gradients of one weight
+are formed, compared and turned into slopes while they are in the cache, and are never written.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,10 +1,7 @@
-"""The loop: many victims, each with its own loss, optimizer state, best iterate and end.
+"""Minimize for many victims at once, each with its own loss, optimizer state, best iterate, film and end.
 
-What a descent has found: the best of each victim, its losses, and who is still at work.
-
-The loop without gradients: many victims, each with its own population, all candidates judged together.
-
-Which victims are filmed, and their films from the snapshots of a descent.
+Two loops: descent along gradients, and evolution, in which each victim has its own population and all candidates are
+judged together.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

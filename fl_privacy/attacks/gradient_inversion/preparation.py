@@ -246,7 +246,7 @@ class Prepared:
         return RecordedEvaluation() if pays and self._like.device.type == "cpu" else Problem.evaluate
 
     def read(self, inputs: Tensor) -> Tensor:
-        """Convert the result to what is reported: images in [0, 1] unless they are wanted as they come, tokens or rows."""
+        """Convert the result to what is reported: images in [0, 1] unless wanted as they come, tokens or rows."""
         source = self.settings.source
         if isinstance(source, WordEmbeddings):
             return source.read(inputs).cpu()

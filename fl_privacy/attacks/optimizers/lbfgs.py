@@ -1,8 +1,7 @@
 """L-BFGS of V victims at once, each as ``torch.optim.LBFGS`` would do it alone.
 
-The memory of L-BFGS for V victims, in the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13).
-
-The line search of ``torch.optim.LBFGS`` for V victims: strong Wolfe (Nocedal, Wright 2006, Alg. 3.5 and 3.6).
+The memory is in the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13); the line search is that of
+``torch.optim.LBFGS``: strong Wolfe (Nocedal, Wright 2006, Alg. 3.5 and 3.6).
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,7 @@
-"""What the row of a word looks like, by the attacker's own simulation with the values sent.
-
-How often each of the words read is in the texts.
-
-In which order the words of a text are, where the gradient of the positions' embeddings was uploaded as well.
+"""How often each word is in the texts, and in which order, by the attacker's own simulation of a word's row.
 
 What a token sends back to its word's row it sends to its position's too: the row of a word is the sum of those of the
-positions where it stands.
+positions where it stands. Where the gradient of the positions' embeddings was uploaded, that gives the order.
 """
 
 from dataclasses import dataclass

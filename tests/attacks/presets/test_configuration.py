@@ -33,6 +33,10 @@ VARIANTS = (
     "grad_inversion_refiner",
     "idlg_refiner",
     "tableak_paper",
+    "dlg_fdl_pp",
+    "ggl_refiner",
+    "inverting_gradients_refiner_paper",
+    "sapag_paper",
 )
 """Configurations of a preset with other settings than its own defaults."""
 
@@ -41,7 +45,7 @@ VARIANTS = (
 def test_configurations_are_complete(name: str) -> None:
     config = compose_run([f"attack={name}", "device=cpu"])
     settings = config.attack
-    preset = hydra.utils.get_object(settings._target_)
+    preset = hydra.utils.get_object(settings["_target_"])
     assert settings.keys() - {"_target_", "shards"} == inspect.signature(preset).parameters.keys()
     built = build_attack(config.attack, device=config.device)
     assert is_dataclass(built) and callable(built)
@@ -53,7 +57,7 @@ def test_configurations_are_complete(name: str) -> None:
 def test_files_hold_only_what_differs_from_the_preset(name: str) -> None:
     written = OmegaConf.load(FILES[0].with_name(f"{name}.yaml"))
     assert isinstance(written, DictConfig)
-    target = compose_run([f"attack={name}"]).attack._target_
+    target = compose_run([f"attack={name}"]).attack["_target_"]
     parameters = inspect.signature(hydra.utils.get_object(target)).parameters
     settings = {str(key): value for key, value in written.items() if key not in ("_target_", "defaults")}
     assert [key for key, value in settings.items() if parameters[key].default == value] == []
@@ -61,7 +65,7 @@ def test_files_hold_only_what_differs_from_the_preset(name: str) -> None:
 
 def test_what_files_leave_out_can_be_set_and_is_recorded() -> None:
     config = compose_run(["attack=dlg", "attack.lr=0.5", "attack.shards=2"])
-    assert (config.attack.lr, config.attack.shards, config.attack.iterations) == (0.5, 2, 300)
+    assert (config.attack["lr"], config.attack["shards"], config.attack["iterations"]) == (0.5, 2, 300)
     own = compose_run(["device=cpu", "attack=custom", "attack._target_=fl_privacy.attacks.idlg", "attack.enough=0"])
     assert build_attack(own.attack, device=own.device) == attacks.idlg(enough=0, device="cpu")
     with pytest.raises(UserError, match=r"Unknown key attack\.lrr \(did you mean lr\?\)"):

@@ -1,4 +1,4 @@
-"""The parts of an experiment, put together in one way for runs, attacks and measurements."""
+"""All parts of a run, an attack or a measurement, built in one place."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,15 +11,28 @@ from fl_privacy.attacks.attack import trained_on
 from fl_privacy.config import RunSettings
 from fl_privacy.data import Dataset, LabelledExamples, TextExamples, Vocabulary
 from fl_privacy.defenses import ClientState, Defense
+from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import PARTICIPANTS, AttackStage, Judge, Tracer
 from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge, data_names, public_examples, side_information_of
-from fl_privacy.experiment.build import Federation, build_metrics
+from fl_privacy.experiment.build import (
+    agreed_network,
+    audit_of,
+    build_dataset,
+    build_defense,
+    build_guard,
+    build_metrics,
+    build_plan,
+    data_and_clients,
+    prepare_defense,
+    resolve_device,
+)
 from fl_privacy.experiment.candidates import unattacked_others
 from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_states, sees_other_images
 from fl_privacy.experiment.run_folder import Monitor
-from fl_privacy.experiment.server_reading import ServerReading
+from fl_privacy.experiment.server_reading import ServerReading, build_server_attack
 from fl_privacy.experiment.threat_model import describe_threats
-from fl_privacy.federation import Audit, Client, private_names
+from fl_privacy.experiment.weights import starting_values
+from fl_privacy.federation import Audit, Client, Probe, Server, ServerPlan, private_names, public_state
 from fl_privacy.interception import Interceptor
 from fl_privacy.interception.interceptor import Sink
 from fl_privacy.malicious import ServerAttack
@@ -28,16 +41,20 @@ from fl_privacy.results import RunFolder
 from fl_privacy.schema import schema_of
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload
 
+VICTIM = 0
+"""The client whose updates are attacked where nobody trains."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Experiment:
-    """The attacked clients: how they train and defend themselves, and what is intercepted of them.
+class Setup:
+    """What a run, an attack or a measurement is made of, all parts built: the clients, who attacks them, and how.
 
     Attributes:
-        config: of the experiment.
-        dataset: what the clients share.
+        config: what it was built from.
+        dataset: what the clients share and the server tests on.
         model: the architecture, holding the initial values.
-        clients: by id; those attacked and those that collude.
+        clients: by id; of an attack without a training those attacked and those that collude.
+        server: at the initial values, or those in ``config.weights``; ``None`` where nobody trains.
         audit: what is intercepted.
         unattacked: examples without victims, which the attacker may be given some of.
         states: what the clients keep for themselves by the time that they are attacked.
@@ -48,35 +65,37 @@ class Experiment:
     dataset: Dataset
     model: nn.Module
     clients: Mapping[int, Client]
+    server: Server
     audit: Audit
     unattacked: LabelledExamples
     states: ClientStates = field(default_factory=fresh_states)
     server_attack: ServerAttack | None = None
 
-    @classmethod
-    def of_federation(cls, federation: Federation) -> "Experiment":
-        """Build the experiment that attacks the clients of ``federation``, during or after the training."""
-        return cls(
-            config=federation.config,
-            dataset=federation.dataset,
-            model=federation.model,
-            clients=federation.clients,
-            audit=federation.audit,
-            unattacked=federation.dataset.test,
-            server_attack=federation.server_attack,
-        )
+    @property
+    def rounds(self) -> int:
+        """Return how many rounds the clients train."""
+        return self.config.federation.rounds
+
+    @property
+    def device(self) -> torch.device:
+        """Return where clients train."""
+        return resolve_device(self.config.device)
+
+    @property
+    def _first(self) -> Client:
+        return next(iter(self.clients.values()))
 
     @property
     def defense(self) -> Defense:
-        return next(iter(self.clients.values())).defense
+        return self._first.defense
 
     @property
     def plan(self) -> LocalPlan:
-        return next(iter(self.clients.values())).plan
+        return self._first.plan
 
     @property
     def _input_shape(self) -> tuple[int, ...]:
-        return next(iter(self.clients.values())).examples.input_shape
+        return self._first.examples.input_shape
 
     @property
     def transforms(self) -> bool:
@@ -85,7 +104,7 @@ class Experiment:
 
     def interceptor(self, sink: Sink) -> Interceptor:
         """Build the interceptor that turns uploads into observations and passes them to ``sink``."""
-        examples = next(iter(self.clients.values())).examples
+        examples = self._first.examples
         return Interceptor(
             model=self.model,
             plan=self.plan,
@@ -194,7 +213,7 @@ class Experiment:
             self.audit,
             self.defense,
             self._assumed_knowledge(),
-            secure_aggregation=self.config.secure_aggregation.name,
+            secure_aggregation=self.config.secure_aggregation["name"],
             server=self.server_attack,
             guarded="_target_" in self.config.guard,
         )
@@ -221,3 +240,89 @@ class Experiment:
     @property
     def _tells_lengths(self) -> bool:
         return self._vocabulary is not None and self.config.threat_model.knows_lengths
+
+
+def build_setup(config: RunSettings) -> Setup:
+    """Build what the run of ``config`` is made of.
+
+    Raises:
+        UserError: a setting is out of its range, or parts do not fit each other.
+    """
+    dataset, clients = data_and_clients(config)
+    return Setup(
+        config=config,
+        dataset=dataset,
+        model=clients[0].model,
+        clients=clients,
+        server=server_of(config, clients),
+        audit=audit_of(config, config.federation.rounds, clients),
+        unattacked=dataset.test,
+        server_attack=build_server_attack(config.server, dataset.test, dataset.train),
+    )
+
+
+def build_untrained(config: RunSettings) -> Setup:
+    """Build one client that holds a split of the data, perhaps one that colludes, and nobody who trains.
+
+    Raises:
+        UserError: there are too few examples, or a setting is wrong.
+    """
+    dataset, defense = build_dataset(config.data), build_defense(config.defense)
+    plan = build_plan(config.federation.plan, config.model)
+    victims, batch_size = config.victims, config.batch_size
+    attacked, unattacked = dataset.test, dataset.train
+    if config.split == "train":
+        attacked, unattacked = unattacked, attacked
+    model = agreed_network(config, dataset, clients=1 if config.threat_model.colluder is None else 2)
+    prepare_defense(defense, dataset, model)
+    owner = Client(
+        id=VICTIM,
+        examples=attacked,
+        indices=torch.arange(len(attacked)),
+        model=model,
+        plan=plan,
+        defense=defense,
+        seed=config.seed,
+        device=resolve_device(config.device),
+        threads=config.client_threads,
+        guard=build_guard(config, dataset),
+    )
+    if victims * batch_size > owner.number_of_examples:
+        raise UserError(
+            f"{victims} victims of {batch_size} examples are expected to fit into the {config.split} split, but there"
+            f" are {owner.number_of_examples} examples; lower victims or batch_size."
+        )
+    if config.threat_model.colluder == VICTIM:
+        raise UserError(f"colluder is expected to be another client than {VICTIM}, the victim; set colluder=1.")
+    colluders = () if config.threat_model.colluder is None else (config.threat_model.colluder,)
+    clients = {VICTIM: owner, **{client: replace(owner, id=client) for client in colluders}}
+    return Setup(
+        config=config,
+        dataset=dataset,
+        model=model,
+        clients=clients,
+        server=server_of(config, clients),
+        audit=Audit(probes=tuple(Probe(VICTIM, k) for k in range(victims)), batch_size=batch_size),
+        unattacked=unattacked,
+        server_attack=build_server_attack(config.server, unattacked, attacked),
+    )
+
+
+def server_of(config: RunSettings, clients: Mapping[int, Client]) -> Server:
+    """Build the server of ``clients``, at the values that a training of ``config`` starts from."""
+    first, section = next(iter(clients.values())), config.federation
+    rounds, every = section.rounds, config.evaluate_every
+    return Server(
+        state=starting_values(config.weights, public_state(first.model, first.defense)),
+        local_plan=first.plan,
+        plan=ServerPlan(
+            aggregation=section.aggregation,
+            fraction=section.fraction,
+            lr=section.server_lr,
+            norm_factor=section.norm_factor,
+        ),
+        clients=sorted(clients),
+        seed=config.seed,
+        personal=bool(private_names(first.model, first.defense)),
+        tested=frozenset({*range(every, rounds + 1, every), rounds}),
+    )
