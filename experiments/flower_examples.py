@@ -80,7 +80,7 @@ LLAMA = (
 )
 SMALL = (
     "model.lora.peft-lora-r=4 train.seq-length=128 train.training-arguments.per-device-train-batch-size=2"
-    " train.training-arguments.max-steps=2 strategy.fraction-train=1.0"
+    " train.training-arguments.max-steps=8 strategy.fraction-train=1.0"
 )
 TUNED = Setting(nodes=3, config=SMALL, older=True, note=LLAMA)
 
@@ -113,8 +113,8 @@ SETTINGS: Mapping[str, Setting] = {
     "federated-analytics": Setting(
         note="60 drawn people a node, in SQLite", node_config='db-url="sqlite:///{mirror}/measurements/{partition}.db"'
     ),
-    "quickstart-jax": Setting(nodes=8, note=MNIST),
-    "quickstart-tensorflow": Setting(nodes=8, note=CIFAR),
+    "quickstart-jax": Setting(nodes=30, note=MNIST, config="batch-size=4"),
+    "quickstart-tensorflow": Setting(nodes=8, note=CIFAR, config="fraction-train=1.0"),
     "quickstart-mlx": Setting(note=MNIST),
     "quickstart-pennylane": Setting(note=CIFAR, config="local-epochs=1"),
     "quickstart-fastai": Setting(nodes=3, note=MNIST, config="fraction-train=1.0"),
@@ -122,9 +122,9 @@ SETTINGS: Mapping[str, Setting] = {
         nodes=3, note="320 faces stand in for scans", files="mednist", config="batch-size=32 fraction-train=1.0"
     ),
     "whisper-federated-finetuning": Setting(
-        note="Whisper-tiny of one layer as drawn; 245 drawn tones stand in for speech"
+        note="Whisper-tiny of one layer as drawn; 245 drawn tones stand in for speech", config="fraction-train=1.0"
     ),
-    "flowertune-vit": Setting(nodes=3, note="drawn weights of ViT-B/16; Tiny ImageNet stands in for flowers"),
+    "flowertune-vit": Setting(nodes=6, note="drawn weights of ViT-B/16; Tiny ImageNet stands in for flowers"),
     "flowertune-llm": TUNED,
     "flowertune-llm-code": TUNED,
     "flowertune-llm-finance": TUNED,
@@ -275,11 +275,11 @@ def table() -> str:
         "",
         "<!-- Written by experiments/flower_examples.py --table; do not edit. -->",
         "",
-        f"`fl-privacy audit` was run on {len(rows)} of the folders in Flower's `examples`, the others not yet:"
-        f" {len(pages)} ended in a page,"
+        f"Of {len(rows)} folders in Flower's `examples`, `fl-privacy audit` made a page of {len(pages)},"
         f" {len(measured)} of them with a measured attack; of the others the reason is named. Nothing was edited."
         " *Read* is how many single examples, or examples of a batch, the quick attack read of those attacked,"
-        " beside how many guesses at other examples' uploads would have read. The three columns on whole trainings are"
+        " beside how many guesses at other examples' uploads would have read; *Fitted*: rows behind a model that is not"
+        " trained by steps. The three columns on whole trainings are"
         " asked of what clients really uploaded: how the shares of classes in which clients differ correlate with what"
         " the last bias says (0 is guessing), how well losses tell a client's examples from another's (0.5 is"
         " guessing), and the F1 of a client's own words; each with its 95 % interval. A hyphen: not"
@@ -295,8 +295,8 @@ def lines_of(rows: list[dict[str, Any]]) -> list[str]:
     pages = [row for row in rows if "headline" in row]
     lines = [
         "| Example | Lines edited | Uploaded | In clear | Gradient of one | One, uploaded | Batch, uploaded"
-        " | Last round | Classes, whole training | Members | Words | Seconds | Data |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        " | Last round | Fitted | Classes, whole training | Members | Words | Seconds | Data |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_line(row) for row in pages]
     lines += ["", "| Example | Why there is no page |", "|---|---|"]
@@ -315,6 +315,7 @@ def _line(row: Mapping[str, Any]) -> str:
     clear = sorted({finding["what"] for finding in row["findings"] if finding["severity"] != "look"})
     cells = [row["example"], str(row["edited"]), row["uploaded"], "; ".join(clear) or "-"]
     cells += [_read(rungs.get(name)) for name in ("gradient", "one", "batch", "later")]
+    cells.append(_read(next((rung for name, rung in rungs.items() if name not in (*RUNGS, "evaluation")), None)))
     told = {one["name"]: one for one in row.get("survivors", ())}
     cells += [_told(told.get(name)) for name in ("classes", "members", "words")]
     cells += [f"{row['seconds']:.0f}" + " (cut off)" * row.get("cut", False), row["data"] or "its own"]

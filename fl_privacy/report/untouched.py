@@ -110,10 +110,16 @@ class AppPage:
         own = [step for step in self.steps if step.title.startswith("All its examples")]
         if told and (read or clear):
             found.append(f"The training's own uploads tell {_and(told)}")
-        elif read and own and own[0].counts is None:
+        if read and own and own[0].counts is None:
             found.append("No single example was looked for in the training's own uploads")
-        facts = [finding["what"] for finding in self.findings if finding["severity"] == "facts"]
-        return found + ([f"Facts about the data leave in clear: {facts[-1]}"] if facts else [])
+        if self._facts and not read and not told:
+            found.append(self._nothing_read())
+        return found
+
+    @property
+    def _facts(self) -> list[Mapping[str, Any]]:
+        """List what tells facts about the data in clear, the first of which is the headline where nothing is red."""
+        return [finding for finding in self.findings if finding["severity"] == "facts"]
 
     @property
     def headline(self) -> str:
@@ -129,6 +135,9 @@ class AppPage:
         if told:
             nothing = " No single example was read" if any(step.counts for step in self.steps) else ""
             return f"What clients upload tells the server {_and([_told(one) for one in told])}.{nothing}".rstrip(".")
+        if self._facts:
+            others = f", and {len(self._facts) - 1} more" if len(self._facts) > 1 else ""
+            return f"Clients send facts about their data in clear: {self._facts[0]['what']}{others}"
         return self._nothing_read()
 
     def _nothing_read(self) -> str:

@@ -1,6 +1,7 @@
 """Apps of all kinds that Flower's examples have, in a few lines each, audited as they are."""
 
 import random
+import sys
 import zipfile
 from pathlib import Path
 
@@ -76,9 +77,12 @@ def test_networks_are_attacked(tmp_path: Path, name: str, client: str, server: s
 )
 def test_other_frameworks_have_an_inventory(tmp_path: Path, name: str, client: str, text: str) -> None:
     record = audited(tmp_path, name, client)
-    assert [each["rung"] for each in record["rungs"]] == (["trees"] if text else []) and record["tone"] == "open"
+    assert [each["rung"] for each in record["rungs"]] == (["trees"] if text else [])
     assert all(each["counts"] is None and each["reason"] for each in record["rungs"])
-    assert record["headline"].startswith("Not attacked")
+    assert record["tone"] == "open"
+    said = [record["headline"], *record["further"]]
+    assert said[-1].startswith("Not attacked")
+    assert bool(text) == said[0].startswith("Clients send facts about their data in clear: decision trees")
     assert {line["key"] for line in record["inventory"]} >= {"0", "num-examples"}
     assert bool(text) == any(text in finding["what"] for finding in record["findings"])
 
@@ -159,6 +163,24 @@ def test_an_app_that_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
     app = read_app(write(tmp_path / "app", "app_broken", "import no_such_package"))
     with pytest.raises(UserError, match="no_such_package"):
         audit_app(app, Asked(nodes=2, out=tmp_path / "out"))
+
+
+def test_an_app_that_opens_a_missing_file_when_imported_is_one_line(tmp_path: Path) -> None:
+    app = read_app(write(tmp_path / "app", "app_opens", "open('no_such_metadata.json')"))
+    with pytest.raises(UserError, match=r"app_opens opens no_such_metadata\.json when it is imported"):
+        audit_app(app, Asked(nodes=2, out=tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("old", "name"),
+    [("flwr.common.typing", "UserConfig"), ("flwr.client.typing", "ClientAppCallable, Mod")],
+)
+def test_names_of_flower_that_moved_are_lent(tmp_path: Path, old: str, name: str) -> None:
+    record = audited(tmp_path, f"app_of_{name[:4].lower()}", f"from {old} import {name}\n" + PLAIN, victims=1)
+    assert rung(record, "gradient")["counts"]["judged"] == 1
+    assert len(record["problems"]) == 1 and f"{old}.{name.partition(',')[0]}" in record["problems"][0]
+    module = sys.modules.get(old)
+    assert module is None or not hasattr(module, name)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"no archive"])

@@ -62,8 +62,14 @@ class App:
         Raises:
             UserError: the code can't be imported, or is no app.
         """
-        with blamed_on(f"The app {self.name}"):
-            server, client = loaded(self.server, self.folder), loaded(self.client, self.folder)
+        try:
+            with blamed_on(f"The app {self.name}"):
+                server, client = loaded(self.server, self.folder), loaded(self.client, self.folder)
+        except FileNotFoundError as error:
+            raise UserError(
+                f"The app {self.name} opens {error.filename or 'a file'} when it is imported, but there is none. It"
+                f" works in {Path.cwd()}: put the file there, or give the app a whole path."
+            ) from error
         if not isinstance(server, ServerApp) or not isinstance(client, ClientApp):
             raise UserError(
                 f"{self.server} and {self.client} are expected to be a ServerApp and a ClientApp of Flower, but are"

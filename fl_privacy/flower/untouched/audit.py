@@ -28,10 +28,12 @@ from fl_privacy.flower._audit import AuditedStrategy
 from fl_privacy.flower.untouched.app import App, read_pairs
 from fl_privacy.flower.untouched.loaded import LoadedBy
 from fl_privacy.flower.untouched.mirror import in_one_process, mirrored
+from fl_privacy.flower.untouched.moved import moved_names_lent
 from fl_privacy.flower.untouched.tapped_grid import Answer, TappedGrid
 from fl_privacy.report.untouched import AppPage, Step, write_app_page
 from fl_privacy.results.survivors import Survivor
 from fl_privacy.rng import streams_put_back
+from fl_privacy.tapping.matching import Matched
 from fl_privacy.tapping.watch import OnlyExamples
 
 logger = logging.getLogger(__name__)
@@ -110,6 +112,7 @@ def audit_app(app: App, asked: Asked) -> Audited:
         stack.enter_context(in_one_process())
         stack.enter_context(working_in(folder / "files"))
         left_out = stack.enter_context(own_audits_left_out())
+        lent = stack.enter_context(moved_names_lent())
         tables: dict[str, np.ndarray] = {}
         with LoadedBy(tables).looking():  # some apps read their data when they are imported
             server, client = app.load()
@@ -125,10 +128,17 @@ def audit_app(app: App, asked: Asked) -> Audited:
             run.problems.append(f"The app's server ended with an error: {ended.reason}")
         if left_out:
             run.problems.append("The app's own audit(...) was left out of this run; its training was not.")
+        if lent:
+            run.problems.append(
+                f"The app names {', '.join(lent)}, which Flower {metadata.version('flwr')} has elsewhere: it was lent"
+                " them here, and would not start by itself."
+            )
         run.trained = time.perf_counter() - run.started
         run.write("The training is done; single examples are attacked now.")
         with streams_put_back():
-            run.climb()
+            climbed = attempt(run.climb)
+        if isinstance(climbed, Failure):
+            run.problems.append(f"Attacks ended before all were made: {climbed.reason}")
     return run.finish()
 
 
@@ -356,28 +366,37 @@ def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
         return []
     answer = next(iter(grid.answers.values()))
     seen, found = answer.watched, answer.matched
-    (optimizer, told), steps = seen.optimizers.most_common(1)[0]
-    settings = ", ".join(f"{key} {value}" for key, value in told if value not in (None, False, 0, 0.0))
+    if seen.optimizers:
+        (optimizer, told), steps = seen.optimizers.most_common(1)[0]
+        settings = ", ".join(f"{key} {value}" for key, value in told if value not in (None, False, 0, 0.0))
+        stepped = f"{optimizer} ({settings}), {steps} steps in a round"
+    else:
+        stepped = f"none of PyTorch's; {seen.backwards} losses were differentiated in a round"
     frozen = sum(name in seen.before and name not in seen.gradients for name in found.withheld)
     entered = "; ".join(f"{what} ({n} times)" for what, n in seen.entered.most_common(3))
     facts = [
         ("Network", ", ".join(dict.fromkeys(type(module).__name__ for module in seen.modules))),
         ("What enters it", entered),
-        ("Optimizer", f"{optimizer} ({settings}), {steps} steps in a round"),
+        ("Optimizer", stepped),
         ("Examples of a client", str(seen.loaded) if seen.loaded else "not seen"),
-        ("What is uploaded", f"{found.shares} of {len(found.parameters)} parameters and buffers"),
-        (
-            "How that is known",
-            "arrays have the parameters' values"
-            if found.by == "value"
-            else "arrays have the names or places of arrays sent, whose values are the parameters'; values are changed",
-        ),
+        *_uploaded(found),
     ]
     if found.withheld:
         facts.append(("What does not leave", f"{len(found.withheld)} parameters, {frozen} of them not trained"))
     if found.unknown:
         facts.append(("Arrays that are no parameters", ", ".join(found.unknown[:10])))
     return facts
+
+
+def _uploaded(found: Matched) -> list[tuple[str, str]]:
+    """Say what of the network clients upload, and how that is known."""
+    if not found.parameters:
+        return [("What is uploaded", "none of the parameters of the network, as far as values, names and places tell")]
+    known = "arrays have the names or places of arrays sent, whose values are the parameters'; values are changed"
+    return [
+        ("What is uploaded", f"{found.shares} of {len(found.parameters)} parameters and buffers"),
+        ("How that is known", "arrays have the parameters' values" if found.by == "value" else known),
+    ]
 
 
 def _folder(out: Path, name: str) -> Path:

@@ -184,8 +184,9 @@ class TappedGrid(LocalGrid):
             self.found[kind, leak] += 1
         if isinstance(noted, Failure):
             self.problems[f"A reply is not understood: {noted.reason}"] += 1
-        if self.on_answer is not None:
-            self.on_answer()
+        shown = None if self.on_answer is None else attempt(self.on_answer)
+        if isinstance(shown, Failure):
+            self.problems[f"A page could not be written while the app trained: {shown.reason}"] += 1
         return reply
 
     def _kept(self, node: int, kind: str) -> bool:

@@ -1,0 +1,48 @@
+"""Names of Flower that have moved: an app that was written for an earlier version is lent them where they are now."""
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+MOVED: Mapping[str, Mapping[str, str]] = {
+    "flwr.common.typing": {"UserConfig": "flwr.app", "UserConfigValue": "flwr.app"},
+    "flwr.client.typing": {"ClientAppCallable": "flwr.clientapp.typing", "Mod": "flwr.clientapp.typing"},
+}
+"""Module of an earlier version -> its names -> modules that have them now."""
+
+
+@contextmanager
+def moved_names_lent() -> Iterator[list[str]]:
+    """Lend apps the names in ``MOVED`` until the block ends; list those that were asked for, ``module.name``.
+
+    A name that Flower still has where it was stays as it is.
+    """
+    asked: list[str] = []
+    with ExitStack() as stack:
+        for place, names in MOVED.items():
+            try:
+                module: Any = importlib.import_module(place)
+            except ModuleNotFoundError:
+                module = ModuleType(place)
+                sys.modules[place] = module
+                stack.callback(sys.modules.pop, place, None)
+            if not hasattr(module, "__getattr__"):
+                module.__getattr__ = _lender(place, names, asked)
+                stack.callback(delattr, module, "__getattr__")
+        yield asked
+
+
+def _lender(place: str, names: Mapping[str, str], asked: list[str]) -> Any:
+    """Make the function that a module asks for names that it does not have (PEP 562)."""
+
+    def lend(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {place!r} has no attribute {name!r}")
+        if f"{place}.{name}" not in asked:
+            asked.append(f"{place}.{name}")
+        return getattr(importlib.import_module(names[name]), name)
+
+    return lend
