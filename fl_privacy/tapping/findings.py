@@ -29,6 +29,7 @@ LONG_TEXT = 200
 _EMAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.]{2,}")
 _PATH = re.compile(r"(?:^|[\s\"'=])(?:/(?:home|Users|root|data|mnt|tmp|var)/|[A-Z]:\\)[^\s\"']*")
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_KEY = "-----BEGIN PUBLIC KEY"
 _ZIP = b"PK\x03\x04"
 _NUMPY = b"\x93NUMPY"
 
@@ -237,12 +238,13 @@ def _of_text(text: str, where: str) -> Iterator[Leak]:
                 severity="facts", what=f"{what} ({letters[:2]}… of {len(letters)} letters)", where=where, why=why
             )
     if len(text) >= LONG_TEXT:
-        yield Leak(
-            severity="look",
-            what=f"a text of {len(text)} letters",
-            where=where,
-            why="It may hold what a person wrote; look at how the client makes it.",
-        )
+        key, word = text.lstrip().startswith(_KEY), not any(letter.isspace() for letter in text.strip())
+        what, why = "a text", "It may hold what a person wrote; look at how the client makes it."
+        if key:
+            what, why = "a public key", "Clients send such keys to agree on masks; it tells nothing of data."
+        elif word:
+            what, why = "one word", "It is likely a code, or encrypted; look at how the client makes it."
+        yield Leak(severity="look", what=f"{what} of {len(text)} letters", where=where, why=why)
 
 
 def _is_text(content: bytes) -> bool:
