@@ -89,6 +89,8 @@ def _value(declared: Field[Any], annotation: Any, value: Any, name: str) -> Any:
             one_of(f"{name}.name", value.get("name"), names)
         section: Any = annotation
         return Options(value) if annotation is Options else read_section(section, value, f"{name}.")
+    if isinstance(value, Mapping):  # of the run's own settings none is built, whatever a foreign file says
+        raise UserError(f"{name} is expected to be {in_words(annotation)}, but got a section of settings.")
     expect_type(name, value, annotation)
     expect_within(name, value, declared.metadata.get("within"))
     return value

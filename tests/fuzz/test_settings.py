@@ -95,8 +95,7 @@ def test_a_setting_of_an_attack_or_defense(case: Case) -> None:
 
 def settings_of_the_plan() -> Iterator[tuple[str, tuple[str, Any]]]:
     plan = compose_run(["federation=fedavg"]).federation.plan
-    plain = OmegaConf.to_container(plan)
-    assert isinstance(plain, dict)
+    plain = plan.plain()
     for key, value in plain.items():
         for wrong in wrong_for(value):
             yield f"plan.{key}={wrong}", (str(key), wrong)
