@@ -228,7 +228,7 @@ def test_where_refiner_and_fdl_pp_are_measured_on_other_inputs_than_pixels_the_p
             for command in table["command"]:
                 if re.match(r"fl-privacy (run|attack) ", command):
                     model = compose_run(overrides_of(command)).model
-                    raw = model.mean is None and model.std is None
+                    raw = model["mean"] is None and model["std"] is None
                     assert raw or "inputs in [-2, 2]" in table.get("ours", ""), command
                     compared += 1
     assert compared >= 6

@@ -43,7 +43,7 @@ def given_by(overrides: list[str]) -> set[str]:
     threat, base = (asdict(config.threat_model) for config in (composed, least))
     found = {name for name, value in threat.items() if value != base[name]}
     choices: dict[str, Any] = {"server": "honest", "secure_aggregation": "none"}
-    return found | {group for group, usual in choices.items() if getattr(composed.choices, group) != usual}
+    return found | {group for group, usual in choices.items() if composed.choices[group] != usual}
 
 
 def test_every_letter_has_a_command_that_asks_for_it(sections: Mapping[str, str]) -> None:
