@@ -51,6 +51,10 @@ def config_folders() -> tuple[Path, ...]:
     return tuple(folders)
 
 
+MOST_NAMED = 30
+"""Names in an error."""
+
+
 def called(option: str, section: Any) -> str:
     """Return what an option is called where its settings are ``section``; a user's own goes by its own name."""
     if option == CUSTOM and isinstance(section, Mapping) and section.get("_target_"):
@@ -59,8 +63,14 @@ def called(option: str, section: Any) -> str:
 
 
 def suggest(word: str, allowed: Iterable[str]) -> str:
-    """Return the tail of an error about a name: `` (did you mean X?); allowed: X, Y.``"""
+    """Return the tail of an error about a name: `` (did you mean X?); allowed: X, Y.``
+
+    Of more than ``MOST_NAMED`` those are named that are most like ``word``.
+    """
     names = sorted(name for name in allowed if not name.startswith("_") and name != "defaults")
     close = difflib.get_close_matches(word, names, n=1)
     meant = f" (did you mean {close[0]}?)" if close else ""
+    if (left := len(names) - MOST_NAMED) > 0:
+        nearest = sorted(difflib.get_close_matches(word, names, n=MOST_NAMED, cutoff=0.0))
+        return f"{meant}; allowed: {', '.join(nearest)}, and {left} others."
     return f"{meant}; allowed: {', '.join(names) or 'nothing'}."

@@ -4,7 +4,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from fl_privacy.errors import UserError
 
@@ -48,8 +47,12 @@ def pinned_rows(
         tolerance: deviations of a feature.
 
     Raises:
-        UserError: shapes do not fit.
+        UserError: shapes do not fit, or scipy is not installed.
     """
+    try:
+        from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
+    except ImportError as error:
+        raise UserError("Matching rows needs scipy, which is not installed; run `pip install scipy`.") from error
     if truth.ndim != 2 or guesses.ndim != 2 or truth.shape[1:] != guesses.shape[1:] or not len(truth):
         raise UserError(f"Rows and guesses are expected as (N, F) and (M, F), but got {truth.shape}, {guesses.shape}.")
     number, features = truth.shape

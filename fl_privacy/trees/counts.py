@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from fl_privacy.errors import UserError
 from fl_privacy.trees.exchanges import OwnTree
@@ -87,6 +86,8 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
             "Learning rate and lambda are expected to follow from covers, weights and gains of inner nodes, but the"
             " models have none; give learning_rate and reg_lambda."
         )
+
+    from scipy.optimize import minimize_scalar  # noqa: PLC0415  (slow to import)
 
     def fit(reg_lambda: float) -> tuple[float, float]:
         """Fit the learning rate; return it and what all equations leave, as a share of their terms."""

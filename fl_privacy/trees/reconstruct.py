@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_seed
@@ -254,6 +253,8 @@ def _nearest(options: np.ndarray, middle: np.ndarray, low: np.ndarray, high: np.
 
 def _agreement(chains: Sequence[Chain]) -> np.ndarray:
     """Compute the (N, F) share of chains whose matched row has the cell in the first chain's interval."""
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
+
     best = chains[0]
     found = np.ones(best.states.shape)
     for other in chains[1:]:

@@ -65,7 +65,7 @@ def test_a_function_of_your_own(subjects: Path, capsys: pytest.CaptureFixture[st
         (["claimed_subjects:none", "noise=pink"], "noise"),
         (["claimed_subjects:none", "noize=other"], "noize"),
         (["claimed_subjects:none", "parameters=many"], "whole number"),
-        (["claimed_subjects:none", "--draws", "3"], "at least 200"),
+        (["claimed_subjects:none", "--draws", "3"], "whole number from 200 to"),
         (["claimed_subjects:none", "--epsilon", "-1"], "--epsilon"),
     ],
 )

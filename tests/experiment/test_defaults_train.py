@@ -44,7 +44,7 @@ def test_vgg16_keeps_its_loss_at_the_default_rate() -> None:
     settings = compose_run(["model=vgg16", "federation=fedsgd"])
     batch = load_data("mnist_mini", image_size=32).train.batch(torch.arange(0, 4000, 400))
     torch.manual_seed(0)
-    model = instantiate(settings.model, in_channels=1, image_size=32, num_classes=10)
+    model = instantiate(settings.model.plain(), in_channels=1, image_size=32, num_classes=10)
     for _ in range(3):
         loss = F.cross_entropy(model(batch.inputs), batch.labels)
         assert loss < 10

@@ -56,5 +56,6 @@ def test_every_model_is_built_and_fits(file):
         rows = dataset().train
         check_table_model(build_fitting(target, rows.architecture, seed=0, **settings), rows.schema, 2)
         return
-    model = build_model(target, seed=0, in_channels=1, image_size=28, num_classes=10, **settings)
-    check_model(model, (1, 28, 28), 10)
+    size = 32 if settings.get("patch_size") == 16 else 28  # whole patches
+    model = build_model(target, seed=0, in_channels=1, image_size=size, num_classes=10, **settings)
+    check_model(model, (1, size, size), 10)

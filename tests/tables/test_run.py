@@ -97,7 +97,7 @@ def test_what_is_not_of_tables_is_refused(table: str, tmp_path: Path, capfd: pyt
 def test_noise_is_answered_and_pruning_trains(table: str, tmp_path: Path) -> None:
     short = ["attack=tableak", "attack.iterations=5", "attack.restarts=2", "batch_size=3", "page=false"]
     for number, defense in enumerate(("dp_noise", "pruning", "dp_sgd")):
-        words = [f"defense={defense}", "threat_model=adaptive", f"out={tmp_path / str(number)}"]
+        words = [f"defense={defense}", "threat_model=adaptive", f"out={tmp_path / str(number)}", "baseline=false"]
         assert run_command_line(["run", "data=table", table, *SMALL, *short, *words]) == 0
         (done,) = (tmp_path / str(number)).glob("*/summary.json")
         assert read_run(done.parent).summary.adaptive is not None

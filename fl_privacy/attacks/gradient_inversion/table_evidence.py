@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.gradients import frozen_copy
+from fl_privacy.gradients.hooks import leaving
 from fl_privacy.losses import CROSS_ENTROPY
 from fl_privacy.schema import Schema
 from fl_privacy.types import Observation
@@ -97,18 +98,11 @@ def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tenso
     model = frozen_copy(observation.model, sent, observation.plan, device=like.device, dtype=torch.float32).eval()
     rows, loss = schema.drawn(_DRAWN, torch.Generator().manual_seed(0)).to(like.device), observation.loss
     found: list[Tensor] = []
-    seen: list[Tensor] = []
-
-    def see(_module: nn.Module, _given: object, out: Tensor) -> None:
-        seen.append(out)
-
-    hook = model.get_submodule(path).register_forward_hook(see)
-    with torch.enable_grad():
+    with torch.enable_grad(), leaving({path: model.get_submodule(path)}) as calls:
         outputs = model(rows.requires_grad_())
         for label in range(observation.num_classes):
             answer = (loss or CROSS_ENTROPY)(outputs, torch.full((len(rows),), label, device=like.device))
-            found.append(torch.autograd.grad(answer, seen[0], retain_graph=True)[0])
-    hook.remove()
+            found.append(torch.autograd.grad(answer, calls[0].output, retain_graph=True)[0])
     return observation.plan.loss_scale * len(rows) * torch.stack(found).detach().cpu().double()
 
 
