@@ -4,9 +4,9 @@ The pictures and ``figures.json`` are what the pages of the methods show. What i
 makes it anew, and names (``defense-spn``) choose.
 """
 
+import argparse
 import io
 import json
-import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -99,12 +99,16 @@ def _framed(image: np.ndarray | None, like: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     """Make what is missing or was asked for."""
-    chosen = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="such as attack-dlg; all that are missing by default")
+    parser.add_argument("--again", action="store_true", help="also draw what is there")
+    asked = parser.parse_args()
+    chosen = asked.names
     GALLERY.mkdir(parents=True, exist_ok=True)
     path = GALLERY / "figures.json"
     figures = json.loads(path.read_text()) if path.is_file() else {}
     for name, settings in jobs().items():
-        there = name in figures and (GALLERY / f"{name}.png").is_file() and "--again" not in sys.argv
+        there = name in figures and (GALLERY / f"{name}.png").is_file() and not asked.again
         if there or (chosen and name not in chosen):
             continue
         print(name, flush=True)

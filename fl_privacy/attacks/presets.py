@@ -47,8 +47,8 @@ def inverting_gradients(
     """Build Inverting Gradients (Geiping et al. 2020): cosine, total variation, signed Adam, clamped.
 
     The paper optimizes images normalized by their data's mean and standard deviation; ``mean`` and ``std`` stand for
-    those of natural images. Its total variation is that of normalized images, with the weight 1e-4; 0.1 is the default
-    of the published code.
+    those of natural images. Its total variation is that of normalized images, with the weight 1e-4 (on
+    pixels it is the weight over ``std``); 0.1 is the default of the published code.
 
     Variants of later work: ``per_layer`` (mean of the tensors' cosine distances), ``sign="soft"``, ``noise`` (standard
     deviation of noise on the pixels' gradient), ``isotropic`` (total variation by Euclidean lengths), and instead of

@@ -62,7 +62,7 @@ class Metric:
             give it.
         of: what it compares: images with the originals, labels, images with what a defense made of the originals, or
             texts by tokens (N, L) or by words, of which -1 is none, or which cells of rows (N, C) are right.
-        leaks: whether high or low values mean that more leaked.
+        leaks: whether high or low values mean that more leaked; ``low``: a better guess has a lower value.
         range: the least and the largest value that there can be.
         threshold: from which on an image is recognizable, if anybody says so.
         title: for a table's head.

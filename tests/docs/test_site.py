@@ -29,7 +29,7 @@ def test_ideas_are_of_three_sentences() -> None:
     for told in METHODS.values():
         for name, method in told.items():
             sentences = re.findall(r"[.!?](?:\s|$)", re.sub(r"\b(?:al|eq)\.|`[^`]*`", "", method["idea"]))
-            assert len(sentences) == 3, name
+            assert len(sentences) == 3, f"the idea of {name} has {len(sentences)} sentences, not three"
 
 
 def test_the_readme_is_short() -> None:
