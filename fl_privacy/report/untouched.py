@@ -101,6 +101,11 @@ class AppPage:
         return LEAK if clear or read else OPEN
 
     @property
+    def silent(self) -> bool:
+        """Say whether clients were asked and none sent anything."""
+        return bool(self.lines) and all(line["direction"] != "client to server" for line in self.lines)
+
+    @property
     def further(self) -> list[str]:
         """Say what else was found, a sentence each, below the headline."""
         read = [step for step in self.steps if step.tone == LEAK]
@@ -166,6 +171,8 @@ class AppPage:
                 "No single example was looked for, and what was asked of uploads told no more than guessing: that tells"
                 " of these attacks, and is no guarantee"
             )
+        if self.silent:
+            return "Nothing to audit: no client sent anything, since all that were asked failed"
         return "Not attacked: no attack here fits what this app uploads, and what leaves is listed below"
 
 
