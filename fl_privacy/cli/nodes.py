@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
+from fl_privacy.cli.supernode import OWN_APP
+
 
 def supernode(
     context: typer.Context,
     client_app: Annotated[
         str, typer.Option("--app", metavar="MODULE:NAME", help="The installed ClientApp that answers.")
-    ] = "fl_privacy.cli.flower_app:client_app",
+    ] = OWN_APP,
     patience: Annotated[
         float, typer.Option("--patience", help="Seconds to try again where the SuperLink does not admit the node.")
     ] = 90.0,

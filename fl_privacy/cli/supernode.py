@@ -29,6 +29,9 @@ POLL_SECONDS = 0.1
 
 SECRET_BYTES = 32
 
+OWN_APP = "fl_privacy.cli.flower_app:client_app"
+"""The app that nodes run unless they are given another."""
+
 _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile")
 
 
@@ -58,7 +61,7 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
         )
     _expect_app(app, here=not policy)
     if policy:
-        _expect_policy(policy, arguments)
+        _expect_policy(policy, arguments, app)
     from fl_privacy.flower.inside.supernode import run_supernode  # noqa: PLC0415
 
     time.sleep(float(os.environ.pop(PAUSE_VARIABLE, "0")))
@@ -99,11 +102,12 @@ def _start_again(arguments: Sequence[str], app: str, policy: str, left: float) -
     os.execve(sys.executable, [*again, *arguments], {**os.environ, PAUSE_VARIABLE: str(AGAIN_SECONDS)})
 
 
-def _expect_policy(policy: str, arguments: Sequence[str]) -> None:
+def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> None:
     """Say what the policy leaves open, and refuse one whose app could read the site's own files.
 
     Raises:
-        UserError: the policy can't be read, or the app would read its ledger, the policy itself or the node's key.
+        UserError: the policy can't be read, the app would read its ledger, the policy itself or the node's key, or
+            is this package's own.
     """
     from fl_privacy.gate.isolation import Wishes, readable  # noqa: PLC0415
     from fl_privacy.gate.policy import READY, holder_of, read_policy  # noqa: PLC0415
@@ -120,6 +124,11 @@ def _expect_policy(policy: str, arguments: Sequence[str]) -> None:
     for place in own:
         if within := holder_of(place, given):
             raise UserError(f"{place} is expected to be away from what the app reads, but is in {within}; move it.")
+    if app == OWN_APP:
+        raise UserError(
+            "--policy is expected with an app of yours, but got none; add --app package.client_app:app. This package's"
+            " own clients take their settings from the run and keep state on the node, which no policy gives them."
+        )
     for warning in warnings_of(found):
         logger.warning("%s", warning)
 

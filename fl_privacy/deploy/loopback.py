@@ -297,9 +297,15 @@ def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
         0 if all of it works, else 1.
 
     Raises:
-        UserError: the folder holds no deployment.
+        UserError: the folder holds no deployment, or one behind policies.
     """
     deployment = Deployment.read(folder)
+    behind = [node for node in map(deployment.node, range(deployment.nodes)) if (node / "site.yaml").exists()]
+    if behind:
+        raise UserError(
+            f"--check is expected without policies, since it tries this package's own clients, but {behind[0]} has a"
+            " site.yaml; move it away for the trial."
+        )
     trial = _Trial(deployment, say)
     trial.step("private keys are their owner's alone", lambda: _expect_private(deployment))
     trial.step("the SuperLink's certificate", lambda: _certificate(deployment))

@@ -200,6 +200,7 @@ def test_an_app_answers_in_another_process_behind_its_gate(tmp_path: Path, monke
         (["--policy", "site.yaml", "--auth-supernode-private-key", "data/node.key"], "away from what the app reads"),
         (["--policy", "data/site.yaml"], "away from what the app reads"),
         (["--policy", "site.yaml", "--app", "only_here:app"], "no only_here"),
+        (["--policy", "site.yaml"], "add --app package.client_app:app"),
     ],
 )
 def test_a_node_that_could_not_keep_its_app_apart_does_not_start(
