@@ -213,20 +213,24 @@ def audit_of(
     text = log.read_text(encoding="utf-8", errors="replace")
     row: dict[str, Any] = {"example": name, "edited": 0, "data": setting.note, "seconds": time.perf_counter() - started}
     row["command"] = shlex.join(["fl-privacy", "audit", name, *command[5:]])
-    for place, called in ((str(mirror), "MIRROR"), (str(out), "OUT")):
-        row["command"] = row["command"].replace(place, called)
+    places = {str(mirror): "MIRROR", str(out): "OUT", f"{app}/": "", str(app): name}
     kept = out / f"audit-{project_of(app)}" / "audit.json"
     if kept.is_file() and kept.stat().st_mtime >= started_at and status in (0, 124):
         record = json.loads(kept.read_text(encoding="utf-8"))
         row["cut"] = status == 124
-        return (
-            row
-            | {key: record[key] for key in ("headline", "tone", "models", "findings", "rungs", "survivors", "problems")}
-            | {"uploaded": uploaded(record)}
-        )
+        row |= {k: record[k] for k in ("headline", "tone", "models", "findings", "rungs", "survivors", "problems")}
+        return without_places(row | {"uploaded": uploaded(record)}, places)
     lines = [line for line in text.splitlines() if line.startswith("error:")] or text.splitlines()[-1:]
     reason = "took too long where this was measured" if status == 124 else " ".join(lines)[:300]
-    return row | {"reason": reason, "traceback": "Traceback" in text}
+    return without_places(row | {"reason": reason, "traceback": "Traceback" in text}, places)
+
+
+def without_places(row: dict[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
+    """Return ``row`` with the folders of this machine under the names that ``places`` gives them."""
+    text = json.dumps(row)
+    for place, called in places.items():
+        text = text.replace(json.dumps(place)[1:-1], called)
+    return dict(json.loads(text))
 
 
 def place_files(source: Path, app: Path, out: Path) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -87,3 +88,12 @@ def test_a_trade_off_has_a_row_for_each_cap(
     sweep.mkdir()
     (sweep / "trade_off_cap.json").write_text(json.dumps([cap]))
     assert rows_after(collect, monkeypatch, tmp_path / "rows", sweep) == [{"run": "sweep, CAP", **cap}]
+
+
+def test_rows_name_no_folder_of_a_machine() -> None:
+    places = re.compile(r"/(?:tmp|home|root|work|Users)/[\w.+-]+/")
+    assert [
+        path.parent.name
+        for path in sorted((Path(__file__).parents[2] / "experiments" / "rows").glob("*/rows.jsonl"))
+        if places.search(path.read_text())
+    ] == []
