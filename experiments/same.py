@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 _ATTACK = "attack data=mnist_mini model=lenet victims=2 seed=7 attack=inverting_gradients attack.iterations=40"
-_SMOKE = "run experiment=smoke seed=7 baseline=false victims=2 backend=local federation.rounds=3"
+_SMOKE = "run experiment=smoke seed=7 baseline=false victims=2 backend=loop federation.rounds=3"
 
 FAMILIES = {
     "attack": [_ATTACK, "attack data=mnist_mini model=mlp victims=2 seed=7 attack=exact"],
@@ -28,7 +28,7 @@ FAMILIES = {
     "server": [f"attack data=mnist_mini model=mlp victims=2 seed=7 server={name}" for name in ("imprint", "loki")],
     "inference": [f"{_SMOKE} attack=none inference={name}" for name in ("membership", "source", "canaries")],
     "text": ["attack data=tweets model=bert_tiny victims=2 seed=7 attack=bag_of_words"],
-    "flower": [_SMOKE.replace("backend=local", "backend=flower")],
+    "flower": [_SMOKE.replace("backend=loop", "backend=flower")],
     "captured": [f"{_SMOKE} defense=pruning intercept.save=true"],
     "audit": [
         "audit examples/flower_quickstart --nodes 2 --victims 2 --out {out}",
