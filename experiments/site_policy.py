@@ -35,22 +35,11 @@ from fl_privacy.flower.inside.serialized import bytes_of, message_bytes, message
 from fl_privacy.gate.ledger import Ledger, LedgerError
 from fl_privacy.gate.policy import SitePolicy, read_policy
 from tests.gate import apps
+from tests.gate.apps import OPEN, SECRETS
 
 HERE = Path(__file__).resolve().parent
-SECRETS = (bytes(range(1, 65)), bytes(range(102, 166)))
 KILLS, FULL, ROUNDS = 20, 5, 30
 
-OPEN = """
-version: 1
-receives:
-  records: {arrays: [arrays], config: {allow: [case]}}
-  guard: off
-sends:
-  train:
-    arrays: {like: received, dtype: float32}
-    metrics: {allow: {num-examples: {integer: true, at_least: 32, round_to: 32}, train_loss: {digits: 3}}}
-budget: {ledger: ledger/ledger, anchor: anchor/anchor}
-"""
 NOISED = OPEN + "protect: {clip_norm: CLIP, noise: {noise_multiplier: NOISE}}\n"
 
 

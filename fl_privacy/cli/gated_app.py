@@ -8,6 +8,7 @@ import os
 import struct
 from dataclasses import asdict
 
+from fl_privacy.gate.framing import framed
 from fl_privacy.gate.isolation import Wishes, keep_apart
 
 
@@ -71,7 +72,7 @@ def _bytes(descriptor: int, size: int) -> bytes:
 
 def _write(descriptor: int, parts: list[bytes]) -> None:
     os.set_blocking(descriptor, True)
-    for part in [struct.pack(f">{1 + len(parts)}Q", len(parts), *map(len, parts)), *parts]:
+    for part in framed(parts):
         content = memoryview(part)
         while content:
             content = content[os.write(descriptor, content) :]

@@ -47,7 +47,7 @@ VICTIM = 0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setup:
-    """What a run, an attack or a measurement is made of, all parts built: the clients, who attacks them, and how.
+    """Parts of a run, an attack or a measurement: clients, server, what is intercepted and what attackers may know.
 
     Attributes:
         config: what it was built from.

@@ -23,6 +23,7 @@ from flwr.app import Context, Message
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import printable
 from fl_privacy.flower.inside.serialized import context_bytes, context_of, message_from_parts, message_parts
+from fl_privacy.gate.framing import framed
 from fl_privacy.gate.isolation import Held, Wishes
 from fl_privacy.gate.policy import AppLimits
 from fl_privacy.gate.rules import RefusedError
@@ -107,6 +108,11 @@ class Cell:
         except UserError:
             self.close()
             raise
+        except (ValueError, TypeError) as error:  # the app's code has written between the two answers
+            self.close()
+            raise UserError(
+                f"--app is expected to be loaded, but {self.app} said something else; repair it."
+            ) from error
 
     def _loaded(self, wishes: Wishes) -> Held:
         deadline = time.monotonic() + LOAD_SECONDS
@@ -246,11 +252,6 @@ def _relay(said: IO[bytes]) -> None:
     with said, suppress(OSError, ValueError):
         while line := said.readline(LONGEST_LINE):
             print(f"app: {printable(line.decode(errors='replace').rstrip())}", file=sys.stderr, flush=True)
-
-
-def framed(parts: Sequence[bytes]) -> list[bytes]:
-    """Return number, lengths and content, as both ends of the pipe have it."""
-    return [struct.pack(f">{1 + len(parts)}Q", len(parts), *map(len, parts)), *parts]
 
 
 def _enlarge(*pipes: int) -> None:

@@ -172,7 +172,7 @@ class AppPage:
                 " of these attacks, and is no guarantee"
             )
         if self.silent:
-            return "Nothing to audit: no client sent anything, since all that were asked failed"
+            return "Nothing to audit: no client that was asked sent anything"
         return "Not attacked: no attack here fits what this app uploads, and what leaves is listed below"
 
 

@@ -99,7 +99,10 @@ def test_data_in_replies_come_first(tmp_path: Path) -> None:
 def test_clients_that_all_fail_are_not_called_unattackable(tmp_path: Path) -> None:
     broken = TREES.replace("    text = json.dumps", "    raise IndexError(7)\n    text = json.dumps")
     record = audited(tmp_path, "app_that_fails", broken)
-    assert record["headline"].startswith("Nothing to audit: no client sent anything") and record["tone"] == "open"
+    assert (
+        record["headline"].startswith("Nothing to audit: no client that was asked sent anything")
+        and record["tone"] == "open"
+    )
     page = next(tmp_path.rglob("report.html")).read_text()
     assert "No client sent anything that could be looked at" in page and "Nothing of this kind was found" not in page
 

@@ -12,6 +12,22 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+SECRETS = (bytes(range(1, 65)), bytes(range(102, 166)))
+"""Two examples that a site may have."""
+
+OPEN = """
+version: 1
+receives:
+  records: {arrays: [arrays], config: {allow: [case]}}
+  guard: off
+sends:
+  train:
+    arrays: {like: received, dtype: float32}
+    metrics: {allow: {num-examples: {integer: true, at_least: 32, round_to: 32}, train_loss: {digits: 3}}}
+budget: {ledger: ledger/ledger, anchor: anchor/anchor}
+"""
+"""A policy that protects nothing but by names, types and numbers."""
+
 CASES = (
     "extra_record",
     "extra_key",

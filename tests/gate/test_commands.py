@@ -13,24 +13,9 @@ from fl_privacy.flower.inside.identity import identity_put_back
 from fl_privacy.gate.ledger import Ledger
 from fl_privacy.gate.policy import READY, read_policy
 from fl_privacy.gate.sentences import replies_within
+from tests.gate.test_policy import SPEC
 
-EXAMPLE = """
-version: 1
-receives:
-  records: {arrays: {parameters: true}, config: {allow: [lr, epochs, server-round]}}
-  guard: on
-sends:
-  train:
-    arrays: {like: received, finite: true, dtype: float32}
-    metrics: {allow: {num-examples: {integer: true, at_least: 32, round_to: 32}, train_loss: {digits: 3}}}
-  evaluate: {metrics: {allow: {num-examples: {}, accuracy: {digits: 3}}}}
-  query: refuse
-protect:
-  clip_norm: 1.0
-  noise: {mechanism: gaussian, noise_multiplier: 1.1, unit: client}
-budget: {epsilon: 8, delta: 1e-5, per: data, ledger: ledger/ledger}
-rounds_per_day: 50
-"""
+EXAMPLE = SPEC.replace("/var/lib/fl-privacy/ledger", "ledger/ledger")
 
 APP = """
 [project]

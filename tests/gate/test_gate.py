@@ -22,21 +22,11 @@ from fl_privacy.flower.inside.serialized import bytes_of, message_bytes, message
 from fl_privacy.gate.policy import AppLimits, SitePolicy, parse_policy
 from fl_privacy.gate.rules import REASONS
 from tests.gate import apps
+from tests.gate.apps import OPEN, SECRETS
 
-POLICY = """
-version: 1
-receives:
-  records: {arrays: [arrays], config: {allow: [case]}}
-  guard: off
-sends:
-  train:
-    arrays: {like: received, dtype: float32}
-    metrics: {allow: {num-examples: {integer: true, at_least: 32, round_to: 32}, train_loss: {digits: 3}}}
-budget: {ledger: site/ledger, anchor: away/anchor}
-"""
+POLICY = OPEN.replace("ledger/ledger", "site/ledger").replace("anchor/anchor", "away/anchor")
 
 APP = "tests.gate.apps"
-SECRETS = (bytes(range(1, 65)), bytes(range(102, 166)))
 ASKED_AT = time.time()
 
 

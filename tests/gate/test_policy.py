@@ -29,7 +29,7 @@ rounds_per_day: 50
 
 
 def test_the_policy_of_the_documentation_is_one() -> None:
-    policy = parse_policy(SPEC.replace("1e-5", "1.0e-5").encode(), "site.yaml", Path("/etc"))
+    policy = parse_policy(SPEC.encode(), "site.yaml", Path("/etc"))
     assert policy.reply("train.default") is policy.reply("train") is not None
     assert policy.reply("query") is None
     assert policy.receives.arrays == ("parameters",)
