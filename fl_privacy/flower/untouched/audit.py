@@ -28,7 +28,7 @@ from fl_privacy.flower._audit import AuditedStrategy
 from fl_privacy.flower.untouched.app import App, read_pairs
 from fl_privacy.flower.untouched.loaded import LoadedBy
 from fl_privacy.flower.untouched.mirror import in_one_process, mirrored
-from fl_privacy.flower.untouched.moved import moved_names_lent
+from fl_privacy.flower.untouched.moved import lent_in_words, moved_names_lent
 from fl_privacy.flower.untouched.tapped_grid import Answer, TappedGrid
 from fl_privacy.report.untouched import AppPage, Step, write_app_page
 from fl_privacy.results.survivors import Survivor
@@ -129,10 +129,7 @@ def audit_app(app: App, asked: Asked) -> Audited:
         if left_out:
             run.problems.append("The app's own audit(...) was left out of this run; its training was not.")
         if lent:
-            run.problems.append(
-                f"The app names {', '.join(lent)}, which Flower {metadata.version('flwr')} has elsewhere: it was lent"
-                " them here, and would not start by itself."
-            )
+            run.problems.append(lent_in_words(lent))
         run.trained = time.perf_counter() - run.started
         run.write("The training is done; single examples are attacked now.")
         with streams_put_back():
