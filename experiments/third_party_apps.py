@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_data import make_mirror
-from flower_examples import Setting, audit_of, is_measured, lines_of
+from flower_examples import ADULT, CIFAR, Setting, audit_of, is_measured, lines_of
 from row_file import RowFile
 
 HERE = Path(__file__).resolve().parent
@@ -116,6 +116,50 @@ APPS: Mapping[str, Found] = {
         commit="e86cc0a5eb",
         about="pictures, agents",
         setting=Setting(),
+    ),
+    "heterogeneity": Found(
+        repository="Intechgent/flower-fl-heterogeneity",
+        commit="c1215e3389",
+        about="pictures, clients unlike each other",
+        setting=Setting(note=CIFAR),
+    ),
+    "selection": Found(
+        repository="chenyixin0423-lgtm/federated-learning-client-selection",
+        commit="417af667c8",
+        about="pictures, selection of clients, own noise",
+        setting=Setting(note=CIFAR),
+    ),
+    "watermarks": Found(
+        repository="jlnpch/fl-watermark-poisoning-detection",
+        commit="1a23981887",
+        about="pictures, a watermark in a ResNet",
+        setting=Setting(
+            note=CIFAR, config='pretrain-epochs=0 server-private-samples=64 client-samples=100 results-dir="results"'
+        ),
+    ),
+    "simulation": Found(
+        repository="NicolasSchuler/fl-pytorch-simulation",
+        commit="56a8ed4844",
+        about="pictures, measures of the machine",
+        setting=Setting(note=CIFAR),
+    ),
+    "fairness": Found(
+        repository="JoeSharp96/fairness-privacy-trade-offs",
+        commit="24fb3c2cd5",
+        about="rows about people, fairness, DP-SGD",
+        setting=Setting(note=ADULT),
+    ),
+    "poisoning": Found(
+        repository="adrianpena100/Dynamic-Attacks-for-Federated-Learning",
+        commit="8d3fe3bc16",
+        about="pictures, attacks of clients, robust strategies",
+        setting=Setting(note=CIFAR, config='dataset="uoft-cs/cifar10" num-total-clients=4'),
+    ),
+    "green": Found(
+        repository="Redcom94/Green-FL-Project",
+        commit="2f79e07d66",
+        about="pictures, energy that is used",
+        setting=Setting(note=CIFAR),
     ),
 }
 

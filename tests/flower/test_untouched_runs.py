@@ -42,6 +42,15 @@ PLACED = PLAIN.replace(
     '    assert context.node_config["path"] == f"part-{context.node_config[\'partition-id\']}"\n    net = Net()\n',
 )
 
+OPENING = PLAIN.replace(
+    "    net = Net()\n",
+    """
+    assert open("data/rows.csv").read() in "12"
+    open("data/rows.csv", "w").write("2")
+    net = Net()
+""",
+)
+
 TAKING = PLAIN.replace(
     "app = ClientApp()",
     """
@@ -62,6 +71,20 @@ def test_a_server_that_waits_for_more_clients_gets_them(tmp_path: Path) -> None:
     record = audited(tmp_path, "app_waits", PLAIN, server)
     assert record["problems"] == ["The app waits for more than 2 clients; 1 joined."]
     assert "with 3 clients" in (tmp_path / "out" / "audit-app_waits" / "report.html").read_text()
+
+
+def test_an_app_finds_its_own_files_and_changes_copies_of_them(tmp_path: Path) -> None:
+    folder = write(tmp_path / "app", "app_own_files", OPENING)
+    (folder / "data").mkdir()
+    (folder / "data" / "rows.csv").write_text("1")
+    (folder / "elsewhere").symlink_to(tmp_path)
+    audit_app(read_app(folder), Asked(nodes=2, clients=2, victims=1, out=folder, seconds=0.0))
+    again = audit_app(read_app(folder), Asked(nodes=2, clients=2, victims=1, out=folder, seconds=0.0))
+    assert not again.record["problems"]
+    assert (folder / "data" / "rows.csv").read_text() == "1", "the user's file is as it was"
+    assert (again.page.parent / "files" / "data" / "rows.csv").read_text() == "2"
+    kept = {str(file.relative_to(again.page.parent / "files")) for file in (again.page.parent / "files").rglob("*")}
+    assert kept == {"data", "data/rows.csv", "final.pt", "pyproject.toml"}, "neither code, nor links, nor the audit's own folder"
 
 
 def test_an_audit_within_the_app_is_left_out(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from fl_privacy.flower.untouched.app import App, read_pairs
 from fl_privacy.flower.untouched.loaded import LoadedBy
 from fl_privacy.flower.untouched.mirror import in_one_process, mirrored
 from fl_privacy.flower.untouched.moved import lent_in_words, moved_names_lent
+from fl_privacy.flower.untouched.own_files import copied_files
 from fl_privacy.flower.untouched.tapped_grid import Answer, TappedGrid
 from fl_privacy.report.untouched import AppPage, Step, write_app_page
 from fl_privacy.results.survivors import Survivor
@@ -111,6 +112,8 @@ def audit_app(app: App, asked: Asked) -> Audited:
         asked_data = stack.enter_context(mirrored(asked.mirror))
         stack.enter_context(in_one_process())
         stack.enter_context(working_in(folder / "files"))
+        if missing := copied_files(app.folder, folder / "files"):
+            run.problems.append(missing)
         left_out = stack.enter_context(own_audits_left_out())
         lent = stack.enter_context(moved_names_lent())
         tables: dict[str, np.ndarray] = {}

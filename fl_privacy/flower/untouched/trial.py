@@ -22,6 +22,7 @@ from fl_privacy.flower.untouched.app import App, Config, read_pairs
 from fl_privacy.flower.untouched.audit import own_audits_left_out, seeded, working_in
 from fl_privacy.flower.untouched.mirror import in_one_process, mirrored
 from fl_privacy.flower.untouched.moved import lent_in_words, moved_names_lent
+from fl_privacy.flower.untouched.own_files import copied_files
 from fl_privacy.gate.policy import SitePolicy
 from fl_privacy.gate.rules import REASONS
 
@@ -106,6 +107,8 @@ def ready(app: App, settings: TrialSettings) -> Iterator[tuple[Callable[[list[Ga
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-privacy-trial-")))
         (folder / "files").mkdir()
+        if missing := copied_files(app.folder, folder / "files"):
+            logger.warning("%s", missing)
         stack.enter_context(mirrored(settings.mirror))
         stack.enter_context(in_one_process())
         stack.enter_context(working_in(folder / "files"))
