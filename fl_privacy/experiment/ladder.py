@@ -424,7 +424,7 @@ def _notes(problem: Problem, observation: Observation, guesses: Sequence[Reconst
             f"{missing} of {len(observation.sent.parameters)} parameters do not leave the client, or do not train."
         )
     by = sorted({guess.member for guess in guesses if guess.member})
-    said += [f"What read most: {', '.join(by)}."] if by else []
+    said += [f"The attacks that read most: {', '.join(by)}."] if by else []
     return tuple(said)
 
 

@@ -1,14 +1,17 @@
 """How apps are run when they are audited: nodes, bundles, audits of their own, and what whole trainings tell."""
 
 import gc
+import json
 import math
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import Context, RecordDict
 
 from fl_privacy.errors import UserError
+from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.flower.untouched.app import read_app
 from fl_privacy.flower.untouched.audit import Asked, audit_app
 from fl_privacy.results.survivors import ClassTrace, class_trace, classes_told, members_told, words_told
@@ -62,6 +65,21 @@ app = ClientApp(mods=[taking])""",
 )
 
 
+PROBED = PLAIN.replace("app = ClientApp()\n", "").replace(
+    "@app.train()",
+    """
+from fl_privacy import probe_mod
+def fit(net, loader):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for a, b in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(net(a), b).backward()
+        optimizer.step()
+app = ClientApp(mods=[probe_mod(model=Net, train=fit, dataset=lambda context: TensorDataset(*images(context)))])
+@app.train()""",
+)
+
+
 def survivor(record: dict, name: str) -> dict:
     return next(each for each in record["survivors"] if each["name"] == name)
 
@@ -84,7 +102,9 @@ def test_an_app_finds_its_own_files_and_changes_copies_of_them(tmp_path: Path) -
     assert (folder / "data" / "rows.csv").read_text() == "1", "the user's file is as it was"
     assert (again.page.parent / "files" / "data" / "rows.csv").read_text() == "2"
     kept = {str(file.relative_to(again.page.parent / "files")) for file in (again.page.parent / "files").rglob("*")}
-    assert kept == {"data", "data/rows.csv", "final.pt", "pyproject.toml"}, "neither code, nor links, nor the audit's own folder"
+    assert kept == {"data", "data/rows.csv", "final.pt", "pyproject.toml"}, (
+        "neither code, nor links, nor the audit's own folder"
+    )
 
 
 def test_an_audit_within_the_app_is_left_out(tmp_path: Path) -> None:
@@ -92,6 +112,23 @@ def test_an_audit_within_the_app_is_left_out(tmp_path: Path) -> None:
     assert record["problems"] == ["The app's own audit(...) was left out of this run; its training was not."]
     assert rung(record, "one")["counts"]["read"] == 2
     assert not (tmp_path / "out" / "audit-app_already" / "files" / "own").exists()
+
+
+def test_two_lines_in_the_app_come_to_the_same_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = audited(tmp_path, "app_probed", PROBED, ALREADY)
+    monkeypatch.chdir(tmp_path)
+    app = read_app(tmp_path / "app")
+    server, client = app.load()
+    grid = LocalGrid(range(2), client)
+    for node in grid.contexts.values():
+        node.run_config = dict(app.config)
+    server(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(app.config)))
+    (summary,) = (tmp_path / "own").glob("audit-*/summary.json")
+    verdict = json.loads(summary.read_text())["verdict"]
+    assert (verdict["tone"], verdict["ground"], verdict["uploads"]) == (record["tone"], "read", "probes")
+    counts = rung(record, "one")["counts"]
+    assert counts["read"] == counts["judged"]
+    assert verdict["most"]["read"] == verdict["most"]["judged"]
 
 
 def test_nodes_have_the_config_that_is_asked_for(tmp_path: Path) -> None:
