@@ -259,3 +259,13 @@ def test_an_odd_figure_hides_nothing_and_sizes_nothing() -> None:
     sent = Sent(direction="client to server", kind="train", round=1, node=1, arrays=arrays, values=values)
     found = {leak.where: leak.what for leak in findings_of(sent, loaded, (), trained=False)}
     assert found == {"a/rows": "10 of 10 rows are examples of the client, value by value"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "severity", "said"),
+    [(1, "facts", "has 1 example"), (0, "look", "perhaps a placeholder"), (64, "look", "was seen to load 64")],
+)
+def test_a_count_that_an_app_fills_in_is_no_fact(seen: int, severity: str, said: str) -> None:
+    sent = Sent(direction="client to server", kind="train", round=1, node=1, values={("m", "num-examples"): 1})
+    (found,) = findings_of(sent, Loaded(examples=seen), (), trained=True)
+    assert (found.severity, said in found.what) == (severity, True)
