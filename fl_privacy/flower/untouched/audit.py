@@ -152,7 +152,7 @@ class _Run:
         self.problems: list[str] = []
         self.rungs: list[Rung] = []
         self.survivors: list[Survivor] = []
-        self.started = self.trained = time.perf_counter()
+        self.started, self.trained = time.perf_counter(), 0.0
         self.record: dict[str, Any] = {}
         self._refreshed = 0.0
 
@@ -190,9 +190,8 @@ class _Run:
         """Write the page as far as it is known."""
         page = self._page(going_on)
         write_app_page(page, self.folder / PAGE)
-        if self.rungs or not going_on:
-            self.record = self._record(page)
-            write_private(self.folder / RECORD, json.dumps(self.record, indent=1, default=str))
+        self.record = self._record(page)
+        write_private(self.folder / RECORD, json.dumps(self.record, indent=1, default=str))
         return page
 
     def finish(self) -> Audited:
@@ -261,7 +260,7 @@ class _Run:
             ("flwr", metadata.version("flwr")),
             ("torch", torch.__version__),
             ("Attack", f"auto, budget {self.asked.budget}, seed {self.asked.seed or 0}"),
-            ("Training took", f"{self.trained:.0f} s" if self.rungs else "not done yet"),
+            ("Training took", f"{self.trained:.0f} s" if self.trained else "not done yet"),
         ]
         return found + ([("Data from the mirror", data)] if data else [])
 
@@ -273,6 +272,7 @@ class _Run:
             "headline": page.headline,
             "further": page.further,
             "tone": page.tone,
+            "going_on": page.going_on,
             "nodes": self.nodes,
             "rounds": self.asked.rounds,
             "models": dict(self.grid.models),
