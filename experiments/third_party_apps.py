@@ -7,6 +7,7 @@ here. Rows are in ``experiments/rows/third_party_apps``; ``--table`` writes docs
 """
 
 import argparse
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from row_file import RowFile
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows" / "third_party_apps"
 PAGE = HERE.parent / "docs" / "third_party_apps.md"
+RATINGS = "36,240 drawn ratings stand in for MovieLens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +32,14 @@ class Found:
         commit: that was run.
         about: what it is for, in a phrase.
         setting: how it is started.
+        placed: a set of the mirror, and the folder of the checkout where the app looks for it.
     """
 
     repository: str
     commit: str
     about: str
     setting: Setting
+    placed: tuple[str, str] | None = None
 
 
 APPS: Mapping[str, Found] = {
@@ -67,13 +71,15 @@ APPS: Mapping[str, Found] = {
         repository="TranhGio/Personalized-Federated-Learning-for-Privacy-Aware-Collaborative-Filtering-in-Recommender-Systems",
         commit="44a00c1e1d",
         about="films, matrix factorization",
-        setting=Setting(folder="federated-baseline-cf"),
+        setting=Setting(folder="federated-baseline-cf", note=RATINGS),
+        placed=("movielens", "data/ml-1m"),
     ),
     "recommender-personalized": Found(
         repository="TranhGio/Personalized-Federated-Learning-for-Privacy-Aware-Collaborative-Filtering-in-Recommender-Systems",
         commit="44a00c1e1d",
         about="films, users' embeddings stay",
-        setting=Setting(folder="federated-personalized-cf"),
+        setting=Setting(folder="federated-personalized-cf", note=RATINGS),
+        placed=("movielens", "data/ml-1m"),
     ),
     "reinforcement": Found(
         repository="lonexreb/flwr-frl-kit",
@@ -115,7 +121,11 @@ APPS: Mapping[str, Found] = {
         repository="Sergo20025/mas-flwr-cifar100",
         commit="e86cc0a5eb",
         about="pictures, agents",
-        setting=Setting(),
+        setting=Setting(
+            note="CIFAR-10's images with a hundred classes stand in for CIFAR-100",
+            nodes=10,
+            config='partition-mode="iid" local-epochs=1',
+        ),
     ),
     "heterogeneity": Found(
         repository="Intechgent/flower-fl-heterogeneity",
@@ -182,6 +192,9 @@ def main() -> None:
         mirror = make_mirror(asked.data.absolute(), asked.out.absolute() / "mirror")
         for name in asked.only or APPS:
             app = APPS[name]
+            if app.placed is not None:
+                into = asked.apps / app.repository.replace("/", "+") / app.placed[1]
+                shutil.copytree(mirror / app.placed[0], into, dirs_exist_ok=True)
             place = asked.apps / app.repository.replace("/", "+") / app.setting.folder
             row = audit_of(name, place, app.setting, mirror, asked)
             told = {"repository": app.repository, "commit": app.commit, "about": app.about}
