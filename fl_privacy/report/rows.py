@@ -81,8 +81,8 @@ def best_rows_in_words(run: Run) -> str:
         return ""
     source = "clients" if len({record["client"] for record in ranked}) > 1 else "uploads"
     if _equal(ranked):
-        return f"Rows from as many {source} as there are: all were read equally well."
-    return f"The rows of which most cells were read, from as many {source} as there are."
+        return f"Rows of different {source}: all were read equally well."
+    return f"The rows of which most cells were read, of different {source}."
 
 
 def _equal(ranked: Sequence[Mapping[str, Any]]) -> bool:
