@@ -5,7 +5,7 @@ Measured defenses in tables, from which advice is given: of a sweep, of a benchm
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -77,6 +77,7 @@ class MeasuredTable:
         command: that measured it.
         defenses: undefended first.
         unknown: names of those that are not in it, since not all of them has been measured.
+        when: last day of the measurement and version of this package, or empty.
     """
 
     settings: tuple[str, ...]
@@ -85,10 +86,20 @@ class MeasuredTable:
     command: str
     defenses: tuple[MeasuredDefense, ...]
     unknown: tuple[str, ...] = ()
+    when: str = ""
 
     def matches(self, wanted: Sequence[str]) -> bool:
         """Say whether it was measured with the settings ``wanted``."""
         return set(wanted) <= set(self.settings)
+
+
+def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:
+    """Name the last day and the versions of this package that ``environments`` of runs have; empty if none says."""
+    told = [environment for environment in environments if environment]
+    days = [str(environment["date"]).partition("T")[0] for environment in told if "date" in environment]
+    packages = [environment.get("packages", {}) for environment in told]
+    versions = sorted({str(package["fl-privacy"]) for package in packages if "fl-privacy" in package})
+    return ", ".join([*([max(days)] if days else []), *(f"fl-privacy {version}" for version in versions)])
 
 
 def measured_rows(
@@ -97,8 +108,6 @@ def measured_rows(
     """Return the rows of a sweep that finished, the undefended one first, and the names of those that did not.
 
     Nothing is returned without the undefended one.
-
-    Nothing is told without the undefended one.
     """
     asked = asked_of([finding for row in rows for finding in row.findings])
     found = [_measured_row(row, own, asked) for row, own in zip(rows, overrides, strict=True)]
@@ -256,9 +265,7 @@ def advice_from(
     """Say in sentences which defense within both bounds is cheapest, or that there is none and what comes nearest.
 
     Also what it does not protect from. Cheap is little time, to a digit and from ``LITTLE_TIME`` on, then few bytes,
-    then little that leaks.
-
-    Cheap is little time, to a digit and from ``LITTLE_TIME`` on, then few bytes, then little that is read.
+    then little that is read.
 
     Args:
         table: what was measured.
@@ -277,12 +284,12 @@ def advice_from(
     if not comparable(candidates):
         raise UserError("A table of images, or one of texts, is expected, but got both; name settings of one of them.")
     if quiet := unread_undefended([replace(candidates[0], undefended=True)]):
-        return [f"Measured on {' '.join(table.settings)}: {len(known)} defenses. {nothing_told(quiet)}"]
+        return [f"Measured on {_measured_on(table)}: {len(known)} defenses. {nothing_told(quiet)}"]
     affordable = [d for d in known if d.accuracy >= undefended.accuracy - accuracy_loss / 100 - ROUNDING]
     safe = [d for d in affordable if d.by_threat[threat].unread(psnr_below)]
     allowed = f"{accuracy_loss:g} points of accuracy"
     lines = [
-        f"Measured on {' '.join(table.settings)}: {len(known)} defenses, of which {len(affordable)} cost at most"
+        f"Measured on {_measured_on(table)}: {len(known)} defenses, of which {len(affordable)} cost at most"
         f" {allowed} and {len(safe)} of these leave {goal_in_words(candidates, psnr_below)}.",
         *_unknown([*table.unknown, *(d.name for d in defended if d not in known)]),
         f"Undefended: {_figures(undefended, undefended, threat)}.",
@@ -303,6 +310,10 @@ def advice_from(
         lines.append(f"Enough, at a higher price, is {costly.name}: {_figures(costly, undefended, threat)}.")
         return [*lines, *_not_protected(costly, table, threat)]
     return lines
+
+
+def _measured_on(table: MeasuredTable) -> str:
+    return " ".join(table.settings) + (f" ({table.when})" if table.when else "")
 
 
 def _not_measured(table: MeasuredTable, threat: Threat) -> UserError:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,15 @@ import pytest
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
-from fl_privacy.report.advice import MeasuredDefense, MeasuredTable, advice_from, read_tables, write_tables
+from fl_privacy.report.advice import (
+    SHIPPED,
+    MeasuredDefense,
+    MeasuredTable,
+    advice_from,
+    read_tables,
+    when_measured,
+    write_tables,
+)
 from fl_privacy.results import Candidate, Measure
 
 
@@ -281,7 +290,24 @@ def test_images_that_were_read_are_no_choice_however_few_decibels_they_have() ->
         assert "None does both" in said and "8 of 8 images read" in said
 
 
-def test_tables_of_the_package_are_withdrawn(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_package_has_an_answer_of_adult(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["advise", "data=adult"]) == 0
+    said = capfd.readouterr().out
+    assert "rows read" in said and re.search(r"\(\d{4}-\d\d-\d\d, fl-privacy [\d.]+\):", said)
+    assert all("out=" not in table.command for file in SHIPPED.glob("*.json") for table in read_tables(file))
+
+
+def test_a_measurement_has_its_last_day_and_its_versions() -> None:
+    told = [{"date": f"2026-01-0{day}T10:00+00:00", "packages": {"fl-privacy": f"1.{day}"}} for day in (2, 1)]
+    assert when_measured([{}, *told]) == "2026-01-02, fl-privacy 1.1, fl-privacy 1.2"
+    assert when_measured([{}]) == ""
+    assert (
+        "(2026-01-02): 5 defenses"
+        in advice_from(replace(TABLE, when="2026-01-02"), accuracy_loss=2, threat="honest")[0]
+    )
+
+
+def test_tables_of_images_of_the_package_are_withdrawn(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["advise", "data=mnist_mini"]) != 0
     error = " ".join(capfd.readouterr().err.split())
     assert (
