@@ -311,7 +311,8 @@ def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
 def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPlan:
     """Build the clients' local plan from ``section``; of a ``model`` with adapters they train these and its head."""
     settings = plain_settings(section)
-    if model.get("lora_rank") is not None and not (settings.get("trained") or settings.get("frozen")):
+    adapted = model.get("lora_rank") is not None or model.get("peft") is not None
+    if adapted and not (settings.get("trained") or settings.get("frozen")):
         settings["trained"] = list(ADAPTED)
     check_arguments(LocalPlan, settings, "federation.plan")
     return LocalPlan(**settings)
