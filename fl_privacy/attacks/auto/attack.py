@@ -26,6 +26,7 @@ from fl_privacy.attacks.auto.race import Race
 from fl_privacy.attacks.auto.tables import TableMembers, of_tables
 from fl_privacy.attacks.auto.texts import TextMembers, of_texts
 from fl_privacy.attacks.exact import CocktailParty, ExactInversion
+from fl_privacy.attacks.exact.attack import BLOCKS
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures, first_hidden_layer, hidden_features
 from fl_privacy.attacks.feature_inversion import ModelInversion
@@ -40,6 +41,10 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
 logger = logging.getLogger(__name__)
+
+_NO_DESCENT = 1e-2
+"""Share of squared features behind residual blocks up to which descents on the whole update, which fail there, are not
+begun from what suits them."""
 
 _SHOWN = 0.1
 """Share of the progress that is shown for what is solved for."""
@@ -195,10 +200,13 @@ def _solved(
     apart = _taken_apart(group, seed, steps=min(20, rounds), report=part_of(report, 0.0, 0.5))
     results = {position: one for position, one in apart.items() if one.certainty is not Certainty.APPROXIMATE}
     rest = {position: o for position, o in group.observations.items() if position not in results}
-    exact, partly = ExactInversion(rounds=min(400, rounds)), {}
+    exact = ExactInversion(rounds=min(400, rounds), evaluations=max(4, evaluations or EVALUATIONS["standard"]))
+    partly = dict[int, list[Given]]()
     solved = exact(list(rest.values()), seed=seed, progress=_shares(part_of(report, 0.5, 1.0)))
     for position, one in zip(rest, solved, strict=True):
-        if one.certainty is not Certainty.APPROXIMATE:
+        if one.member == BLOCKS and one.loss is not None and one.loss < _NO_DESCENT:
+            results[position] = one
+        elif one.certainty is not Certainty.APPROXIMATE:
             results[position] = replace(one, member="exact")
         else:
             found = [replace(one, member="exact"), *([apart[position]] if position in apart else [])]

@@ -10,6 +10,7 @@ from torch import Tensor
 from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress, timely
 from fl_privacy.attacks.exact.april import PatchEmbedding, find_patch_embedding, solve
 from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
+from fl_privacy.attacks.exact.feature_descent import pixels_of
 from fl_privacy.attacks.exact.first_layer import (
     FirstLayer,
     NotFullyConnectedError,
@@ -19,6 +20,7 @@ from fl_privacy.attacks.exact.first_layer import (
     residual,
 )
 from fl_privacy.attacks.exact.r_gap import Chain, find_chain, recursed
+from fl_privacy.attacks.exact.residual import Residual, find_residual, known_between
 from fl_privacy.attacks.exact.spear import AGREEMENT, column_space, sparse_factors
 from fl_privacy.attacks.gradient_inversion.grouping import (
     Group,
@@ -38,6 +40,11 @@ from fl_privacy.types import Certainty, Observation, Reconstruction
 _SURE = 1e-3
 """Expected error of a pixel of what patches were solved for."""
 
+BLOCKS = "exact behind residual blocks"
+"""The member that solves for one image behind these."""
+
+_UNKNOWN = "The equations of one image are expected, but those of the layers disagree."
+
 _TOGETHER, _NUMBERS = 16, 1 << 25
 """Images behind convolutions that are solved for at once, and numbers that their equations take, at most."""
 
@@ -54,7 +61,11 @@ class ExactInversion:
     behind convolutions without pooling is solved for layer by layer from the first fully connected one back
     (:mod:`fl_privacy.attacks.exact.r_gap`): to rounding where activations have an inverse, up to what silent
     outputs of a first ReLU hide or a first convolution of few outputs does not tell. Batch norm in front of a first
-    fully connected layer is undone where its statistics are those that were sent.
+    fully connected layer is undone where its statistics are those that were sent. One image behind a residual network
+    with such batch norm and pooling in front of its output layer is solved for block by block from the last one back
+    (:mod:`fl_privacy.attacks.exact.residual`), down to the first blocks, whose convolutions have fewer gradients than
+    there are unknowns; from there a descent on the first layers alone leads to the pixels
+    (:mod:`fl_privacy.attacks.exact.feature_descent`).
 
     A reconstruction is ``proven`` if the equations of the layer have one solution up to the order of the images, the
     signs it makes in front of the ReLU are those that the zeros behind it ask for, and the whole update is reproduced.
@@ -65,17 +76,20 @@ class ExactInversion:
         starts: of a round.
         smallest: rows whose bias gradient is below this share of the largest are left out where quotients are compared.
         alike: quotients closer than this share of their length are of the same image.
+        evaluations: of the descent behind residual blocks, for each image.
     """
 
     rounds: int = 400
     starts: int = 64
     smallest: float = 1e-4
     alike: float = 1e-2
+    evaluations: int = 1200
 
     def __post_init__(self) -> None:
         whole("attack.rounds", self.rounds, at_least=1, example=400)
         whole("attack.starts", self.starts, at_least=1, example=64)
         number("attack.smallest", self.smallest, at_least=0, below=1, example=1e-4)
+        whole("attack.evaluations", self.evaluations, at_least=4, example=1200)
         number("attack.alike", self.alike, at_least=1e-6, example=1e-2)
 
     def __call__(
@@ -88,6 +102,8 @@ class ExactInversion:
             source = _source(group.first)
             if isinstance(source, Chain):
                 return _recursed(group, source, report)
+            if isinstance(source, Residual):
+                return _behind_blocks(group, source, seed, self.evaluations, report)
             return read_group(group, self._reader(group.first, source), name="exact", seed=seed, report=report)
 
         return attack_in_groups(observations, attack, progress=progress, as_victims=one_each)
@@ -158,9 +174,47 @@ def _recursed(group: Group, chain: Chain, report: Report) -> dict[int, Reconstru
             results[position] = (
                 _certified_in_range(Reproduction(observation, model), Read(image[None], unique=False, loss=left))
                 if sound
-                else failed(observation, "The equations of one image are expected, but those of the layers disagree.")
+                else failed(observation, _UNKNOWN)
             )
         report(len(results) / len(observations))
+    return results
+
+
+def _behind_blocks(
+    group: Group, network: Residual, seed: int, evaluations: int, report: Report
+) -> dict[int, Reconstruction]:
+    """Solve the images behind residual blocks, by position, some at a time."""
+    observations, results = list(group.observations.items()), dict[int, Reconstruction]()
+    for begin in counted("exact", range(0, len(observations), _TOGETHER)):
+        some = dict(observations[begin : begin + _TOGETHER])
+
+        def meter(part: float, begin: int = begin, size: int = len(some)) -> None:
+            report((begin + part * size) / len(observations))
+
+        with cpu_threads(1), even_share(math.ceil((len(observations) - begin) / _TOGETHER)):
+            results |= _some_behind_blocks(some, network, seed, evaluations, meter)
+    return results
+
+
+def _some_behind_blocks(
+    observations: dict[int, Observation], network: Residual, seed: int, evaluations: int, report: Report
+) -> dict[int, Reconstruction]:
+    positions = list(observations)
+    updates = [as_gradient(observation) for observation in observations.values()]
+    known = known_between(network, stack(updates, list(network.names), network.device, torch.float64))
+    results, rows = dict[int, Reconstruction](), known.found.nonzero().flatten()
+    for row in (~known.found).nonzero().flatten().tolist():
+        own = positions[row]
+        if len(positions) > 1 and known.started[row]:
+            results |= _some_behind_blocks({own: observations[own]}, network, seed, evaluations, lambda part: None)
+        else:
+            results[own] = failed(observations[own], _UNKNOWN)
+    if len(rows):
+        found = pixels_of(network, known.of(rows), evaluations=evaluations, seed=seed, report=report)
+        for row, image, left in zip(rows.tolist(), found.images, found.left.tolist(), strict=True):
+            reproduction = Reproduction(observations[positions[row]], model_as_sent(observations[positions[row]]))
+            solved = _certified_in_range(reproduction, Read(image[None], unique=False, loss=left))
+            results[positions[row]] = replace(solved, member=BLOCKS)
     return results
 
 
@@ -173,13 +227,14 @@ def _certified_in_range(reproduction: Reproduction, read: Read) -> Reconstructio
     return cut if beyond.certainty is Certainty.APPROXIMATE else beyond
 
 
-def _source(observation: Observation) -> FirstLayer | PatchEmbedding | Chain:
+def _source(observation: Observation) -> FirstLayer | PatchEmbedding | Chain | Residual:
     """Find the layers that the images are solved from, where their gradients were uploaded."""
     model, sent, shape = observation.model, observation.assumed(), observation.input_shape
     fixed = observation.plan.batch_norm == "eval"
-    source: FirstLayer | PatchEmbedding | Chain | None = None
+    source: FirstLayer | PatchEmbedding | Chain | Residual | None = None
     if observation.upload.num_examples == 1:
-        source = find_patch_embedding(model, sent, shape, fixed_norms=fixed) or find_chain(observation)
+        source = find_patch_embedding(model, sent, shape, fixed_norms=fixed)
+        source = source or find_chain(observation) or find_residual(observation)
     source = source or find_first_layer(model, sent, shape, fixed_norms=fixed)
     if missing := set(source.names) - observation.upload.tensors.keys():
         raise NotFullyConnectedError(f"The gradient of {min(missing)} is expected, but was withheld.")

@@ -27,6 +27,9 @@ EXACT = 3e-5
 _BEYOND = 0.01
 """By which inputs may leave [0, 1] for rounding."""
 
+_ROUNDED = 1e-6
+"""Share of a label that is rounding of a softmax in single precision, where a network is sure of it."""
+
 _NEARLY_SAME = 0.01
 """Errors of the outputs that are those of classes up to this share of their length."""
 
@@ -255,6 +258,8 @@ def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
     if factor > 0 and float((errors - scaled).norm()) < _NEARLY_SAME * float(errors.norm()):
         return classes
     labels = (probabilities - errors).clamp_min(0)
+    if bool((labels.amax(1) > (1 - _ROUNDED) * labels.sum(1)).all()):
+        return labels.argmax(1)
     return labels / labels.sum(1, keepdim=True).clamp_min(torch.finfo(labels.dtype).tiny)
 
 

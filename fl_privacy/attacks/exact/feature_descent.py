@@ -1,0 +1,147 @@
+"""From what is known between the first layers to the pixels: a descent that starts from gray, smooth images first."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from fl_privacy.attacks.attack import Report, even_share, timely
+from fl_privacy.attacks.exact.residual import Known, Residual
+from fl_privacy.attacks.optimizers import LBFGS
+
+SMOOTH = (1e-1, 1e-2, 1e-3, 1e-4)
+"""Weights of total variation, one stage each: its mean over the pixels beside shares of squared lengths."""
+
+_SURE = 1e-3
+"""Outputs of a ReLU above this share of the largest give what entered it, the others only that it was not above."""
+
+_SPREAD = 0.02
+"""Of the pixels that a descent starts from, around 0.5."""
+
+_NEAREST = 2
+"""Blocks nearest to the image whose outputs are matched."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """Images that suit what is known between the layers.
+
+    Attributes:
+        images: (V, C, H, W) in float64.
+        left: (V,) what they miss of it, as a mean share of squared lengths.
+        history: (V, n) of the loss.
+    """
+
+    images: Tensor
+    left: Tensor
+    history: Tensor
+
+
+def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> Pixels:
+    """Descend to images whose features, and gradients of the first layers, are the known ones.
+
+    Args:
+        network: that they are of.
+        known: of V victims.
+        evaluations: of the first layers and their slopes, for each victim.
+        seed: of the start.
+        report: of the share of the work that is done.
+    """
+    missed = _loss(network, known)
+    like = next(iter(known.values.values()))
+    rng = torch.Generator().manual_seed(seed)
+    start = 0.5 + _SPREAD * (torch.rand(1, *network.image, generator=rng, dtype=like.dtype) - 0.5)
+    images = start.to(like.device).repeat(len(like), 1, 1, 1)
+    history, each = [], max(1, evaluations // len(SMOOTH))
+    for stage, weight in enumerate(timely(SMOOTH)):
+
+        def loss(images: Tensor, weight: float = weight) -> Tensor:
+            return missed(images) + weight * _variation(images) + _beyond(images)
+
+        def meter(part: float, stage: int = stage) -> None:
+            report((stage + part) / len(SMOOTH))
+
+        with even_share(len(SMOOTH) - stage):
+            images, losses = _descended(loss, images, each, meter)
+        history.append(losses)
+    with torch.no_grad():
+        left = missed(images)
+    return Pixels(images, left, torch.cat(history, 1))
+
+
+def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
+    """Return what images (V, C, H, W) miss of what is known nearest to them, (V,)."""
+    graph = network.graph
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    nearest = sorted(known.values, key=order.__getitem__)[: 2 * _NEAREST - 1]
+    targets = {node: known.values[node] for node in nearest}
+    sizes = {node: _squares(values) for node, values in targets.items()}
+    moved = [(node, own, own.left, own.right, _squares(own.right)) for node, own in known.equations]
+    furthest = max([*nearest, *(node for node, *_ in moved)], key=order.__getitem__)
+
+    def missed(images: Tensor) -> Tensor:
+        found = _computed(network, images, furthest)
+        parts = [_unlike(network, node, found, values) / sizes[node] for node, values in targets.items()]
+        parts += [_squares(left @ found[node].flatten(2).mT - right) / size for node, _, left, right, size in moved]
+        return torch.stack(parts).sum(0)
+
+    return missed
+
+
+def _computed(network: Residual, images: Tensor, wanted: fx.Node) -> Mapping[fx.Node, Tensor]:
+    """Compute all nodes up to ``wanted``."""
+    interpreter = fx.Interpreter(network.graph.module)
+    interpreter.env = {network.graph.image: images}
+    needed = network.graph.behind(wanted, ())
+    for node in network.graph.nodes:
+        if node in needed and node.op != "placeholder":
+            interpreter.env[node] = interpreter.run_node(node)
+    return interpreter.env
+
+
+def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
+    """Return the squared distance (V,) of a node's values, in front of the ReLU where it let them through."""
+    if network.graph.kind(node) != "relu":
+        return _squares(found[node] - values)
+    (given,) = node.all_input_nodes
+    sure = values > _SURE * values.flatten(1).amax(1)[:, None, None, None]
+    return _squares(torch.where(sure, found[given], F.relu(found[given])) - values)
+
+
+def _squares(values: Tensor) -> Tensor:
+    squares: Tensor = values.flatten(1).square().sum(1)
+    return squares
+
+
+def _variation(images: Tensor) -> Tensor:
+    return images.diff(dim=-1).abs().flatten(1).mean(1) + images.diff(dim=-2).abs().flatten(1).mean(1)
+
+
+def _beyond(images: Tensor) -> Tensor:
+    return (F.relu(-images) + F.relu(images - 1)).square().flatten(1).mean(1)
+
+
+def _descended(
+    loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: int, report: Report
+) -> tuple[Tensor, Tensor]:
+    """Descend by L-BFGS, each victim alone, and return the best images on the way and the losses (V, n)."""
+    shape, variables = images.shape, images.flatten(1)
+    best, least = variables, torch.full_like(variables[:, 0], torch.inf)
+    settings = LBFGS(inner=20, history=50, line_search="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0)
+    run = settings.start(variables, iterations=evaluations, images=variables.shape[1])
+    history: list[Tensor] = []
+    for number in timely(range(evaluations)):
+        inputs = variables.detach().requires_grad_(True)
+        values = loss(inputs.view(shape))
+        (gradient,) = torch.autograd.grad(values.sum(), inputs)
+        values = values.detach()
+        better = values < least
+        best, least = torch.where(better[:, None], variables, best), torch.where(better, values, least)
+        history.append(least)
+        variables, _, finished = run.step(variables, values, gradient)
+        report(number / evaluations)
+        if finished.all():
+            break
+    return best.view(shape), torch.stack(history, 1)

@@ -1,0 +1,389 @@
+"""One image behind a residual network whose ReLUs and batch norms are those that were sent, solved for block by block.
+
+The gradients of the last layer give the slopes of the loss by the logits, exact also where the loss itself is nothing
+but rounding. What entered the last convolutions follows from the gradient of their weight alone where they have as many
+channels as places (:mod:`fl_privacy.attacks.exact.blind_convolution`). From there all later layers are known, and with
+them the slopes in front; each earlier convolution's weight then has as many linear equations for what entered it as it
+has gradients (Zhu and Blaschko 2021, R-GAP), block by block, while these are enough. Pooling in front of the output
+layer, which keeps R-GAP out, does not matter.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx, nn
+
+from fl_privacy.attacks.exact.blind_convolution import can_be_blind, inputs_up_to_a_factor
+from fl_privacy.attacks.exact.certificate import model_as_sent
+from fl_privacy.attacks.exact.convolution import Convolution
+from fl_privacy.attacks.exact.gated_inputs import Equations, Shown, Slopes, gated_inputs
+from fl_privacy.attacks.exact.traced import Traced, traced
+from fl_privacy.types import Observation, Tensors
+
+_NOISE = 2.0
+"""Outputs of a ReLU up to so many times the depth of the least one are silent."""
+
+_FITS = 1e-2
+"""Share of a block's outputs up to which what was solved for in front of it may miss them."""
+
+_TRIES = 3
+"""Convolutions, the last first, that are tried without knowing any slope."""
+
+_FACTORS = 2001
+_MOST_NUMBERS = 1 << 26
+"""Numbers of equations with what a shortcut shows, of all victims: half a gigabyte."""
+
+_MOST_PLACES = 1200
+"""Of an image that enters a convolution whose equations are solved."""
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What is known of V images between the layers.
+
+    Attributes:
+        values: (V, C, H, W) of nodes behind a ReLU, those last that are nearest to the image.
+        equations: (node, equations for what is there) that were too few to solve, or of which none is left.
+        started: (V,) whether anything is.
+        found: (V,) whether it is as near to the image as that of the others; one alone goes as far as it can.
+        left: (V,) share of a block's outputs that what was solved for in front of it misses, of the worst block.
+    """
+
+    values: Mapping[fx.Node, Tensor]
+    equations: Sequence[tuple[fx.Node, Equations]]
+    started: Tensor
+    found: Tensor
+    left: Tensor
+
+    def of(self, rows: Tensor) -> "Known":
+        """Return what is known of the victims ``rows`` (indices)."""
+        values = {node: own[rows] for node, own in self.values.items()}
+        equations = [(node, own.of(rows)) for node, own in self.equations]
+        return Known(values, equations, self.started[rows], self.found[rows], self.left[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """A network of convolutions, fixed batch norms, ReLUs and shortcuts, with a fully connected layer at its end.
+
+    Attributes:
+        graph: of the model in double precision.
+        head: node of the last layer.
+        shapes: of what nodes are, without the batch.
+    """
+
+    graph: Traced
+    head: fx.Node
+    shapes: Mapping[fx.Node, tuple[int, ...]]
+
+    @property
+    def image(self) -> tuple[int, ...]:
+        """Return the shape (C, H, W) of an image."""
+        return self.shapes[self.graph.image]
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the model's values are."""
+        return next(self.graph.module.parameters()).device
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the parameters whose gradients are needed, that of the last layer's bias last."""
+        own = [str(node.target) for node in self.convolutions]
+        return (*(f"{name}.weight" for name in own), f"{self.head.target}.weight", f"{self.head.target}.bias")
+
+    @property
+    def convolutions(self) -> Sequence[fx.Node]:
+        """Return the nodes of convolutions, those first that are nearest to the image."""
+        return [node for node in self.graph.nodes if self.graph.kind(node) == "conv"]
+
+    def convolution(self, node: fx.Node) -> Convolution:
+        """Return the layer of a node."""
+        module = self.graph.layer(node)
+        assert isinstance(module, nn.Conv2d)
+        channels, height, width = self.shapes[_input_of(node)]
+        return Convolution(module, (channels, height, width))
+
+    @property
+    def cuts(self) -> Sequence[fx.Node]:
+        """Return the nodes in front of convolutions by which alone logits depend on the image, nearest to it first."""
+        entering = dict.fromkeys(_input_of(node) for node in self.convolutions)
+        return [node for node in entering if self.graph.is_passed_by_all(node)]
+
+
+def _input_of(node: fx.Node) -> fx.Node:
+    (given,) = node.all_input_nodes
+    return given
+
+
+@torch.no_grad()
+def find_residual(observation: Observation) -> Residual | None:
+    """Find how the model is built, or ``None`` where it is no such network or what is needed was withheld."""
+    if observation.upload.num_examples != 1 or observation.plan.batch_norm == "train":
+        return None
+    if not any(isinstance(module, nn.Conv2d) for module in observation.model.modules()):
+        return None
+    graph = traced(model_as_sent(observation).eval())
+    if graph is None or graph.logits is None or graph.kind(graph.logits) != "linear":
+        return None
+    image = torch.zeros(1, *observation.input_shape, dtype=torch.float64, device=next(graph.module.parameters()).device)
+    shapes = _shapes(graph, image)
+    found = Residual(graph, graph.logits, shapes)
+    plain = [_is_plain(graph.layer(node)) for node in found.convolutions]
+    missing = set(found.names) - observation.upload.tensors.keys()
+    return found if plain and all(plain) and not missing and any(_blind(found)) else None
+
+
+def _shapes(graph: Traced, image: Tensor) -> dict[fx.Node, tuple[int, ...]]:
+    interpreter, shapes = fx.Interpreter(graph.module), {graph.image: tuple(image.shape[1:])}
+    interpreter.env = {graph.image: image}
+    for node in graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            value = interpreter.env[node] = interpreter.run_node(node)
+            if isinstance(value, Tensor):
+                shapes[node] = tuple(value.shape[1:])
+    return shapes
+
+
+def _is_plain(layer: nn.Module | None) -> bool:
+    assert isinstance(layer, nn.Conv2d)
+    return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def _blind(network: Residual) -> list[fx.Node]:
+    """List the convolutions that may be solved without any slope, the last first."""
+    cuts = set(network.cuts)
+    own = [node for node in network.convolutions if _input_of(node) in cuts]
+    return [node for node in reversed(own) if can_be_blind(network.convolution(node))][:_TRIES]
+
+
+@torch.no_grad()
+def known_between(network: Residual, gradients: Tensors) -> Known:
+    """Solve for what V images of one update each are between the layers, as near to the image as equations go.
+
+    Args:
+        network: that they were computed with.
+        gradients: (V, *shape) by name.
+    """
+    own = {name: value.double() for name, value in gradients.items()}
+    slopes = own[f"{network.head.target}.bias"]
+    at, values, found = _started(network, own, slopes)
+    known, left = {at: values}, torch.zeros(len(values), dtype=values.dtype, device=values.device)
+    equations: Sequence[tuple[fx.Node, Equations]] = ()
+    if not found.any():
+        return Known({}, (), found, found, left + 1)
+    cuts, started = list(network.cuts), found
+    for before in reversed(cuts[: cuts.index(at)]):
+        step = _Step(network, own, before, at, known[at], _slopes_at(network, at, known[at], slopes))
+        if not step.runs():
+            break
+        known |= step.values
+        equations = [(before, each) for each in step.equations]
+        guess = step.solved()
+        if guess is None:
+            break
+        missed = _missed(network, {before: guess}, at, known[at])
+        fits = missed <= _FITS
+        if not (found & fits).any():
+            found = found & fits if len(found) > 1 else found
+            break
+        found = found & fits
+        left, at = left.maximum(torch.where(found, missed, left)), before
+        known[before], equations = guess, []
+    return Known(known, equations, started, found, left)
+
+
+def _missed(network: Residual, given: Mapping[fx.Node, Tensor], at: fx.Node, values: Tensor) -> Tensor:
+    apart = (network.graph.run(given, at) - values).flatten(1).norm(dim=1)
+    missed: Tensor = apart / values.flatten(1).norm(dim=1).clamp_min(torch.finfo(values.dtype).tiny)
+    return torch.where(missed.isfinite(), missed, torch.inf)
+
+
+def _slopes_at(network: Residual, node: fx.Node, values: Tensor, slopes: Tensor) -> Tensor:
+    """Return the slopes of the loss (V, C, H, W) by the ``values`` of a node, with those by the logits."""
+    with torch.enable_grad():
+        inputs = values.detach().requires_grad_(True)
+        (found,) = torch.autograd.grad((network.graph.run({node: inputs}, network.head) * slopes).sum(), inputs)
+    return found
+
+
+def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, Tensor, Tensor]:
+    """Solve for what entered one of the last convolutions without any slope, and say for which victims (V,)."""
+    features = torch.einsum("vk,vkn->vn", slopes, own[f"{network.head.target}.weight"])
+    features = features / slopes.square().sum(1, keepdim=True).clamp_min(torch.finfo(slopes.dtype).tiny)
+    candidates, best = _blind(network), None
+    for node in candidates:
+        layer, at = network.convolution(node), _input_of(node)
+        values = slopes.new_zeros(len(slopes), *layer.shape)
+        found = torch.zeros(len(slopes), dtype=torch.bool, device=slopes.device)
+        for victim, gradient in enumerate(own[f"{node.target}.weight"]):
+            blind = inputs_up_to_a_factor(layer, gradient)
+            if blind is not None and blind.unique:
+                scaled, missed = _scaled(network, at, blind.values, features[victim])
+                values[victim], found[victim] = _heard(scaled) if _rectified(network, at) else scaled, missed < _FITS
+        if best is None or int(found.sum()) > int(best[2].sum()):
+            best = at, values, found
+        if found.all():
+            break
+    assert best is not None
+    return best
+
+
+def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) -> tuple[Tensor, float]:
+    """Find the factor of ``values`` (C, H, W) by which the ``features`` (N,) follow, and what these are missed by."""
+    pooled = _input_of(network.head)
+
+    def missed(factors: Tensor) -> Tensor:
+        outputs = network.graph.run({at: factors[:, None, None, None] * values}, pooled).flatten(1)
+        apart: Tensor = (outputs - features).norm(dim=1) / features.norm()
+        return apart
+
+    some = torch.logspace(-3, 3, _FACTORS // 2, dtype=values.dtype, device=values.device)
+    factors = torch.cat([-some.flip(0), some])
+    for _ in range(5):
+        apart = torch.cat([missed(part) for part in torch.split(factors, 256)])
+        place = int(apart.nan_to_num(torch.inf).argmin())
+        low, high = factors[max(place - 1, 0)], factors[min(place + 1, len(factors) - 1)]
+        best = factors[place], float(apart[place])
+        factors = torch.linspace(float(low), float(high), 101, dtype=values.dtype, device=values.device)
+    return best[0] * values, best[1]
+
+
+def _rectified(network: Residual, node: fx.Node) -> bool:
+    return network.graph.kind(node) == "relu"
+
+
+def _heard(values: Tensor) -> Tensor:
+    """Set to zero what noise makes of a ReLU's silent outputs (..., C, H, W); values below 0 show how large it is."""
+    least = values.flatten(-3).amin(-1).clamp(max=0)[..., None, None, None]
+    return torch.where(values > -_NOISE * least, values, 0)
+
+
+@dataclass(eq=False)
+class _Step:
+    """From what is known at one cut to the next one before it.
+
+    Attributes:
+        network, gradients: of the victims.
+        before, at: the cuts.
+        outputs, slopes: (V, C, H, W) at ``at``.
+        values: of nodes between the cuts, once solved for.
+        equations: for what is at ``before``.
+        gates: (V, C, H, W) bool which of ``outputs`` a ReLU let through.
+    """
+
+    network: Residual
+    gradients: Tensors
+    before: fx.Node
+    at: fx.Node
+    outputs: Tensor
+    slopes: Tensor
+    values: dict[fx.Node, Tensor] = field(default_factory=dict)
+    equations: list[Equations] = field(default_factory=list)
+    gates: Tensor | None = None
+
+    def runs(self) -> bool:
+        """Take the slopes back from one cut to the other; ``False`` where a layer in between is of another kind."""
+        graph, slopes = self.network.graph, {self.at: Slopes(self.slopes)}
+        between = graph.behind(self.at, {self.before}) - {self.before}
+        for node in reversed([node for node in graph.nodes if node in between]):
+            own = slopes.get(node)
+            handle = self._handlers.get(graph.kind(node))
+            if own is None or handle is None:
+                if graph.kind(node) not in ("chooses", "other") or self.before not in graph.behind(node, {self.before}):
+                    return False
+                continue  # a shortcut, whose slopes nothing needs
+            passed = handle(node, own)
+            if passed is None:
+                return False
+            for given, value in passed.items():
+                slopes[given] = value.plus(slopes.get(given))
+        return bool(self.equations)
+
+    @property
+    def _handlers(self) -> Mapping[str, Callable[[fx.Node, Slopes], dict[fx.Node, Slopes] | None]]:
+        return {
+            "same": lambda node, own: {_input_of(node): own},
+            "add": lambda node, own: dict.fromkeys(node.all_input_nodes, own),
+            "norm": self._behind_norm,
+            "relu": self._behind_relu,
+            "conv": self._behind_convolution,
+        }
+
+    def _behind_norm(self, node: fx.Node, own: Slopes) -> dict[fx.Node, Slopes] | None:
+        layer = self.network.graph.layer(node)
+        assert isinstance(layer, nn.BatchNorm2d)
+        if layer.running_var is None:
+            return None
+        scale = torch.rsqrt(layer.running_var + layer.eps)
+        return {_input_of(node): own.times(scale if layer.weight is None else scale * layer.weight)}
+
+    def _behind_relu(self, node: fx.Node, own: Slopes) -> dict[fx.Node, Slopes] | None:
+        values = self.outputs if node is self.at else self.values.get(node)
+        if values is None:
+            return None
+        passed = Slopes(own.values, values > 0)
+        if node is self.at:
+            self.gates = passed.open
+        return {_input_of(node): passed}
+
+    def _behind_convolution(self, node: fx.Node, own: Slopes) -> dict[fx.Node, Slopes] | None:
+        given, layer = _input_of(node), self.network.convolution(node)
+        equations = Equations(layer, own, self.gradients[f"{node.target}.weight"])
+        if given is self.before:
+            self.equations.append(equations)
+            return {}
+        if given in self.values or not _enough([equations]):
+            return None
+        found, _ = gated_inputs([equations])
+        self.values[given] = _heard(found) if _rectified(self.network, given) else found
+        return {given: Slopes(layer.back(own.values))}
+
+    def solved(self) -> Tensor | None:
+        """Solve for what is at ``before`` (V, C, H, W); ``None`` where equations are too few."""
+        if not _enough(self.equations):
+            return None
+        places = self.equations[0].layer.shape[1] * self.equations[0].layer.shape[2]
+        small = len(self.outputs) * self.equations[0].layer.shape[0] * places**2 <= _MOST_NUMBERS
+        found, _ = gated_inputs(self.equations, self._shown() if small else None)
+        return _heard(found) if _rectified(self.network, self.before) else found
+
+    def _shown(self) -> Shown | None:
+        """Return what a shortcut shows of ``before``: the outputs less those of the branch beside it."""
+        graph = self.network.graph
+        ends = {self.before, graph.image}
+        if self.gates is None or graph.kind(_input_of(self.at)) != "add":
+            return None
+        branches = _input_of(self.at).all_input_nodes
+        known = [one for one in branches if not ends & graph.behind(one, self.values.keys())]
+        others = [one for one in branches if one not in known and self._chooses(one)]
+        if len(known) != 1 or len(others) != 1:
+            return None
+        seen = torch.where(self.gates, self.outputs - graph.run(self.values, known[0]), 0)
+        zeros = torch.zeros(len(seen), *self.network.shapes[self.before], dtype=seen.dtype, device=seen.device)
+        with torch.enable_grad():
+            inputs = zeros.requires_grad_(True)
+            chosen = inputs if others[0] is self.before else graph.run({self.before: inputs}, others[0])
+            often, sums = (
+                torch.autograd.grad(chosen, inputs, grad, retain_graph=True)[0]
+                if others[0] is not self.before
+                else grad
+                for grad in (self.gates.to(seen), seen)
+            )
+        return Shown(often, sums)
+
+    def _chooses(self, node: fx.Node) -> bool:
+        """Say whether a node is some of what is at ``before``, and nothing else."""
+        graph = self.network.graph
+        own = graph.behind(node, {self.before}) - {self.before}
+        return all(graph.kind(each) in ("chooses", "same") for each in own) and self.before in graph.behind(
+            node, {self.before}
+        )
+
+
+def _enough(equations: Sequence[Equations]) -> bool:
+    """Say whether there may be as many equations as unknowns, and not too many of these."""
+    layer = equations[0].layer
+    places = layer.shape[1] * layer.shape[2]
+    return places <= _MOST_PLACES and sum(each.rows for each in equations) >= places

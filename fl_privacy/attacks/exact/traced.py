@@ -1,0 +1,98 @@
+"""A network as the graph of what it computes: what is between the image and the logits, and the parts that all pass."""
+
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from fl_privacy.attacks.gradient_inversion.grouping import UNFORESEEN
+
+_RELU = (F.relu, torch.relu, "relu", F.relu_, torch.relu_, "relu_")
+_ADD = (operator.add, torch.add, "add", operator.iadd, "add_")
+_CHOOSES = (operator.getitem, F.pad, torch.nn.functional.pad)
+_KINDS: Mapping[str, type[nn.Module] | tuple[type[nn.Module], ...]] = {
+    "conv": nn.Conv2d,
+    "norm": nn.BatchNorm2d,
+    "linear": nn.Linear,
+    "relu": nn.ReLU,
+    "same": (nn.Identity, nn.Dropout, nn.Dropout2d),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """The graph of a model whose batch norm has fixed statistics.
+
+    Attributes:
+        module: traced, in evaluation mode.
+        nodes: in the order in which they are computed.
+    """
+
+    module: fx.GraphModule
+    nodes: Sequence[fx.Node]
+
+    @property
+    def image(self) -> fx.Node:
+        """Return the node of the images."""
+        return next(node for node in self.nodes if node.op == "placeholder")
+
+    @property
+    def logits(self) -> fx.Node | None:
+        """Return the node of the logits; ``None`` where the model returns several things."""
+        (returned,) = next(node for node in self.nodes if node.op == "output").args
+        return returned if isinstance(returned, fx.Node) else None
+
+    def layer(self, node: fx.Node) -> nn.Module | None:
+        """Return the module that a node calls; ``None`` where it calls a function."""
+        return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def kind(self, node: fx.Node) -> str:
+        """Return ``conv``, ``norm``, ``linear``, ``relu``, ``add``, ``same``, ``chooses`` or ``other``."""
+        layer = self.layer(node)
+        for name, kind in _KINDS.items():
+            if isinstance(layer, kind):
+                return name
+        if node.op not in ("call_function", "call_method"):
+            return "other"
+        if node.target in _RELU:
+            return "relu"
+        if node.target in _ADD and len(node.args) == 2 and all(isinstance(arg, fx.Node) for arg in node.args):
+            return "add"
+        return "chooses" if node.target in _CHOOSES else "other"
+
+    def run(self, given: Mapping[fx.Node, Tensor], wanted: fx.Node) -> Tensor:
+        """Compute the node ``wanted`` from the values of the ``given`` ones."""
+        needed = self.behind(wanted, given.keys())
+        interpreter = fx.Interpreter(self.module)
+        interpreter.env = dict(given)
+        for node in self.nodes:
+            if node in needed and node not in given:
+                interpreter.env[node] = interpreter.run_node(node)
+        return interpreter.env[wanted]  # type: ignore[no-any-return]
+
+    def behind(self, wanted: fx.Node, given: Collection[fx.Node]) -> set[fx.Node]:
+        """Return the nodes that ``wanted`` is computed from, itself and those of ``given`` that are reached too."""
+        found, left = set[fx.Node](), [wanted]
+        while left:
+            node = left.pop()
+            if node not in found:
+                found.add(node)
+                left += [] if node in given else node.all_input_nodes
+        return found
+
+    def is_passed_by_all(self, node: fx.Node) -> bool:
+        """Say whether the logits depend on the image by ``node`` alone."""
+        return self.logits is not None and self.image not in self.behind(self.logits, {node})
+
+
+def traced(model: nn.Module) -> Traced | None:
+    """Trace a model, or return ``None`` where what it computes depends on values, or on what a trace cannot follow."""
+    try:
+        module = fx.symbolic_trace(model)
+    except (*UNFORESEEN, TypeError, AttributeError):
+        return None
+    nodes = list(module.graph.nodes)
+    return Traced(module, nodes) if sum(node.op == "placeholder" for node in nodes) == 1 else None
