@@ -24,7 +24,6 @@ from fl_privacy.experiment.build import (
     build_plan,
     data_and_clients,
     prepare_defense,
-    resolve_device,
 )
 from fl_privacy.experiment.candidates import unattacked_others
 from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_states, sees_other_images
@@ -33,6 +32,7 @@ from fl_privacy.experiment.server_reading import ServerReading, build_server_att
 from fl_privacy.experiment.threat_model import describe_threats
 from fl_privacy.experiment.weights import starting_values
 from fl_privacy.federation import Audit, Client, Probe, Server, ServerPlan, private_names, public_state
+from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.interception import Interceptor
 from fl_privacy.interception.interceptor import Sink
 from fl_privacy.malicious import ServerAttack
