@@ -12,7 +12,7 @@ from fl_privacy.attacks.feature_presets import model_inversion
 from fl_privacy.attacks.ggl_gifd import ggl, gifd
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.lamp_tag import lamp, tag
-from fl_privacy.attacks.likelihood import MaximumAPosteriori
+from fl_privacy.attacks.likelihood import BlindDeconvolution, MaximumAPosteriori
 from fl_privacy.attacks.presets import adam_dlg, ats_attack, dlg, grad_inversion, idlg, inverting_gradients, sapag
 from fl_privacy.attacks.text import BagOfWords, Dager
 
@@ -20,6 +20,7 @@ __all__ = [
     "AnalyticInversion",
     "AutoAttack",
     "BagOfWords",
+    "BlindDeconvolution",
     "CocktailParty",
     "Dager",
     "ExactInversion",

@@ -1,8 +1,8 @@
 """The likeliest images behind what was observed, by what a defense does and what images look like."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
 from fl_privacy.attacks.likelihood.channel import Channel, Clientele, channel
 from fl_privacy.attacks.likelihood.pixel_prior import PixelPrior, learn_prior, prior_of_photographs
 from fl_privacy.checks import number, one_of, whole
-from fl_privacy.effects import ClippedExamples, Clipped
+from fl_privacy.effects import Clipped, ClippedExamples, Effect, Noise, Summed
 from fl_privacy.gradients import differentiable_twice, number_of_steps
 from fl_privacy.models import TextModel
 from fl_privacy.rng import cpu_threads, derive_generator
@@ -35,6 +35,11 @@ _ROUNDS_AT_ONCE = 8
 
 _CLASSES_TRIED = 16
 """Classes at most whose mean image is tried against the update of a single example."""
+
+_FEWEST = 50
+"""Public images from which a prior is learned."""
+
+_SAME = Batch(torch.empty(0), torch.empty(0))
 
 _SOFTENED = 0.3
 """Noise by which a descent begins, as a share of each tensor's root mean square."""
@@ -108,7 +113,9 @@ class Guesser:
         squared = torch.stack([value.flatten(1).square().sum(1) for value in each.values()]).sum(0)
         factors = (self.norm / squared.clamp_min(1e-30).sqrt()).clamp(max=1)
         return {
-            name: (factors.view(-1, *[1] * (value.dim() - 1)) * value).unflatten(0, images.shape[:2]).mean(1)
+            name: (factors.view(-1, *[1] * (value.dim() - 1)) * value)
+            .reshape(*images.shape[:2], *value.shape[1:])
+            .mean(1)
             for name, value in each.items()
         }
 
@@ -208,29 +215,23 @@ class MaximumAPosteriori:
             most_victims=self.most_victims,
         )
 
-    def _explain(
-        self, prepared: Prepared, victims: Sequence[PreparedVictim], report: Report
-    ) -> dict[int, "Answer"]:
+    def _explain(self, prepared: Prepared, victims: Sequence[PreparedVictim], report: Report) -> dict[int, "Answer"]:
         first, like = victims[0].observation, next(prepared.observer.parameters())
         prior = self.prior_of(first).to(like)
         likelihood = likelihood_of_victims(prepared, victims)
-        labels = [victim.labels for victim in victims]
-        known = torch.stack([one for one in labels if one is not None]) if all(x is not None for x in labels) else None
-        ranked = _likely_labels(likelihood, prior, prepared, known, victims, self.attempts)
-        best: Explained | None = None
+        start, best = Posterior(likelihood, prior), None
+        ranked = _likely_labels(start, prepared, victims, self.attempts)
         for attempt in range(self.attempts):
 
             def meter(share: float, attempt: int = attempt) -> None:
                 report((attempt + share) / self.attempts)
 
-            found = self._descend(likelihood, prior, prepared, ranked[:, attempt], attempt, meter)
+            found = self._descend(start, prepared, ranked[:, attempt], attempt=attempt, report=meter)
             best = found if best is None else _better(best, found)
         assert best is not None
-        said = _sentences(likelihood, prior, prepared)
-        return {
-            victim.position: _answer(best, row, victim, said, Posterior(likelihood, prior))
-            for row, victim in enumerate(victims)
-        }
+        said = _sentences(likelihood, prior)
+        posterior = Posterior(likelihood, prior, best.images, best.labels)
+        return {victim.position: _answer(best, row, victim, said, posterior) for row, victim in enumerate(victims)}
 
     def prior_of(self, observation: Observation) -> PixelPrior:
         """Return the prior of the images behind ``observation``."""
@@ -240,22 +241,16 @@ class MaximumAPosteriori:
         return learn_prior(known.public_images, known.public_labels, observation.num_classes)
 
     def _descend(
-        self,
-        likelihood: Likelihood,
-        prior: PixelPrior,
-        prepared: Prepared,
-        labels: Tensor,
-        attempt: int,
-        report: Report,
+        self, posterior: "Posterior", prepared: Prepared, labels: Tensor, *, attempt: int, report: Report
     ) -> Explained:
         """Descend from the mean image of each label (V, B)."""
-        like, shape = next(prepared.observer.parameters()), (len(labels), *prepared.shape)
+        like, shape, prior = next(prepared.observer.parameters()), (len(labels), *prepared.shape), posterior.prior
         rng = torch.Generator().manual_seed(prepared.seed)
         apart = 0.1 if shape[1] > 1 or attempt else 0.0
         start = apart * torch.randn((shape[1], prior.components), generator=derive_generator(prepared.seed, attempt))
         variables = start.expand(len(labels), -1, -1).to(like).clone().requires_grad_()
         optimizer = torch.optim.Adam([variables], lr=self.lr)
-        posterior, history = Posterior(likelihood, prior), []
+        history = []
         for step in timely(range(self.iterations)):
             share = step / self.iterations
             optimizer.param_groups[0]["lr"] = self.lr * math.sqrt(1 - share)
@@ -273,16 +268,35 @@ class MaximumAPosteriori:
         return Explained(images, labels, loss.nan_to_num(torch.inf), torch.stack(history))
 
 
-_FEWEST = 50
-"""Public images from which a prior is learned."""
-
-
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """The negative log posterior density of images, up to a constant."""
+    """The negative log posterior density of images, up to a constant.
+
+    Attributes:
+        likelihood: of V victims' updates.
+        prior: of their images.
+        images, labels: (V, B, C, H, W) and (V, B) that were found likeliest; ``None`` before.
+    """
 
     likelihood: Likelihood
     prior: PixelPrior
+    images: Tensor | None = None
+    labels: Tensor | None = None
+
+    def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
+        """Return that of each victim with the images of ``others``, by row, in the place of those found."""
+        assert self.images is not None
+        assert self.labels is not None
+        images, labels = self.images.clone(), self.labels.clone()
+        for row, batch in others.items():
+            if batch is None or batch.inputs.shape != images[row].shape:
+                continue
+            images[row] = batch.inputs.to(images)
+            if batch.labels.shape == labels[row].shape and not batch.labels.is_floating_point():
+                labels[row] = batch.labels.to(labels.device)
+        with differentiable_twice(), torch.no_grad():
+            found = self(images, labels).nan_to_num(math.inf, math.inf, math.inf).tolist()
+        return [math.inf if others.get(row, _SAME) is None else loss for row, loss in enumerate(found)]
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return that (V,) of images (V, B, C, H, W) in [0, 1] with labels (V, B)."""
@@ -310,7 +324,7 @@ class Answer:
 def likelihood_of_victims(prepared: Prepared, victims: Sequence[PreparedVictim]) -> Likelihood:
     """Build the likelihood of all updates of ``victims``; those of the same model sent share their gradients."""
     states: list[tuple[Guesser, list[Channel]]] = []
-    sent = []
+    sent: list[Observation] = []
     like = next(prepared.observer.parameters())
     for one in prepared.rounds:
         observations = [one.observations[victim.position] for victim in victims]
@@ -343,7 +357,7 @@ def _guesser(one: PreparedRound, first: Observation, like: Tensor) -> tuple[Gues
     if plan.shares != "gradient" and not one.unrolls and plan.weight_decay:
         sent = first.sent.parameters
         decay = {name: factor * plan.weight_decay * sent[name].to(like)[None] for name in one.victim_model.names}
-    norms = [part.effect.norm for part in first.knowledge.defense or () if isinstance(part.effect, ClippedExamples)]
+    norms = _norms_of_examples([part.effect for part in first.knowledge.defense or ()], 1 / matched)
     layer = output_layer(first.model, first.num_classes)
     clientele = Clientele(
         batch_size=size,
@@ -354,36 +368,39 @@ def _guesser(one: PreparedRound, first: Observation, like: Tensor) -> tuple[Gues
     return Guesser(one, factor, decay, norms[0] if norms and not one.unrolls else None), clientele
 
 
-def _likely_labels(
-    likelihood: Likelihood,
-    prior: PixelPrior,
-    prepared: Prepared,
-    known: Tensor | None,
-    victims: Sequence[PreparedVictim],
-    number: int,
-) -> Tensor:
+def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -> list[float | None]:
+    """Return to which norm the gradient of each example is clipped; of a mean of clients, each has one example."""
+    norms = [effect.norm for effect in effects if isinstance(effect, ClippedExamples)]
+    if any(isinstance(effect, Summed) for effect in effects):
+        for effect in effects:
+            clip = effect.clip if isinstance(effect, Noise) else effect if isinstance(effect, Clipped) else None
+            at_step = isinstance(effect, Noise) and effect.at == "gradient"
+            if clip is not None and clip.norm is not None and clip.scope == "global":
+                norms.append(clip.norm if at_step else clip.norm / uploaded_per_matched)
+    return norms
+
+
+def _likely_labels(start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int) -> Tensor:
     """Return labels (V, A, B) of the attempts: those inferred, and of single examples whose class mean is likeliest."""
     size, classes = prepared.shape[0], prepared.num_classes
+    found = [victim.labels for victim in victims if victim.labels is not None]
+    known = torch.stack(found) if len(found) == len(victims) else None
     if known is not None and known.dim() == 3:
         known = known.argmax(2)
     told = known is not None and all(victim.label_source == "known" for victim in victims)
-    if known is not None and (told or size > 1):
-        return known[:, None].expand(-1, number, -1)
     like = next(prepared.observer.parameters())
-    inferred = torch.zeros(len(victims), size, dtype=torch.long, device=like.device) if known is None else known
-    tried = list(range(classes))
-    if classes > _CLASSES_TRIED or size > 1:
-        return inferred[:, None].expand(-1, number, -1)
+    if known is None:
+        known = torch.zeros(len(victims), size, dtype=torch.long, device=like.device)
+    if told or size > 1 or classes > _CLASSES_TRIED:
+        return known[:, None].expand(-1, number, -1)
     losses = []
-    for label in tried:
+    for label in range(classes):
         labels = torch.full((len(victims), 1), label, device=like.device)
-        pixels = prior.of(labels)[0].reshape(len(victims), *prepared.shape)
+        pixels = start.prior.of(labels)[0].reshape(len(victims), *prepared.shape)
         with differentiable_twice(), torch.no_grad():
-            losses.append(likelihood(pixels, labels, rng=torch.Generator().manual_seed(0)))
-    order = torch.stack(losses, 1).nan_to_num(torch.inf).argsort(1)[:, :number]
-    if order.shape[1] < number:
-        order = order[:, torch.arange(number) % order.shape[1]]
-    return order[:, :, None]
+            losses.append(start.likelihood(pixels, labels, rng=torch.Generator().manual_seed(0)))
+    order = torch.stack(losses, 1).nan_to_num(torch.inf).argsort(1)
+    return order[:, torch.arange(number) % classes][:, :, None]
 
 
 def _better(one: Explained, other: Explained) -> Explained:
@@ -396,9 +413,11 @@ def _better(one: Explained, other: Explained) -> Explained:
     )
 
 
-def _sentences(likelihood: Likelihood, prior: PixelPrior, prepared: Prepared) -> tuple[str, ...]:
+def _sentences(likelihood: Likelihood, prior: PixelPrior) -> tuple[str, ...]:
     known = (
-        f"learned from {prior.images} public images" if prior.images else "which fall off as photographs' do, and no more"
+        f"learned from {prior.images} public images"
+        if prior.images
+        else "which fall off as photographs' do, and no more"
     )
     number = likelihood.uploads
     said = [
@@ -410,9 +429,7 @@ def _sentences(likelihood: Likelihood, prior: PixelPrior, prepared: Prepared) ->
     return tuple(said)
 
 
-def _answer(
-    found: Explained, row: int, victim: PreparedVictim, said: tuple[str, ...], posterior: Posterior
-) -> Answer:
+def _answer(found: Explained, row: int, victim: PreparedVictim, said: tuple[str, ...], posterior: Posterior) -> Answer:
     if not math.isfinite(float(found.loss[row])):
         return Answer(failed(victim.observation, "The likelihood is not finite; check the update."))
     made = Reconstruction(

@@ -27,6 +27,7 @@ from fl_privacy.effects import (
     Quantized,
     SlicedNoise,
     Sparse,
+    Summed,
 )
 from fl_privacy.types import Tensors
 
@@ -75,17 +76,24 @@ class Clientele:
         uploaded_per_matched: how much larger what is uploaded is than the gradient that is guessed.
         local_steps: steps of training behind it that are replayed, at least 1.
         head: weight of the output layer, if there is one.
+        clients: whose mean is seen, each defended by itself.
     """
 
     batch_size: int
     uploaded_per_matched: float
     local_steps: int = 1
     head: str | None = None
+    clients: int = 1
 
     @property
     def step_noise(self) -> float:
-        """Return by how much noise on the gradient of every local step is multiplied in the upload."""
-        return self.uploaded_per_matched * math.sqrt(self.local_steps)
+        """Return by how much noise on the gradient of every local step is multiplied in what is seen."""
+        return self.uploaded_per_matched * math.sqrt(self.local_steps) * self.upload_noise
+
+    @property
+    def upload_noise(self) -> float:
+        """Return by how much noise on a client's upload is multiplied in what is seen: a mean over clients has less."""
+        return 1 / math.sqrt(self.clients)
 
 
 Step = Callable[[Belief], Belief]
@@ -138,7 +146,7 @@ class Channel:
             softening: further noise, as a share of the root mean square of each tensor, by which a descent begins.
         """
         if self.own:
-            shaped = {name: value.unflatten(1, self.shapes[name]) for name, value in self.observed.items()}
+            shaped = {name: value.view(-1, *self.shapes[name]) for name, value in self.observed.items()}
             return -torch.stack([one.log_likelihood(shaped, uploads) for one in self.own]).sum(0)
         belief = Belief({name: uploads[name].flatten(1) for name in self.observed}, dict.fromkeys(self.observed, 0.0))
         for step in self.steps:
@@ -154,33 +162,33 @@ class Channel:
             inside = laws.interval(torch.where(hidden > 0, guessed, 0.0), -hidden, hidden, noise)
             shown = hidden == 0
             observed, guessed = torch.where(shown, observed, 0.0), torch.where(shown, guessed, 0.0)
-            return inside + self._written(belief, name, observed, guessed, noise, softening)
-        return self._written(belief, name, observed, guessed, noise, softening)
+            return inside + _written(belief.law, observed, guessed, noise, belief.step.get(name))
+        return _written(belief.law, observed, guessed, noise, belief.step.get(name))
 
-    def _written(
-        self, belief: Belief, name: str, observed: Tensor, guessed: Tensor, noise: Tensor, softening: float
-    ) -> Tensor:
-        if belief.law == "unknown":
-            return laws.unknown_noise(observed, guessed)
-        if belief.law == "laplace" and not softening:
-            return laws.laplace(observed, guessed, noise)
-        step = belief.step.get(name)
-        if step is None:
-            return laws.normal(observed, guessed, noise)
-        live = step > 0
-        step = torch.where(live, step, 1.0)
-        if belief.law == "random levels":
-            found = laws.stochastic_rounding(observed, guessed, step + noise)
-        elif belief.law == "sign":
-            far = torch.full_like(observed, torch.inf)
-            low, high = torch.where(observed < 0, -far, 0.0), torch.where(observed < 0, 0.0, far)
-            found = laws.interval(guessed, low, high, 0.1 * step + noise)
-            size = guessed.abs().mean(1, keepdim=True)
-            found = found + 0.5 * ((size / step - 1) / 0.05).square().squeeze(1)
-        else:
-            found = laws.interval(guessed, observed - step / 2, observed + step / 2, noise + 0.05 * step)
-        return torch.where(live.squeeze(1), found, laws.normal(observed, guessed, noise))
 
+def _written(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Tensor | None) -> Tensor:
+    """Return the negative log likelihood (V,) of ``observed`` (V, n), noised by ``noise`` and written down by a law."""
+    if law == "unknown":
+        return laws.unknown_noise(observed, guessed)
+    if law == "laplace":
+        return laws.laplace(observed, guessed, noise)
+    if step is None:
+        return laws.normal(observed, guessed, noise)
+    live = step > 0
+    found = _level(law, observed, guessed, noise, torch.where(live, step, 1.0))
+    return torch.where(live.squeeze(1), found, laws.normal(observed, guessed, noise))
+
+
+def _level(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Tensor) -> Tensor:
+    """Return that of the level of a grid."""
+    if law == "random levels":
+        return laws.stochastic_rounding(observed, guessed, step + noise)
+    if law == "nearest level":
+        return laws.interval(guessed, observed - step / 2, observed + step / 2, noise + 0.05 * step)
+    far = torch.full_like(observed, torch.inf)
+    low, high = torch.where(observed < 0, -far, 0.0), torch.where(observed < 0, 0.0, far)
+    size = guessed.abs().mean(1, keepdim=True)
+    return laws.interval(guessed, low, high, 0.1 * step + noise) + 0.5 * ((size / step - 1) / 0.05).square().squeeze(1)
 
 
 def channel(defense: Description, updates: Sequence[Tensors], clientele: Clientele, like: Tensor) -> Channel:
@@ -197,6 +205,8 @@ def channel(defense: Description, updates: Sequence[Tensors], clientele: Cliente
     shapes = {name: updates[0][name].shape for name in names}
     setting = Setting(observed=observed, shapes=shapes, clientele=clientele)
     effects = [part.effect for part in defense]
+    sums = [effect.clients for effect in effects if isinstance(effect, Summed)]
+    setting = replace(setting, clientele=replace(clientele, clients=math.prod(sums)))
     own = [effect for effect in effects if isinstance(effect, HasLikelihood)]
     found = [(effect, likelihood_of(effect, setting)) for effect in effects]
     known = [step for _, step in found if step is not None]
@@ -248,7 +258,7 @@ def _simulated(effect: Simulated, setting: Setting) -> Step:
     def step(belief: Belief) -> Belief:
         rng = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            shaped = {name: value.unflatten(1, setting.shapes[name]) for name, value in belief.mean.items()}
+            shaped = {name: value.view(-1, *setting.shapes[name]) for name, value in belief.mean.items()}
             draws = [effect.simulate(shaped, rng) for _ in range(_SAMPLES)]
             stacks = {name: torch.stack([draw[name].flatten(1) for draw in draws]) for name in belief.mean}
         mean = {name: value + (stacks[name].mean(0) - value.detach()) for name, value in belief.mean.items()}
@@ -260,7 +270,17 @@ def _simulated(effect: Simulated, setting: Setting) -> Step:
 
 @likelihood_of.register
 def _of_clipping(effect: Clipped, setting: Setting) -> Step:
-    return _clipping(effect, 0.0, setting)
+    return _clipping(effect, 0.0, setting) if setting.clientele.clients == 1 else _unchanged
+
+
+@likelihood_of.register
+def _of_sum(effect: Summed, setting: Setting) -> Step:
+    """Add the protocol's rounding; what the sum does to other effects is theirs to say."""
+    return lambda belief: belief.noisier(float(effect.rounding)) if effect.rounding else belief
+
+
+def _unchanged(belief: Belief) -> Belief:
+    return belief
 
 
 def _clipping(effect: Clipped, std: float | None, setting: Setting, unit: float = 1.0) -> Step:
@@ -268,7 +288,9 @@ def _clipping(effect: Clipped, std: float | None, setting: Setting, unit: float 
     if effect.norm is not None:
         norms = setting.each(lambda update: float(effect.norm or 0) * unit)
     else:
-        norms = setting.each(lambda update: estimate_clip_norm(update, estimate_noise_std(update) if std is None else std))
+        norms = setting.each(
+            lambda update: estimate_clip_norm(update, estimate_noise_std(update) if std is None else std)
+        )
 
     def step(belief: Belief) -> Belief:
         squares = {name: value.square().sum(1, keepdim=True) for name, value in belief.mean.items()}
@@ -285,11 +307,12 @@ def _clipping(effect: Clipped, std: float | None, setting: Setting, unit: float 
 @likelihood_of.register
 def _of_noise(effect: Noise, setting: Setting) -> Step:
     at_step = effect.at == "gradient"
-    unit = setting.clientele.step_noise if at_step else 1.0
+    unit = setting.clientele.step_noise if at_step else setting.clientele.upload_noise
     law: Law = "laplace" if isinstance(effect, Laplace) else "normal"
     std = None if effect.std is None else effect.std * unit
     told = setting.each(estimate_noise_std) if std is None else std
-    clips = effect.clip is not None and (not at_step or setting.clientele.local_steps == 1)
+    alone = setting.clientele.clients == 1  # each client clips its own; see ``Guesser.norm``
+    clips = effect.clip is not None and alone and (not at_step or setting.clientele.local_steps == 1)
     clip_unit = setting.clientele.uploaded_per_matched if at_step else 1.0
     clip = _clipping(effect.clip, std, setting, clip_unit) if clips and effect.clip else None
 
@@ -348,6 +371,9 @@ def _of_quantization(effect: Quantized, setting: Setting) -> Step:
         steps = {name: (2.0 if effect.rounding == "stochastic" else 1.0) * value for name, value in largest.items()}
     else:
         steps = {name: value / (2 ** (effect.bits - 1) - 1) for name, value in largest.items()}
+    if (clients := setting.clientele.clients) > 1:
+        coarse = 4 if effect.bits == 1 else 6
+        return lambda belief: belief.noisier({name: step / (coarse * clients) ** 0.5 for name, step in steps.items()})
     law: Law = "random levels"
     if effect.rounding == "nearest":
         law = "sign" if effect.bits == 1 else "nearest level"
@@ -355,7 +381,9 @@ def _of_quantization(effect: Quantized, setting: Setting) -> Step:
 
 
 @likelihood_of.register
-def _of_sparsity(effect: Sparse, setting: Setting) -> Step:
+def _of_sparsity(effect: Sparse, setting: Setting) -> Step | None:
+    if setting.clientele.clients > 1:
+        return None
     bounded = effect.largest is not False and not effect.error_feedback and not effect.noise_std
     hidden = {}
     for names in [[name] for name in setting.observed] if effect.scope == "layer" else [list(setting.observed)]:
@@ -373,7 +401,7 @@ def _of_muted(effect: MutedFeatures, setting: Setting) -> Step | None:
     head = setting.clientele.head
     if head is None or head not in setting.observed:
         return None
-    shaped = setting.observed[head].unflatten(1, setting.shapes[head])
+    shaped = setting.observed[head].view(-1, *setting.shapes[head])
     empty = (shaped == 0).all(1, keepdim=True).expand_as(shaped).flatten(1)
     hidden = torch.where(empty, torch.inf, 0.0).to(shaped)
     return lambda belief: replace(belief, hidden={**belief.hidden, head: hidden})

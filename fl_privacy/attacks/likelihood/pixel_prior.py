@@ -1,9 +1,8 @@
-"""What images of a kind look like: a normal distribution learned from public images in seconds, or of any photograph."""
+"""What images of a kind look like: a normal distribution learned from public images, or of any photographs."""
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-
 
 import torch
 from torch import Tensor
@@ -52,20 +51,20 @@ class PixelPrior:
         """Return the pixels (V, B, N) of ``variables`` (V, B, M) with ``labels`` (V, B)."""
         means, which = self.of(labels)
         if len(self.bases) == 1:
-            return means + variables @ self.bases[0]
+            return torch.add(means, variables @ self.bases[0])
         flat, kinds = variables.flatten(0, 1), which.flatten()
         found = torch.empty(len(flat), self.bases.shape[2]).to(variables)
-        for kind in kinds.unique():
+        for kind in kinds.unique().tolist():  # type: ignore[no-untyped-call]
             rows = (kinds == kind).nonzero().flatten()
             found = found.index_copy(0, rows, flat[rows] @ self.bases[kind])
-        return means + found.unflatten(0, variables.shape[:2])
+        return means + found.view(*variables.shape[:2], -1)
 
     def surprise(self, pixels: Tensor, labels: Tensor) -> Tensor:
         """Return the negative log density (V,) of images (V, B, N), up to a constant."""
         means, which = self.of(labels)
         apart, total = pixels - means, pixels.new_zeros(len(pixels))
         for place in range(pixels.shape[1]):
-            for kind in which[:, place].unique():
+            for kind in which[:, place].unique().tolist():  # type: ignore[no-untyped-call]
                 rows = (which[:, place] == kind).nonzero().flatten()
                 basis = self.bases[kind]
                 scale = basis.square().sum(1).clamp_min(1e-12)
@@ -91,12 +90,13 @@ def learn_prior(images: Tensor, labels: Tensor | None, num_classes: int) -> Pixe
     """
     if images not in _learned:
         _learned[images] = _learn(images, labels, num_classes)
-    return _learned[images]
+    found: PixelPrior = _learned[images]
+    return found
 
 
 def _learn(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrior:
     chosen = torch.linspace(0, len(images) - 1, min(_MOST_IMAGES, len(images))).long()
-    pixels = images[chosen].flatten(1).double()
+    pixels = images[chosen].flatten(1).float()
     classes = torch.zeros(len(pixels), dtype=torch.long) if labels is None else labels[chosen].long()
     kinds = 1 if labels is None else num_classes
     mean = pixels.mean(0)
@@ -123,7 +123,7 @@ def _components(centered: Tensor, number: int) -> Tensor:
             torch.manual_seed(0)
             _, sizes, columns = torch.svd_lowrank(centered, q=number, niter=3)
         directions = columns.T
-    return (sizes[:number, None] / len(centered) ** 0.5) * directions[:number]
+    return torch.mul(sizes[:number, None] / len(centered) ** 0.5, directions[:number])
 
 
 def _of_class(centered: Tensor, within: Tensor, number: int) -> Tensor:
@@ -157,7 +157,7 @@ def _cosines(side: int) -> Tensor:
     """Return the orthonormal cosines (side, side) of a line of pixels, by frequency."""
     place = (torch.arange(side).double() + 0.5) * math.pi / side
     waves = torch.cos(torch.arange(side).double()[:, None] * place)
-    return waves / waves.square().sum(1, keepdim=True).sqrt()
+    return torch.div(waves, waves.square().sum(1, keepdim=True).sqrt())
 
 
 def _colors(channels: int) -> Tensor:
@@ -167,4 +167,4 @@ def _colors(channels: int) -> Tensor:
     basis, _ = torch.linalg.qr(torch.cat([torch.ones(channels, 1), torch.eye(channels)[:, :-1]], 1).double())
     strength = torch.full((channels, 1), 0.3).double()
     strength[0] = 1.0
-    return basis.T * strength * channels**0.5
+    return torch.mul(basis.T, strength * channels**0.5)
