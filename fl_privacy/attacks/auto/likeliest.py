@@ -17,7 +17,7 @@ Answers = Mapping[int, Answer]
 _SHARE = 0.25
 """Of the evaluations of a victim that go into its likeliest images, and of the seconds."""
 
-_MOST_ITERATIONS, _LEAST_ITERATIONS, _ATTEMPTS = 200, 25, 2
+_MOST_ITERATIONS, _LEAST_ITERATIONS, _ATTEMPTS = 150, 25, 2
 
 ROUNDS_RACED = 8
 """Rounds of the same examples that descents match; the likelihood is of all."""

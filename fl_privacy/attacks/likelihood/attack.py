@@ -41,6 +41,9 @@ _FEWEST = 50
 
 _SAME = Batch(torch.empty(0), torch.empty(0))
 
+_DOUBTFUL = 8.0
+"""Difference of two classes' negative log likelihoods from which the less likely one is not tried."""
+
 _SOFTENED = 0.3
 """Noise by which a descent begins, as a share of each tensor's root mean square."""
 
@@ -149,14 +152,14 @@ class MaximumAPosteriori:
     Attributes:
         iterations: of Adam on the coefficients of the components.
         lr: its first learning rate, in standard deviations of a coefficient.
-        attempts: at each victim, of which the likeliest is kept.
+        attempts: at each victim at most, of which the likeliest is kept; further ones take other labels.
         prior: ``auto``: of public images where there are some, else of photographs; ``photographs`` in any case.
         dtype: of the computation.
         device: of the computation; that of the values sent if ``None``.
         most_victims: in one chunk; found from the free memory if ``None``.
     """
 
-    iterations: int = 200
+    iterations: int = 150
     lr: float = 0.1
     attempts: int = 2
     prior: str = "auto"
@@ -165,7 +168,7 @@ class MaximumAPosteriori:
     most_victims: int | None = None
 
     def __post_init__(self) -> None:
-        whole("attack.iterations", self.iterations, at_least=1, example=200)
+        whole("attack.iterations", self.iterations, at_least=1, example=150)
         whole("attack.attempts", self.attempts, at_least=1, example=2)
         number("attack.lr", self.lr, above=0, example=0.1)
         one_of("attack.prior", self.prior, ("auto", "photographs"))
@@ -220,11 +223,11 @@ class MaximumAPosteriori:
         prior = self.prior_of(first).to(like)
         likelihood = likelihood_of_victims(prepared, victims)
         start, best = Posterior(likelihood, prior), None
-        ranked = _likely_labels(start, prepared, victims, self.attempts)
-        for attempt in range(self.attempts):
+        ranked, doubtful = _likely_labels(start, prepared, victims, self.attempts)
+        for attempt in range(doubtful):
 
             def meter(share: float, attempt: int = attempt) -> None:
-                report((attempt + share) / self.attempts)
+                report((attempt + share) / doubtful)
 
             found = self._descend(start, prepared, ranked[:, attempt], attempt=attempt, report=meter)
             best = found if best is None else _better(best, found)
@@ -380,8 +383,14 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
     return norms
 
 
-def _likely_labels(start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int) -> Tensor:
-    """Return labels (V, A, B) of the attempts: those inferred, and of single examples whose class mean is likeliest."""
+def _likely_labels(
+    start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
+) -> tuple[Tensor, int]:
+    """Return labels (V, A, B) of up to ``number`` attempts, and how many of them are worth it.
+
+    Those inferred, and of single examples the classes whose mean image is likeliest, as far as they are nearly as
+    likely for one of the victims.
+    """
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]
     known = torch.stack(found) if len(found) == len(victims) else None
@@ -392,15 +401,16 @@ def _likely_labels(start: Posterior, prepared: Prepared, victims: Sequence[Prepa
     if known is None:
         known = torch.zeros(len(victims), size, dtype=torch.long, device=like.device)
     if told or size > 1 or classes > _CLASSES_TRIED:
-        return known[:, None].expand(-1, number, -1)
+        return known[:, None].expand(-1, number, -1), number if size > 1 else 1
     losses = []
     for label in range(classes):
         labels = torch.full((len(victims), 1), label, device=like.device)
         pixels = start.prior.of(labels)[0].reshape(len(victims), *prepared.shape)
         with differentiable_twice(), torch.no_grad():
             losses.append(start.likelihood(pixels, labels, rng=torch.Generator().manual_seed(0)))
-    order = torch.stack(losses, 1).nan_to_num(torch.inf).argsort(1)
-    return order[:, torch.arange(number) % classes][:, :, None]
+    sorted_losses, order = torch.stack(losses, 1).nan_to_num(torch.inf).sort(1)
+    near = (sorted_losses - sorted_losses[:, :1]).amin(0)[:number] < _DOUBTFUL
+    return order[:, :number, None], max(1, int(near.sum()))
 
 
 def _better(one: Explained, other: Explained) -> Explained:
