@@ -315,4 +315,5 @@ def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
         command=command,
         defenses=defenses,
         unknown=unknown,
+        attackers=tuple(grid.attack),
     )
