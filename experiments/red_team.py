@@ -101,7 +101,9 @@ def attacked(setup: Setup, cell: Cell, observations: Sequence[Observation]) -> R
     torch.manual_seed(0)
     number = min(cell.public, len(setup.unattacked))
     truth = setup.ground_truth()
-    public = setup.unattacked.batch(torch.arange(number)) if number else None
+    public = None
+    if number:
+        public = setup.unattacked.batch(torch.linspace(0, len(setup.unattacked) - 1, number).long())
     known = replace(setup.knowledge(truth), public=public, defense=setup.defense.parts or None)
     asked = [known.of_adaptive(known.of_plain(each)) for each in observations]
     attack = attack_of(cell.attacker, bool(setup.defense.private))

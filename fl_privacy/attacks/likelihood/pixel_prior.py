@@ -142,8 +142,8 @@ def prior_of_photographs(shape: tuple[int, ...]) -> PixelPrior:
     channels, height, width = shape
     rows, columns = _cosines(height), _cosines(width)
     frequency = (torch.arange(height)[:, None] ** 2 + torch.arange(width)[None] ** 2).double()
-    amplitude = 1 / (1 + frequency)
-    amplitude = amplitude / amplitude.sum().sqrt() * math.sqrt(height * width) * _CONTRAST
+    amplitude = (1 + frequency).rsqrt()
+    amplitude = amplitude / amplitude.square().mean().sqrt() * _CONTRAST
     order = amplitude.flatten().argsort(descending=True, stable=True)[: max(1, _MOST_COMPONENTS // channels)]
     waves = torch.einsum("ah,bw->abhw", rows, columns).flatten(0, 1)[order] * amplitude.flatten()[order][:, None, None]
     mixes = _colors(channels)

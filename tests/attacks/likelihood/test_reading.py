@@ -19,7 +19,7 @@ def uploads(*overrides, victims=2, rounds=1, public=2000):
     """Return the observations of all rounds by who knows the defense and public images, and the last round's truth."""
     setup = build_untrained(compose_run(["data=mnist_mini", "model=lenet", f"victims={victims}", *overrides]))
     truth = setup.ground_truth()
-    images = setup.unattacked.batch(torch.arange(public)) if public else None
+    images = setup.unattacked.batch(torch.linspace(0, len(setup.unattacked) - 1, public).long()) if public else None
     known = replace(setup.knowledge(truth), public=images, defense=setup.defense.parts or None)
     seen = [
         known.of_adaptive(known.of_plain(o)) for r in range(rounds) for o in setup.observe(setup.server.state, round=r)
@@ -72,7 +72,7 @@ def test_auto_takes_what_is_likelier():
 
 
 def test_a_prior_is_that_of_the_public_images():
-    public = load_data("mnist_mini").train.batch(torch.arange(1500))
+    public = load_data("mnist_mini").train.batch(torch.arange(0, 4000, 3))
     prior = learn_prior(public.inputs, public.labels, 10)
     labels = torch.tensor([[3], [7]])
     own = torch.stack([public.inputs[public.labels == int(label)][:1].flatten(1) for label in labels])
@@ -93,4 +93,4 @@ def test_photographs_are_smooth(shape):
     ).view(64, *shape)
     near = (drawn[..., 1:] - drawn[..., :-1]).square().mean()
     assert 0.15 < drawn.std() < 0.35
-    assert near < 0.3 * 2 * drawn.var()
+    assert near < 0.5 * drawn.var()
