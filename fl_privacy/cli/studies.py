@@ -319,4 +319,5 @@ def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
         defenses=defenses,
         unknown=unknown,
         when=when_measured(map(read_environment, folders)),
+        attackers=tuple(grid.attack),
     )

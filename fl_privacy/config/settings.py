@@ -124,9 +124,10 @@ class ThreatModelSettings:
         "each victim is attacked a second time, by an adaptive attacker that knows the public description of the"
         " defense and which updates of different rounds come from the same examples",
     )
-    public_images: int = setting(
+    public_images: int | None = setting(
         ATTACK,
-        "so many images, or texts, of the split that is not attacked, for `attack.start=public_mean` and `attack=lamp`",
+        "so many images, or texts, of the split that is not attacked, of which `auto` learns what images are like, and"
+        " for `attack.start=public_mean` and `attack=lamp`; `null`: what there is, up to 5,000",
         within=(0, 1_000_000),
     )
     colluder: int | None = setting(

@@ -303,7 +303,7 @@ def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
     attack = build_attack(config.attack, device=config.device, threads=config.attack_threads)
     inner = attack.attack if isinstance(attack, ShardedAttack) else attack
     asks = isinstance(inner, GradientInversion) and inner.moves is not None and inner.moves.prior > 0
-    if asks and not config.threat_model.public_images:
+    if asks and config.threat_model.public_images == 0:
         raise UserError(NO_PUBLIC_TEXTS)
     return attack
 

@@ -17,6 +17,7 @@ from fl_privacy.files import write_whole
 from fl_privacy.foreign_files import read_text
 from fl_privacy.inference.kinds import About
 from fl_privacy.metrics import METRICS
+from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.metrics.roc import promises_little
 from fl_privacy.report.numbers import percent, seconds, size
 from fl_privacy.report.recommendation import doubts, goal_in_words, leakage_in_words, nothing_told, read_of
@@ -78,6 +79,8 @@ class MeasuredTable:
         defenses: undefended first.
         unknown: names of those that are not in it, since not all of them has been measured.
         when: last day of the measurement and version of this package, or empty.
+        attackers: overrides of every attack, such as ``threat_model=strongest``; empty in files of older versions,
+            whose attackers knew no likelihoods, no priors and no blind deconvolution.
     """
 
     settings: tuple[str, ...]
@@ -87,6 +90,13 @@ class MeasuredTable:
     defenses: tuple[MeasuredDefense, ...]
     unknown: tuple[str, ...] = ()
     when: str = ""
+    attackers: tuple[str, ...] = ()
+
+    @property
+    def by_the_strongest(self) -> bool:
+        """Say whether the strongest attacker tried: only then is a defense of images recommended."""
+        images = all(c.judged_by == IMAGE_METRIC for d in self.defenses for c in d.by_threat.values())
+        return not images or ("auto" in self.attacks and STRONGEST in self.attackers)
 
     def matches(self, wanted: Sequence[str]) -> bool:
         """Say whether it was measured with the settings ``wanted``."""
@@ -255,6 +265,9 @@ def _finite(value: Any) -> Any:
     return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
+STRONGEST = "threat_model=strongest"
+"""Of the attacks without which no defense of images is recommended."""
+
 LITTLE_TIME = 0.01
 """Seconds; less is nothing beside a client's training, and differs from one measurement to the next."""
 
@@ -294,6 +307,8 @@ def advice_from(
         *_unknown([*table.unknown, *(d.name for d in defended if d not in known)]),
         f"Undefended: {_figures(undefended, undefended, threat)}.",
     ]
+    if not table.by_the_strongest:
+        return [*lines, *_not_by_the_strongest(table, affordable, threat)]
     if safe:
         best = min(safe, key=lambda d: (_cost(d), _leak(d, threat)))
         lines.append(
@@ -314,6 +329,19 @@ def advice_from(
 
 def _measured_on(table: MeasuredTable) -> str:
     return " ".join(table.settings) + (f" ({table.when})" if table.when else "")
+
+
+def _not_by_the_strongest(table: MeasuredTable, affordable: Sequence[MeasuredDefense], threat: Threat) -> list[str]:
+    """Recommend nothing, and say who tried and who did not."""
+    lines = [
+        f"Nothing is recommended: tried were {', '.join(table.attacks)}"
+        f" ({' '.join(table.attackers) or 'of an older version'}), and not attack=auto with {STRONGEST}, which joins all"
+        f" uploads and knows the defense's likelihood and public images. Measure again by `{table.command}`."
+    ]
+    if affordable:
+        least = min(affordable, key=lambda d: _leak(d, threat))
+        lines.append(f"Of what was tried, least was read of {least.name}: {read_of(least.by_threat[threat])}.")
+    return lines
 
 
 def _not_measured(table: MeasuredTable, threat: Threat) -> UserError:
@@ -375,6 +403,7 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     other = {"initial": " a trained model,", "final": " an untrained model,"}.get(table.weights, "")
     server = "other malicious servers" if threat == "malicious" else "malicious servers"
     inference = "other inference" if found.inferred else "membership and other inference"
+    lines.append(f"Tried: {', '.join(table.attacks)} by {' '.join(table.attackers) or 'an unknown attacker'}.")
     lines.append(
         f"Not tested: attacks other than {', '.join(table.attacks)} and longer ones,{other} other data, batches and"
         f" models, {server}, colluding clients, {inference}."

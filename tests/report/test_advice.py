@@ -61,6 +61,7 @@ TABLE = MeasuredTable(
     attacks=("auto",),
     weights="initial",
     command="fl-privacy trade-off tiny",
+    attackers=("victims=8", "threat_model=strongest"),
     defenses=(
         defense("none", 0.90, read(40), read(40), 0.0),
         defense("weak", 0.90, read(30), read(30), 0.001),
@@ -87,6 +88,19 @@ def test_the_cheapest_within_both_bounds_is_taken(loss: float, threat: str, belo
     said = advice_from(TABLE, accuracy_loss=loss, threat=threat, psnr_below=below)
     assert any(line.startswith(taken) for line in said), said
     assert said[-1].startswith("Not tested: attacks other than auto")
+
+
+@pytest.mark.parametrize("attackers", [(), ("threat_model=adaptive",)])
+def test_nothing_is_recommended_that_the_strongest_did_not_try(attackers: tuple[str, ...]) -> None:
+    table = replace(TABLE, attackers=attackers)
+    said = " ".join(advice_from(table, accuracy_loss=30, threat="adaptive", psnr_below=15))
+    assert "Take" not in said and "Nothing is recommended" in said and "fl-privacy trade-off tiny" in said
+    assert " ".join(attackers) in said and "least was read of costly: none of 8 images read" in said
+
+
+def test_it_is_said_who_tried() -> None:
+    said = advice_from(TABLE, accuracy_loss=2, threat="adaptive", psnr_below=15)
+    assert "Tried: auto by victims=8 threat_model=strongest." in said
 
 
 def test_where_none_does_both_what_is_not_enough_is_not_advised() -> None:
