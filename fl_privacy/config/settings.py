@@ -265,6 +265,12 @@ class RunSettings:
     attack_threads: int = setting(
         ATTACK, "CPU threads of an attack, likewise; layers of little work take one whatever is set", within=(1, 1024)
     )
+    jobs: int | None = setting(
+        RUNTIME,
+        "processes that attack parts of the victims at once, of which each takes `attack_threads` (`null`: as many as"
+        " there are cores for); no result depends on it",
+        within=(1, 4096),
+    )
     out: str = setting(RUNTIME, "folder of the runs' folders")
     name: str | int | None = setting(RUNTIME, "put in front of the folder's name")
     overwrite: bool = setting(RUNTIME, "run again what has finished already")

@@ -161,6 +161,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
                 monitor=monitor,
                 seed=config.seed,
                 threads=config.attack_threads,
+                jobs=config.jobs,
                 candidates=config.candidates,
             )
             monitor.say(said)

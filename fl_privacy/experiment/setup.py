@@ -211,6 +211,7 @@ class Setup:
             attack=ServerReading(server=self.server_attack, attack=attack) if self.server_attack else attack,
             seed=self.config.seed,
             threads=self.config.attack_threads,
+            jobs=self.config.jobs,
             knowledge=self.knowledge(truth),
             judge=replace(self.judge(truth), prior=self._has_prior(attack)),
             folder=folder,

@@ -52,11 +52,25 @@ def written_by(compute: Callable[[], object]) -> int:
     return int(allocated.bytes)
 
 
+class _Sharing:
+    """How many processes share the CPU's memory."""
+
+    processes = 1
+
+
+_sharing = _Sharing()
+
+
+def share_among(processes: int) -> None:
+    """Leave this process one of ``processes`` equal shares of the CPU's memory from now on."""
+    _sharing.processes = processes
+
+
 def spare_bytes(device: torch.device) -> int:
     """Return the share of the memory free on ``device`` that one computation may take."""
     if device.type == "cuda":
         return int(_SHARE * torch.cuda.mem_get_info(device)[0])
-    return int(_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+    return int(_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) // _sharing.processes
 
 
 class _Keeping:
