@@ -11,6 +11,8 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.ladder_problem import reason_of
+from fl_privacy.federation.replies import Failure
 from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.flower.untouched.app import read_app
 from fl_privacy.flower.untouched.audit import Asked, audit_app
@@ -269,3 +271,17 @@ def test_a_count_that_an_app_fills_in_is_no_fact(seen: int, severity: str, said:
     sent = Sent(direction="client to server", kind="train", round=1, node=1, values={("m", "num-examples"): 1})
     (found,) = findings_of(sent, Loaded(examples=seen), (), trained=True)
     assert (found.severity, said in found.what) == (severity, True)
+
+
+def test_words_whose_embedding_does_not_leave_are_said_to_be_not_attacked(tmp_path: Path) -> None:
+    frozen = LANGUAGE.replace("    optimizer =", "    net.words.requires_grad_(False)\n    optimizer =")
+    frozen = frozen.replace("ArrayRecord(net.state_dict())", "ArrayRecord(net.head.state_dict())")
+    frozen = frozen.replace("ArrayRecord(Model().state_dict())", "ArrayRecord(Model().head.state_dict())")
+    frozen = frozen.replace("net = Model(); net.load", "torch.manual_seed(0); net = Model(); net.head.load")
+    record = audited(tmp_path, "app_frozen_words", frozen)
+    assert "rows of the embedding that they choose" in rung(record, "one")["reason"]
+
+
+def test_an_attack_that_breaks_says_nothing_of_the_app() -> None:
+    assert reason_of(Failure("NotAttackedError: no loss was seen")) == "no loss was seen"
+    assert "tells nothing of the app (AssertionError: odd)" in reason_of(Failure("AssertionError: odd"))
