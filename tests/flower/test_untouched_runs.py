@@ -19,7 +19,7 @@ from fl_privacy.flower.untouched.audit import Asked, audit_app
 from fl_privacy.results.survivors import ClassTrace, class_trace, classes_told, members_told, words_told
 from fl_privacy.tapping import Sent, findings_of
 from fl_privacy.tapping.findings import Loaded
-from tests.flower.untouched_apps import LANGUAGE, LEGACY_SERVER, LISTED, PLAIN, SERVER, audited, rung, write
+from tests.flower.untouched_apps import HEAD, LANGUAGE, LEGACY_SERVER, LISTED, PLAIN, SERVER, audited, rung, write
 
 UNEVEN = PLAIN.replace(
     "    x, y = images(context)\n",
@@ -181,6 +181,43 @@ def test_whole_trainings_tell_classes(tmp_path: Path, client: str) -> None:
 def test_whole_trainings_tell_words(tmp_path: Path) -> None:
     found = survivor(audited(tmp_path, "app_words", LANGUAGE, nodes=3, clients=3), "words")
     assert found["told"] and found["found"]["value"] > 0.95, found
+
+
+RATED = (
+    HEAD
+    + """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.users, self.films = nn.Embedding(500, 4), nn.Embedding(300, 4)
+    def forward(self, users, films): return (self.users(users) * self.films(films)).sum(1)
+def films(net): return {"films.weight": net.state_dict()["films.weight"]}
+def initial(): return ArrayRecord(films(Net()))
+@app.train()
+def train(msg, context):
+    net = Net()
+    net.load_state_dict(msg.content["arrays"].to_torch_state_dict(), strict=False)
+    g = torch.Generator().manual_seed(int(context.node_config["partition-id"]))
+    rated = TensorDataset(
+        torch.randint(0, 500, (60,), generator=g),
+        torch.randint(1, 300, (60,), generator=g),
+        torch.randint(1, 6, (60,), generator=g),
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=context.run_config["lr"])
+    for a, b, y in DataLoader(rated, batch_size=10):
+        optimizer.zero_grad()
+        F.mse_loss(net(a, b), y.float()).backward()
+        optimizer.step()
+    return answer(msg, ArrayRecord(films(net)), **{"num-examples": 60})
+"""
+)
+
+
+def test_films_that_a_client_has_rated_are_told_by_the_rows_that_moved(tmp_path: Path) -> None:
+    found = survivor(audited(tmp_path, "app_rated", RATED, nodes=3, clients=3, rounds=1), "words")
+    assert found["told"] and found["found"]["value"] > 0.95, found
+    assert found["control"]["value"] < 0.5
 
 
 def test_the_class_trace_is_of_the_last_bias() -> None:
