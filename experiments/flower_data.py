@@ -12,6 +12,8 @@ from typing import Any
 INSTRUCTIONS = ("alpaca-gpt4", "fingpt-sentiment-train", "code-alpaca-20k", "medical-meadow-medical-flashcards")
 """Data sets of instructions, for all of which the same rows stand in."""
 
+GENRES = ("Action", "Comedy", "Crime", "Drama", "Horror", "Musical", "Romance", "War")
+
 LANGUAGE_MODELS = ("openlm-research/open_llama_3b_v2", "mistralai/Mistral-7B-v0.3")
 """For which a model of 231,000 parameters stands in."""
 
@@ -121,7 +123,7 @@ def movielens(data: Path, into: Path) -> None:
     people = [
         f"{user}::{'MF'[user % 2]}::{18 + 7 * (user % 6)}::{user % 20}::0{user:04d}" for user in range(1, users + 1)
     ]
-    titles = [f"{film}::Film {film} ({1950 + film % 50})::Drama|Comedy" for film in range(1, films + 1)]
+    titles = [f"{film}::Film {film} ({1950 + film % 50})::{GENRES[film % 8]}" for film in range(1, films + 1)]
     for name, lines in (("ratings", ratings), ("users", people), ("movies", titles)):
         (into / f"{name}.dat").write_text("\n".join(lines) + "\n", encoding="latin-1")
 

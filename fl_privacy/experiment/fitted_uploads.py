@@ -8,6 +8,7 @@ import numpy as np
 
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.ladder import Rung
+from fl_privacy.experiment.ladder_problem import reason_of
 from fl_privacy.experiment.ladder_scores import EXACT_ROW, MOST_SHOWN, Row
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.fitted import LogisticOptimum, Moments, row_beside_known, rows_between
@@ -160,7 +161,7 @@ def _trees_rung(kept: FittedUploads, clients: int, seed: int, seconds: float) ->
         fit = kept.fits.get(client, [])
         found = attempt(lambda: _reconstructed(kept.exchanges[client], fit, seed))  # noqa: B023
         if isinstance(found, Failure):
-            reason = found.reason.removeprefix("UserError: ").removeprefix("NotAttackedError: ").rstrip(".")
+            reason = reason_of(found)
             continue
         rounds = max(rounds, len(kept.exchanges[client]))
         if not fit:

@@ -23,6 +23,7 @@ from fl_privacy.experiment.ladder_problem import (
     gradient_plan,
     plan_of,
     read_problem,
+    reason_of,
     seconds_of_evaluation,
     uploaded_tensors,
 )
@@ -196,11 +197,11 @@ class Ladder:
             return
         if _depends_on_mode(self.clients[0].watched):
             still = attempt(lambda: self._singles(later=False, evaluation=True))
-            found, reason = still if not isinstance(still, Failure) else ([], still.reason)
-            yield replace(self._rung("gradient", found, reason.removeprefix("NotAttackedError: ")), name="evaluation")
+            found, reason = still if not isinstance(still, Failure) else ([], reason_of(still))
+            yield replace(self._rung("gradient", found, reason), name="evaluation")
         singles = attempt(lambda: self._singles(later=False))
         if isinstance(singles, Failure):
-            singles = [], singles.reason.removeprefix("NotAttackedError: ")
+            singles = [], reason_of(singles)
         found, reason = singles
         self._single = next((a.watched for _, a in found if a.watched.program and _of_one(a.watched)), None)
         yield self._rung("gradient", found, reason)
@@ -212,7 +213,7 @@ class Ladder:
                 continue
             made = attempt(step)
             if isinstance(made, Failure):
-                made = Rung(name=name, reason=made.reason.removeprefix("NotAttackedError: "))
+                made = Rung(name=name, reason=reason_of(made))
             if made is not None:
                 yield made
 
@@ -248,7 +249,7 @@ class Ladder:
         started = time.perf_counter()
         made = attempt(lambda: self._attacked(found, uploaded=uploaded))
         if isinstance(made, Failure):
-            return Rung(name=name, uploaded=uploaded, reason=made.reason.removeprefix("NotAttackedError: "))
+            return Rung(name=name, uploaded=uploaded, reason=reason_of(made))
         scored, notes, kind = made
         sizes = {max(1, again.watched.loaded) for _, again in found}
         of = "one example" if sizes == {1} else f"{max(sizes)} examples, since its code takes no fewer,"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.experiment.ladder_problem import NotAttackedError, cleaned, names_in, uploaded_tensors
+from fl_privacy.experiment.ladder_problem import NotAttackedError, cleaned, names_in, reason_of, uploaded_tensors
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.results.survivors import Survivor, members_told
 from fl_privacy.tapping import Program, Watched
@@ -89,7 +89,7 @@ def members_of(clients: Sequence[Trained], seen: Watched, seconds: float) -> Sur
     started = time.perf_counter()
     made = attempt(lambda: _members(clients, seen, seconds))
     if isinstance(made, Failure):
-        return Survivor(name="members", reason=made.reason.removeprefix("NotAttackedError: "))
+        return Survivor(name="members", reason=reason_of(made))
     return replace(made, seconds=time.perf_counter() - started)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fl_privacy.data.app_data import find_normalization
 from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import Failure
 from fl_privacy.losses import CROSS_ENTROPY, Loss, loss_of
 from fl_privacy.plain_models import detached_copy, unwrapped
 from fl_privacy.rng import streams_put_back
@@ -39,6 +40,14 @@ _OWN_LOSS = Loss("the app's own loss", lambda outputs, labels: outputs.mean(), t
 
 class NotAttackedError(Exception):
     """Why there is no attack on what a client does, in one line."""
+
+
+def reason_of(failed: Failure) -> str:
+    """Return why there is no attack; an error of an attack's own says nothing of the app, and says so."""
+    for told in ("NotAttackedError: ", "UserError: "):
+        if failed.reason.startswith(told):
+            return failed.reason.removeprefix(told).rstrip(".")
+    return f"the attack ended with an error of its own, which tells nothing of the app ({failed.reason.rstrip('.')})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,6 +121,11 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
     floats = [n for n in leaves if program.constants[n].is_floating_point()]
     batch = next((len(program.constants[n]) for n in leaves if program.constants[n].dim()), 0)
     variables = [n for n in floats if program.constants[n].dim() and len(program.constants[n]) == batch]
+    if not variables and any(program.constants[n].dim() > 1 for n in leaves):
+        raise NotAttackedError(
+            "words, or other categories, enter its network by their numbers; they are read from the rows of the"
+            " embedding that they choose, and these are not among what is uploaded"
+        )
     if not variables or not batch:
         raise NotAttackedError("what enters its network is not made of numbers that can be searched for")
     parts = tuple(cleaned(part) for part in program.parts)

@@ -60,24 +60,42 @@ def words_in_training(client: Any) -> tuple[set[int], set[int]] | None:
         client: with ``watched``, ``reply`` and ``matched``.
     """
     seen: Watched = client.watched
-    tables = _tables(seen)
-    if not tables or not seen.batches:
+    if not seen.batches:
         return None
-    name, table = max(tables, key=lambda pair: pair[1].num_embeddings)
-    columns: dict[int, list[Tensor]] = {}
+    for name, table in sorted(_tables(seen), key=lambda pair: -pair[1].num_embeddings):
+        rows = _rows(client, name, uploaded=True) if name in seen.before else None
+        words = None if rows is None else _loaded(seen, table)
+        if rows is not None and words:
+            return words, set(rows) - {table.padding_idx or 0}
+    return None
+
+
+def _loaded(seen: Watched, table: nn.Embedding) -> set[int] | None:
+    """Collect the words of the batches, or the one category that each example has, that choose rows of ``table``."""
+    columns: dict[tuple[int, int], list[Tensor]] = {}
     for batch in seen.batches:
         for place, tensor in enumerate(tensors_in(batch)):
-            if tensor.dtype in (torch.int64, torch.int32) and tensor.dim() == 2:
-                columns.setdefault(place, []).append(tensor.flatten())
-    if not columns:
+            if tensor.dtype in (torch.int64, torch.int32) and tensor.dim() in (1, 2):
+                columns.setdefault((tensor.dim(), place), []).append(tensor.flatten())
+    whole = {key: torch.cat(parts) for key, parts in columns.items()}
+    fits = {
+        key: tokens
+        for key, tokens in whole.items()
+        if int(tokens.min()) >= 0
+        and int(tokens.max()) < table.num_embeddings
+        and (key[0] == 2 or _is_wide(tokens, table))
+    }
+    if not fits:
         return None
-    tokens = max((torch.cat(parts) for parts in columns.values()), key=lambda t: int(t.max()))
-    if int(tokens.max()) >= table.num_embeddings or int(tokens.min()) < 0:
-        return None
+    tokens = fits[max(fits, key=lambda key: (key[0], int(fits[key].max())))]
     words = set(tokens.unique().tolist())
     words.discard(table.padding_idx if table.padding_idx is not None else 0)
-    rows = _rows(client, name, uploaded=True)
-    return None if rows is None else (words, set(rows) - {table.padding_idx or 0})
+    return words
+
+
+def _is_wide(tokens: Tensor, table: nn.Embedding) -> bool:
+    """Say whether numbers reach over the table, as labels do not."""
+    return 2 * int(tokens.max()) >= table.num_embeddings
 
 
 def _tables(seen: Watched) -> list[tuple[str, nn.Embedding]]:

@@ -27,14 +27,14 @@ _Z_OF_THREE = 2.128
 
 TITLES = {
     "classes": "Which client has more of which class than others",
-    "words": "Which client has which words",
+    "words": "Which client has which words or categories",
     "members": "Which of two examples a client trained on",
 }
 """Name -> what is asked, as readers know it."""
 
 MEASURES = {
     "classes": "correlation with the truth; 0 is what guessing gives",
-    "words": "share of a client's own words among those read, F1; the control reads another client's upload",
+    "words": "a client's own words or categories beside those read, F1; the control reads another client's upload",
     "members": "share of pairs that are told apart; 0.5 is what guessing gives",
 }
 """Name -> what the number is."""

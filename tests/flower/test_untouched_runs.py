@@ -11,13 +11,15 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.ladder_problem import reason_of
+from fl_privacy.federation.replies import Failure
 from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.flower.untouched.app import read_app
 from fl_privacy.flower.untouched.audit import Asked, audit_app
 from fl_privacy.results.survivors import ClassTrace, class_trace, classes_told, members_told, words_told
 from fl_privacy.tapping import Sent, findings_of
 from fl_privacy.tapping.findings import Loaded
-from tests.flower.untouched_apps import LANGUAGE, LEGACY_SERVER, LISTED, PLAIN, SERVER, audited, rung, write
+from tests.flower.untouched_apps import HEAD, LANGUAGE, LEGACY_SERVER, LISTED, PLAIN, SERVER, audited, rung, write
 
 UNEVEN = PLAIN.replace(
     "    x, y = images(context)\n",
@@ -181,6 +183,43 @@ def test_whole_trainings_tell_words(tmp_path: Path) -> None:
     assert found["told"] and found["found"]["value"] > 0.95, found
 
 
+RATED = (
+    HEAD
+    + """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.users, self.films = nn.Embedding(500, 4), nn.Embedding(300, 4)
+    def forward(self, users, films): return (self.users(users) * self.films(films)).sum(1)
+def films(net): return {"films.weight": net.state_dict()["films.weight"]}
+def initial(): return ArrayRecord(films(Net()))
+@app.train()
+def train(msg, context):
+    net = Net()
+    net.load_state_dict(msg.content["arrays"].to_torch_state_dict(), strict=False)
+    g = torch.Generator().manual_seed(int(context.node_config["partition-id"]))
+    rated = TensorDataset(
+        torch.randint(0, 500, (60,), generator=g),
+        torch.randint(1, 300, (60,), generator=g),
+        torch.randint(1, 6, (60,), generator=g),
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=context.run_config["lr"])
+    for a, b, y in DataLoader(rated, batch_size=10):
+        optimizer.zero_grad()
+        F.mse_loss(net(a, b), y.float()).backward()
+        optimizer.step()
+    return answer(msg, ArrayRecord(films(net)), **{"num-examples": 60})
+"""
+)
+
+
+def test_films_that_a_client_has_rated_are_told_by_the_rows_that_moved(tmp_path: Path) -> None:
+    found = survivor(audited(tmp_path, "app_rated", RATED, nodes=3, clients=3, rounds=1), "words")
+    assert found["told"] and found["found"]["value"] > 0.95, found
+    assert found["control"]["value"] < 0.5
+
+
 def test_the_class_trace_is_of_the_last_bias() -> None:
     sent = {"a/w": np.zeros((3, 4)), "a/b": np.zeros(3), "a/n": np.zeros((), int)}
     up = {"r/w": np.ones((3, 4)), "r/b": np.array([1.0, 2.0, 0.0]), "r/n": np.ones((), int)}
@@ -269,3 +308,17 @@ def test_a_count_that_an_app_fills_in_is_no_fact(seen: int, severity: str, said:
     sent = Sent(direction="client to server", kind="train", round=1, node=1, values={("m", "num-examples"): 1})
     (found,) = findings_of(sent, Loaded(examples=seen), (), trained=True)
     assert (found.severity, said in found.what) == (severity, True)
+
+
+def test_words_whose_embedding_does_not_leave_are_said_to_be_not_attacked(tmp_path: Path) -> None:
+    frozen = LANGUAGE.replace("    optimizer =", "    net.words.requires_grad_(False)\n    optimizer =")
+    frozen = frozen.replace("ArrayRecord(net.state_dict())", "ArrayRecord(net.head.state_dict())")
+    frozen = frozen.replace("ArrayRecord(Model().state_dict())", "ArrayRecord(Model().head.state_dict())")
+    frozen = frozen.replace("net = Model(); net.load", "torch.manual_seed(0); net = Model(); net.head.load")
+    record = audited(tmp_path, "app_frozen_words", frozen)
+    assert "rows of the embedding that they choose" in rung(record, "one")["reason"]
+
+
+def test_an_attack_that_breaks_says_nothing_of_the_app() -> None:
+    assert reason_of(Failure("NotAttackedError: no loss was seen")) == "no loss was seen"
+    assert "tells nothing of the app (AssertionError: odd)" in reason_of(Failure("AssertionError: odd"))
