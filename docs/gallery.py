@@ -32,6 +32,9 @@ SPECIAL = {
     "attack-auto": "attack=auto attack.budget=quick",
     "attack-analytic": "model=mlp attack=analytic",
     "attack-cocktail_party": "model=mlp attack=cocktail_party batch_size=4",
+    "attack-maximum_a_posteriori": "model=lenet defense=quantization defense.bits=1 attack=maximum_a_posteriori"
+    " threat_model=strongest",
+    "attack-blind_deconvolution": "model=lenet defense=split_fed attack=blind_deconvolution threat_model=strongest",
     "attack-exact": "model=mlp attack=exact",
     "attack-adam_dlg": "attack=adam_dlg attack.iterations=1000 attack.lr=0.1",
     "attack-inverting_gradients": "model=lenet attack=inverting_gradients attack.iterations=300",

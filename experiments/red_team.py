@@ -63,8 +63,8 @@ class Cell:
 
 CELLS = (
     Cell("strongest member", 1, 4000),
-    Cell("strongest member", 1, 0),
     Cell("strongest member", 10, 4000),
+    Cell("strongest member", 1, 0),
     Cell("strongest member", 100, 4000),
     Cell("auto quick", 1, 4000),
     Cell("auto quick", 1, 0),

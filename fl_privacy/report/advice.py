@@ -335,8 +335,8 @@ def _not_by_the_strongest(table: MeasuredTable, affordable: Sequence[MeasuredDef
     """Recommend nothing, and say who tried and who did not."""
     lines = [
         f"Nothing is recommended: tried were {', '.join(table.attacks)}"
-        f" ({' '.join(table.attackers) or 'of an older version'}), and not attack=auto with {STRONGEST}, which joins all"
-        f" uploads and knows the defense's likelihood and public images. Measure again by `{table.command}`."
+        f" ({' '.join(table.attackers) or 'of an older version'}), and not attack=auto with {STRONGEST}, which joins"
+        f" all uploads and knows the defense's likelihood and public images. Measure again by `{table.command}`."
     ]
     if affordable:
         least = min(affordable, key=lambda d: _leak(d, threat))

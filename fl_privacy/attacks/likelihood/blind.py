@@ -21,7 +21,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_grou
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.starts import Constant
-from fl_privacy.attacks.likelihood.pixel_prior import PixelPrior, learn_prior, prior_of_photographs
+from fl_privacy.attacks.likelihood.pixel_prior import learn_prior
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
@@ -187,8 +187,9 @@ class BlindDeconvolution:
     What entered the first public layer is found by the gradients of the public ones
     (:class:`fl_privacy.attacks.feature_inversion.Recovery`). Then the unknown convolution and the image take turns
     (alternating least squares) from several starts: the mean of the class, public images of the class, and the first
-    principal component of the features over their channels and its negative, which by itself is often readable. Images
-    are normal with mean and covariance of public ones; without these, of photographs.
+    principal component of the features over their channels and its negative. Images are normal with mean and covariance
+    of public ones; without these, the first principal component is all that is taken, up to sign and contrast: it is
+    often readable by itself.
 
     Attributes:
         recovery: of the features.
@@ -251,7 +252,7 @@ class BlindDeconvolution:
             images = self._deconvolved(private, features, labels[rows], first)
             positions = list(group.observations)
             results |= {
-                positions[row]: _reconstruction(observations[row], image, labels[row], bool(_has_prior(first)))
+                positions[row]: _reconstruction(observations[row], image, labels[row], _has_prior(first))
                 for row, image in zip(rows, images, strict=True)
             }
         report(1.0)
@@ -259,10 +260,13 @@ class BlindDeconvolution:
 
     def _deconvolved(self, private: PrivateConvolution, features: Tensor, labels: Tensor, first: Observation) -> Tensor:
         """Return images (V, C, H, W) in [0, 1] of ``features`` (V, O, h, w)."""
-        prior = _prior_of(first).to(features)
-        means, which = prior.of(labels)
-        shape = tuple(first.input_shape)
+        shape, known_public = tuple(first.input_shape), first.knowledge
         put_out, known = private.undone(features)
+        if not _has_prior(first):
+            return _spread_out(_principal_image(put_out, shape)).view(-1, *shape)
+        assert known_public.public_images is not None
+        prior = learn_prior(known_public.public_images, known_public.public_labels, first.num_classes).to(features)
+        means, which = prior.of(labels)
         found = torch.empty(len(features), *shape).to(features)
         for kind in which.unique().tolist():  # type: ignore[no-untyped-call]
             rows = (which == kind).nonzero().flatten()
@@ -280,12 +284,11 @@ class BlindDeconvolution:
         component = _principal_image(put_out, shape)
         spread = 0.25 * component / component.std(1, keepdim=True).clamp_min(1e-9)
         starts = [means, means + spread, means - spread]
-        if _has_prior(first) and self.starts:
-            images, classes = known.public_images, known.public_labels
-            assert images is not None
-            for number in range(self.starts):
-                picked = [_of_class(classes, int(label), number, len(images)) for label in labels]
-                starts.append(images[picked].flatten(1).to(means))
+        images, classes = known.public_images, known.public_labels
+        assert images is not None
+        for number in range(self.starts):
+            picked = [_of_class(classes, int(label), number, len(images)) for label in labels]
+            starts.append(images[picked].flatten(1).to(means))
         return torch.stack(starts, 1)
 
 
@@ -298,14 +301,6 @@ def _of_class(classes: Tensor | None, label: int, number: int, total: int) -> in
 def _has_prior(first: Observation) -> bool:
     public = first.knowledge.public_images
     return public is not None and len(public) >= _FEWEST
-
-
-def _prior_of(first: Observation) -> PixelPrior:
-    known = first.knowledge
-    if not _has_prior(first):
-        return prior_of_photographs(tuple(first.input_shape))
-    assert known.public_images is not None
-    return learn_prior(known.public_images, known.public_labels, first.num_classes)
 
 
 def _label(observation: Observation, model: nn.Module, seed: int) -> Tensor:
@@ -326,6 +321,13 @@ def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
     first = directions[:, 0].view(len(maps), 1, *put_out.shape[2:])
     large = F.interpolate(first, shape[1:], mode="bicubic")
     return large.expand(-1, shape[0], -1, -1).flatten(1)
+
+
+def _spread_out(images: Tensor) -> Tensor:
+    """Bring each of ``images`` (V, N), whose scale nobody knows, to [0, 1]; what is at the edges of most is dark."""
+    images = images * torch.where(images.median(1, keepdim=True).values > images.mean(1, keepdim=True), -1.0, 1.0)
+    low, high = images.amin(1, keepdim=True), images.amax(1, keepdim=True)
+    return (images - low) / (high - low).clamp_min(1e-9)
 
 
 @dataclass(frozen=True, eq=False)
@@ -418,14 +420,20 @@ class Turn:
         return z, replace(self, filled=filled), (filled - fitted).square().mean((1, 2))
 
 
+_BY_TURNS = (
+    "It finds what the private layer puts out by the gradients of the public ones, and the unknown layer together with"
+    " the image (blind deconvolution), which is drawn to public images."
+)
+_BY_COMPONENT = (
+    "It finds what the private layer puts out by the gradients of the public ones, and takes its first principal"
+    " component over the channels for the image."
+)
+
+
 def _reconstruction(observation: Observation, image: Tensor, label: Tensor, has_prior: bool) -> Reconstruction:
-    kind = "public images" if has_prior else "photographs"
     return Reconstruction(
         id=observation.id,
         batch=Batch(image[None].float().cpu(), label[None].cpu()),
-        countermeasures=(
-            "It finds what the private layer puts out by the gradients of the public ones, and the unknown layer"
-            f" together with the image (blind deconvolution), which is drawn to {kind}.",
-        ),
-        member="blind deconvolution",
+        countermeasures=(_BY_TURNS if has_prior else _BY_COMPONENT,),
+        member="blind deconvolution" if has_prior else "principal component of features",
     )
