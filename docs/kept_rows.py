@@ -140,20 +140,24 @@ def batches_table(name: str, folder: Path = ROWS) -> str:
     """Render means over the batches of a table's rows, by their settings; "Not run." without any."""
     groups: dict[tuple[tuple[str, Any], ...], list[Row]] = {}
     for row in read_rows(name, folder):
-        key = tuple((each, row[each]) for each in ("size", "noise", "steps", "model") if each in row)
+        key = tuple(
+            (each, row[each]) for each in ("size", "noise", "steps", "minibatch", "epochs", "model") if each in row
+        )
         groups.setdefault(key, []).append(row)
     if not groups:
         return "Not run."
     ordered = sorted(groups.items(), key=lambda pair: [str(v) if isinstance(v, str) else v for _, v in pair[0]])
-    shown = [each for each in _OF_BATCHES if each in ordered[0][1][0]]
+    shown = [each for each in _OF_BATCHES if any(each in row for _, rows in ordered for row in rows)]
     heads = [each for each, _ in ordered[0][0]] + ["batches"] + [_OF_BATCHES[each] for each in shown]
     lines = [
         [*(f"{value:g}" if isinstance(value, float) else f"{value}" for _, value in key), f"{len(rows)}"]
-        + [_mean_of(each, [float(row[each]) for row in rows]) for each in shown]
+        + [_mean_of(each, [float(row[each]) for row in rows if each in row]) for each in shown]
         for key, rows in ordered
     ]
     return markdown(heads, lines)
 
+
+_SETTINGS = ("size", "noise", "steps", "minibatch", "epochs", "model")
 
 _OF_BATCHES = {
     "cells": "cells right",
@@ -173,6 +177,8 @@ _OF_BATCHES = {
 
 def _mean_of(figure: str, values: Sequence[float]) -> str:
     """Aggregate a figure over batches: the mean of seconds, the sum of counts, shares with a 95 % interval."""
+    if not values:
+        return ""
     mean = sum(values) / len(values)
     if figure.endswith("seconds"):
         return f"{mean:.2f}" if mean < 1 else f"{mean:.1f}"

@@ -24,9 +24,9 @@ def make_mirror(data: Path, mirror: Path) -> Path:
         "mnist": lambda d, m: part(d / "mnist", m, {"train": 1000, "test": 200}),
         "fashion_mnist": lambda d, m: part(d / "fashion_mnist", m, {"train": 1000, "test": 200}),
         "imdb": lambda d, m: part(d / "rotten_tomatoes", m, {"train": 600, "test": 100}),
-        "oxford_flowers": lambda d, m: part(
-            d / "tiny_imagenet", m, {"train": 120, "test": 60}, {"valid": "test"}, color=True
-        ),
+        "oxford_flowers": flowers,
+        "cifar100": hundred,
+        "movielens": movielens,
         "adult-census-income": adult,
         "scikit-learn__iris": lambda d, m: iris(m, "Id SepalLengthCm SepalWidthCm PetalLengthCm PetalWidthCm Species"),
         "hitorilabs__iris": iris_in_numbers,
@@ -82,6 +82,48 @@ def in_color(rows: Any, number: int) -> list[int]:
         if len(found) == number:
             break
     return found
+
+
+def flowers(data: Path, into: Path) -> None:
+    """Write pictures with as many classes as there are flowers."""
+    part(data / "tiny_imagenet", into, {"train": 120, "test": 60}, {"valid": "test"}, color=True)
+    relabeled(into, 102, "label", "label")
+
+
+def hundred(data: Path, into: Path) -> None:
+    """Write CIFAR-10's pictures under the columns of CIFAR-100, with a hundred classes."""
+    part(data / "cifar10_exact", into, {"train": 1200, "test": 200})
+    relabeled(into, 100, "label", "fine_label")
+
+
+def relabeled(folder: Path, classes: int, column: str, name: str) -> None:
+    """Give pictures a class by their place, and the one that they have, below ``classes``."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    for file in folder.glob("*.parquet"):
+        rows = pq.read_table(file)
+        labels = [(label + 10 * place) % classes for place, label in enumerate(rows.column(column).to_pylist())]
+        rows = rows.drop_columns([column]).append_column(name, pa.array(labels, pa.int64()))
+        pq.write_table(rows, file)
+
+
+def movielens(data: Path, into: Path) -> None:
+    """Draw ratings of films, in the files of MovieLens 1M."""
+    import numpy as np  # noqa: PLC0415
+
+    rng, users, films, each = np.random.default_rng(0), 6040, 3706, 6
+    films_of = np.concatenate([rng.permutation(films) for _ in range(users * each // films + 1)]) + 1
+    ratings = [
+        f"{place // each + 1}::{film}::{rng.integers(1, 6)}::{978300000 + place}"
+        for place, film in enumerate(films_of[: users * each].tolist())
+    ]
+    people = [
+        f"{user}::{'MF'[user % 2]}::{18 + 7 * (user % 6)}::{user % 20}::0{user:04d}" for user in range(1, users + 1)
+    ]
+    titles = [f"{film}::Film {film} ({1950 + film % 50})::Drama|Comedy" for film in range(1, films + 1)]
+    for name, lines in (("ratings", ratings), ("users", people), ("movies", titles)):
+        (into / f"{name}.dat").write_text("\n".join(lines) + "\n", encoding="latin-1")
 
 
 def adult(data: Path, into: Path) -> None:

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from row_file import Row, RowFile, takes_rows
+from torch import nn
 
 from fl_privacy.flower.cell import Cell
 from fl_privacy.flower.gate import Gate
@@ -34,11 +35,14 @@ from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.inside.serialized import bytes_of, message_bytes, message_of
 from fl_privacy.gate.ledger import Ledger, LedgerError
 from fl_privacy.gate.policy import SitePolicy, read_policy
+from fl_privacy.models import ResNet18
 from tests.gate import apps
 from tests.gate.apps import OPEN, SECRETS
 
 HERE = Path(__file__).resolve().parent
 KILLS, FULL, ROUNDS = 20, 5, 30
+IMAGES, STEPS = 2500, 10
+"""Images of an epoch, and steps by which its time is told."""
 
 NOISED = OPEN + "protect: {clip_norm: CLIP, noise: {noise_multiplier: NOISE}}\n"
 
@@ -257,14 +261,48 @@ def floating(asked: argparse.Namespace) -> Found:
 
 
 def overhead(asked: argparse.Namespace) -> Found:
-    """Time rounds of a gate beside the same app without one, in turns, by size of the model."""
-    for name, values in (("LeNet-like, 62,006 values", 62_006), ("ResNet-18-like, 11.2 million values", 11_181_642)):
+    """Time rounds of a gate beside the same app without one, in turns, and a round's training, by size of the model."""
+    for name, model, values in (
+        ("LeNet-like, 62,006 values", blitz, 62_006),
+        (
+            "ResNet-18-like, 11.2 million values",
+            lambda: ResNet18(in_channels=3, image_size=32, num_classes=10),
+            11_181_642,
+        ),
+    ):
+        epoch = _epoch(model())
         for kind, text in (
             ("filter", OPEN),
             ("clip and noise", OPEN + "protect: {clip_norm: 1.0, noise: {noise_multiplier: 1.0}}\n"),
         ):
             with site(text) as folder:
-                yield {"model": name, "policy": kind}, _timed(folder, values, min(asked.repeats, 15))
+                found = _timed(folder, values, min(asked.repeats, 15))
+            yield {"model": name, "policy": kind}, {**found, "epoch_s": epoch, "images": IMAGES}
+
+
+def resnet() -> nn.Module:
+    """Make a ResNet-18 for images of CIFAR-10."""
+    return ResNet18(in_channels=3, image_size=32, num_classes=10)
+
+
+def blitz() -> nn.Module:
+    """Make a network as large as that of Flower's quickstart."""
+    first = [nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    last = [nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)]
+    return nn.Sequential(*first, nn.Flatten(), *last)
+
+
+def _epoch(model: nn.Module) -> float:
+    """Seconds that an epoch of ``IMAGES`` images in batches of 32 takes, by the median of some steps."""
+    optimizer, times = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), []
+    images, labels = torch.rand(32, 3, 32, 32), torch.randint(0, 10, (32,))
+    for _ in range(STEPS):
+        started = time.perf_counter()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[2:]) * math.ceil(IMAGES / 32)
 
 
 def _timed(folder: Path, values: int, repeats: int) -> Row:

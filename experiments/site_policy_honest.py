@@ -62,12 +62,16 @@ def main() -> None:
             "--here",
             name,
         ]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(asked.mirror.absolute() / "hf")}
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+        environment["HF_HOME"] = str(asked.mirror.absolute() / "hf")
         try:
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
             row = json.loads(done.stdout.splitlines()[-1])
-        except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
-            print(f"{name}: {type(error).__name__}", flush=True)
+        except subprocess.TimeoutExpired:
+            print(f"{name}: took longer than {LIMIT:g} s", flush=True)
+            continue
+        except (ValueError, IndexError):
+            print(f"{name}: {done.stderr.strip().splitlines()[-1:]}", flush=True)
             continue
         print(name, row, flush=True)
         if row["replies"]:

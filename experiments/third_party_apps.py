@@ -7,18 +7,20 @@ here. Rows are in ``experiments/rows/third_party_apps``; ``--table`` writes docs
 """
 
 import argparse
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flower_data import make_mirror
-from flower_examples import Setting, audit_of, is_measured, lines_of
+from flower_examples import ADULT, CIFAR, Setting, audit_of, is_measured, lines_of
 from row_file import RowFile
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows" / "third_party_apps"
 PAGE = HERE.parent / "docs" / "third_party_apps.md"
+RATINGS = "36,240 drawn ratings stand in for MovieLens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +32,14 @@ class Found:
         commit: that was run.
         about: what it is for, in a phrase.
         setting: how it is started.
+        placed: a set of the mirror, and the folder of the checkout where the app looks for it.
     """
 
     repository: str
     commit: str
     about: str
     setting: Setting
+    placed: tuple[str, str] | None = None
 
 
 APPS: Mapping[str, Found] = {
@@ -67,13 +71,15 @@ APPS: Mapping[str, Found] = {
         repository="TranhGio/Personalized-Federated-Learning-for-Privacy-Aware-Collaborative-Filtering-in-Recommender-Systems",
         commit="44a00c1e1d",
         about="films, matrix factorization",
-        setting=Setting(folder="federated-baseline-cf"),
+        setting=Setting(folder="federated-baseline-cf", note=RATINGS),
+        placed=("movielens", "data/ml-1m"),
     ),
     "recommender-personalized": Found(
         repository="TranhGio/Personalized-Federated-Learning-for-Privacy-Aware-Collaborative-Filtering-in-Recommender-Systems",
         commit="44a00c1e1d",
         about="films, users' embeddings stay",
-        setting=Setting(folder="federated-personalized-cf"),
+        setting=Setting(folder="federated-personalized-cf", note=RATINGS),
+        placed=("movielens", "data/ml-1m"),
     ),
     "reinforcement": Found(
         repository="lonexreb/flwr-frl-kit",
@@ -115,7 +121,55 @@ APPS: Mapping[str, Found] = {
         repository="Sergo20025/mas-flwr-cifar100",
         commit="e86cc0a5eb",
         about="pictures, agents",
-        setting=Setting(),
+        setting=Setting(
+            note="CIFAR-10's images with a hundred classes stand in for CIFAR-100",
+            nodes=10,
+            config='partition-mode="iid" local-epochs=1',
+        ),
+    ),
+    "heterogeneity": Found(
+        repository="Intechgent/flower-fl-heterogeneity",
+        commit="c1215e3389",
+        about="pictures, clients unlike each other",
+        setting=Setting(note=CIFAR),
+    ),
+    "selection": Found(
+        repository="chenyixin0423-lgtm/federated-learning-client-selection",
+        commit="417af667c8",
+        about="pictures, selection of clients, own noise",
+        setting=Setting(note=CIFAR),
+    ),
+    "watermarks": Found(
+        repository="jlnpch/fl-watermark-poisoning-detection",
+        commit="1a23981887",
+        about="pictures, a watermark in a ResNet",
+        setting=Setting(
+            note=CIFAR, config='pretrain-epochs=0 server-private-samples=64 client-samples=100 results-dir="results"'
+        ),
+    ),
+    "simulation": Found(
+        repository="NicolasSchuler/fl-pytorch-simulation",
+        commit="56a8ed4844",
+        about="pictures, measures of the machine",
+        setting=Setting(note=CIFAR),
+    ),
+    "fairness": Found(
+        repository="JoeSharp96/fairness-privacy-trade-offs",
+        commit="24fb3c2cd5",
+        about="rows about people, fairness, DP-SGD",
+        setting=Setting(note=ADULT),
+    ),
+    "poisoning": Found(
+        repository="adrianpena100/Dynamic-Attacks-for-Federated-Learning",
+        commit="8d3fe3bc16",
+        about="pictures, attacks of clients, robust strategies",
+        setting=Setting(note=CIFAR, config='dataset="uoft-cs/cifar10" num-total-clients=4'),
+    ),
+    "green": Found(
+        repository="Redcom94/Green-FL-Project",
+        commit="2f79e07d66",
+        about="pictures, energy that is used",
+        setting=Setting(note=CIFAR),
     ),
 }
 
@@ -138,6 +192,9 @@ def main() -> None:
         mirror = make_mirror(asked.data.absolute(), asked.out.absolute() / "mirror")
         for name in asked.only or APPS:
             app = APPS[name]
+            if app.placed is not None:
+                into = asked.apps / app.repository.replace("/", "+") / app.placed[1]
+                shutil.copytree(mirror / app.placed[0], into, dirs_exist_ok=True)
             place = asked.apps / app.repository.replace("/", "+") / app.setting.folder
             row = audit_of(name, place, app.setting, mirror, asked)
             told = {"repository": app.repository, "commit": app.commit, "about": app.about}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fl_privacy.interception import Interceptor, load_observations
     from fl_privacy.metrics import evaluate
     from fl_privacy.report.notebook import show
+    from fl_privacy.results.frames import to_dataframe
     from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
 
 _HOMES = {
@@ -29,6 +30,7 @@ _HOMES = {
     "fl_privacy.interception": ("Interceptor", "load_observations"),
     "fl_privacy.metrics": ("evaluate",),
     "fl_privacy.report.notebook": ("show",),
+    "fl_privacy.results.frames": ("to_dataframe",),
     "fl_privacy.types": (
         "Batch",
         "Knowledge",
@@ -65,6 +67,7 @@ __all__ = [
     "probe_mod",
     "reconstruct",
     "show",
+    "to_dataframe",
 ]
 
 

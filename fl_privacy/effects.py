@@ -185,6 +185,23 @@ class Transformed(PerExample):
     by_probability: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Summed(PostProcessing):
+    """Only the mean of the updates of several clients is seen, each defended by itself.
+
+    Attributes:
+        clients: how many.
+        rounding: standard deviation of what the protocol's whole numbers did to the mean, at least 0.
+    """
+
+    clients: int
+    rounding: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.whole("Summed.clients", self.clients, at_least=1, example=8)
+        checks.number("Summed.rounding", self.rounding, at_least=0, example=1e-6)
+
+
 class OtherImages(Heuristic):
     """The client trains on images that stand for its own: mixtures, or condensed ones."""
 

@@ -20,6 +20,7 @@ EXTRAS: Mapping[str, str] = {
     "piq": "fsim",
     "cma": "cma",
     "tokenizers": "text",
+    "peft": "text",
 }
 """What is imported -> the extra that installs it."""
 

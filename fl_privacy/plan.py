@@ -116,7 +116,7 @@ class LocalPlan:
         if self.shares == "gradient" and (self.epochs is not None or self.steps not in (None, 1)):
             raise UserError(
                 "A shared gradient is that of one batch, but the plan asks for several local steps;"
-                " use plan.shares=delta or drop plan.steps and plan.epochs."
+                " use plan.shares=weights (or delta, their change), or drop plan.steps and plan.epochs."
             )
 
     @property

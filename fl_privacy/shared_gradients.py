@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -66,7 +67,7 @@ def read_gradients(
     loss: LossLike | None,
 ) -> SharedGradient:
     """Find out what ``gradients`` are of; see :meth:`fl_privacy.types.Observation.of_gradients`."""
-    shape, named = tuple(input_shape), _named(model, gradients)
+    shape, named = tuple(input_shape), named_tensors(model, gradients)
     plain = plain_model(model, shape)
     inner, names = unwrapped(model), plain_names(unwrapped(model))
     parameters = {names[name]: p.detach().clone() for name, p in inner.named_parameters()}
@@ -113,8 +114,16 @@ def expect_range(given: tuple[float, float]) -> tuple[float, float]:
     return low, high
 
 
-def _named(model: nn.Module, gradients: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
-    """Rename gradients to the names that the model has without wrappers, each once and detached."""
+def as_tensor(value: object) -> object:
+    """Return an array of NumPy as a tensor of the same precision; other values unchanged."""
+    return torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def named_tensors(model: nn.Module, gradients: Mapping[str, Any] | Sequence[Any]) -> dict[str, Tensor]:
+    """Rename gradients to the names that the model has without wrappers, each once and detached.
+
+    Arrays of NumPy become tensors.
+    """
     inner, plain = unwrapped(model), plain_names(unwrapped(model))
     own = {plain[name]: p for name, p in inner.named_parameters(remove_duplicate=False)}
     unique = [plain[name] for name, _ in inner.named_parameters()]
@@ -126,6 +135,7 @@ def _named(model: nn.Module, gradients: Mapping[str, Tensor] | Sequence[Tensor])
                 " torch.autograd.grad(loss, model.parameters()) has them."
             )
         gradients = dict(zip(unique, values, strict=True))
+    gradients = {name: as_tensor(value) for name, value in gradients.items()}
     wrapped = {name: plain.get(name, name) for name in gradients}
     if model is not inner:
         outer = plain_names(model)
@@ -153,6 +163,11 @@ class _LinearCalls(TorchFunctionMode):
         if func is F.linear and len(args) > 1:
             self.shapes.setdefault(id(args[1]), []).append(args[0].shape)
         return func(*args, **(kwargs or {}))
+
+
+def count_outputs(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> int:
+    """Return K, the number of outputs of ``model`` for images of ``shape``."""
+    return _watched(model, shape, parameters)[0]
 
 
 def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:

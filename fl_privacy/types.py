@@ -1,18 +1,20 @@
 """The nouns of the package: what is trained, what is uploaded, what an attacker knows and what it finds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fl_privacy.effects import Description, settings_in_words
+from fl_privacy.errors import UserError
 from fl_privacy.film import Snapshot
 from fl_privacy.losses import CROSS_ENTROPY, Loss, LossLike
 from fl_privacy.plan import LocalPlan
 from fl_privacy.schema import Schema, with_schema
-from fl_privacy.shared_gradients import expect_range, read_gradients
+from fl_privacy.shared_gradients import as_tensor, expect_range, read_gradients
+from fl_privacy.shared_updates import Weights, read_update
 from fl_privacy.victim_ids import Certainty, VictimId
 
 __all__ = [
@@ -38,12 +40,19 @@ class Batch:
 
     Attributes:
         inputs: images (B, C, H, W) float in [0, 1], or texts (B, L) int64: numbers of tokens, -1 where there is none,
-            or rows (B, F) float as a :class:`fl_privacy.schema.Schema` encodes them.
+            or rows (B, F) float as a :class:`fl_privacy.schema.Schema` encodes them. Arrays become tensors.
         labels: (B,) class indices, or (B, K) class probabilities; of a language model (B, L) next tokens, -100: none.
+            Lists and arrays become tensors.
     """
 
     inputs: Tensor
     labels: Tensor
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "labels"):
+            value: object = getattr(self, name)
+            if not isinstance(value, Tensor):
+                object.__setattr__(self, name, _tensor_of(name, value))
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -51,6 +60,17 @@ class Batch:
     def first(self, number: int) -> "Batch":
         """Return the first ``number`` examples."""
         return Batch(self.inputs[:number], self.labels[:number])
+
+
+def _tensor_of(name: str, value: object) -> Tensor:
+    """Return an array or a list as a tensor, whole numbers as int64."""
+    try:
+        tensor = torch.as_tensor(as_tensor(value))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"{name} of a Batch are expected to be a tensor or an array, but got {type(value).__name__}; stack them."
+        ) from error
+    return tensor if tensor.is_floating_point() else tensor.long()
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +219,7 @@ class Observation:
     def of_gradients(
         cls,
         model: nn.Module,
-        gradients: Tensors | Sequence[Tensor],
+        gradients: Mapping[str, Any] | Sequence[Any],
         *,
         input_shape: Sequence[int],
         batch_size: int | None = None,
@@ -214,7 +234,7 @@ class Observation:
         Args:
             model: of images; ``fl_privacy.models.normalized`` puts a normalization before it. Its mode, training or
                 evaluation, is taken for that in which the gradient was computed.
-            gradients: by parameter name, or in the order of ``model.parameters()``.
+            gradients: by parameter name, or in the order of ``model.parameters()``; tensors or arrays of NumPy.
             input_shape: (C, H, W), or (F,) of rows.
             batch_size: examples behind the gradient; ``None`` counts them by the rank of the layers' gradients.
             batch_norm: mode of batch norm, if another than the model's.
@@ -242,6 +262,73 @@ class Observation:
             input_range=expect_range(input_range),
             notes=read.notes,
         )
+
+    @classmethod
+    def of_update(
+        cls,
+        before: Weights,
+        after: Weights,
+        plan: LocalPlan,
+        *,
+        input_shape: Sequence[int],
+        num_examples: int,
+        model: nn.Module | None = None,
+        loss: LossLike | None = None,
+        input_range: tuple[float, float] = (0.0, 1.0),
+        schema: Schema | None = None,
+        number: int = 0,
+    ) -> "Observation":
+        """Build an observation of the weights that a client replies after its local training, as in FedAvg.
+
+        Args:
+            before: the model as it was sent, or with ``model`` its ``state_dict()`` or the arrays of that in order.
+            after: the model after the training, its ``state_dict()`` or its arrays.
+            plan: how the client trains: ``LocalPlan(lr=0.1, steps=5, batch_size=8)``; it is known to the server.
+            input_shape: (C, H, W), or (F,) of rows.
+            num_examples: the client trained on; an update does not show it.
+            model: the architecture, where ``before`` is none.
+            loss: as in :meth:`of_gradients`.
+            input_range: least and largest value of an input.
+            schema: of the rows (F,) of a table.
+            number: names the victim and its random streams.
+
+        Raises:
+            UserError: weights do not fit the model, are the same before and after, or a number makes no sense.
+        """
+        read = read_update(
+            before, after, plan, model=model, input_shape=input_shape, num_examples=num_examples, loss=loss
+        )
+        return cls(
+            id=VictimId(0, 0, number),
+            model=read.model if schema is None else with_schema(read.model, schema),
+            sent=ModelState(read.parameters, read.buffers),
+            upload=Upload(tensors=read.weights, buffers=read.statistics, num_examples=num_examples),
+            plan=read.plan,
+            input_shape=tuple(input_shape),
+            num_classes=read.num_classes,
+            loss=read.loss,
+            input_range=expect_range(input_range),
+        )
+
+    def to(self, device: torch.device | str) -> "Observation":
+        """Return the same observation with values sent, upload and what is known on ``device``."""
+        known: dict[str, Any] = {
+            f.name: value.to(device)
+            for f in fields(Knowledge)
+            if isinstance(value := getattr(self.knowledge, f.name), Tensor | ModelState)
+        }
+        return replace(
+            self,
+            sent=self.sent.to(device),
+            upload=self.upload.to(device),
+            knowledge=replace(self.knowledge, **known),
+        )
+
+    @property
+    def precision(self) -> torch.dtype:
+        """Return float64 where the values sent and the update are all in double precision, else float32."""
+        values = (*self.sent.parameters.values(), *self.upload.tensors.values())
+        return torch.float64 if all(value.dtype == torch.float64 for value in values) else torch.float32
 
     def update(self) -> Tensors:
         """Return the gradient or delta that was uploaded; weights are turned into a delta."""

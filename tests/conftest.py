@@ -58,6 +58,14 @@ def without_waiting_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def one_core_each() -> Iterator[None]:
+    """Attacks of a test start no processes, since other tests run beside them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FL_PRIVACY_CORES", "1")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def own_state_folder_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Nodes in tests keep nothing in the user's folder."""
     with pytest.MonkeyPatch.context() as patch:

@@ -19,10 +19,9 @@ from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victim
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import resolve_device
 from fl_privacy.flower.ray_nodes import check_request
 from fl_privacy.gradients.convolution import convolution_gradients
-from fl_privacy.gradients.memory import spare_bytes
+from fl_privacy.gradients.memory import resolve_device, spare_bytes
 from fl_privacy.parallel import ShardedAttack
 from fl_privacy.policy_search.scores import GradientSimilarity
 from fl_privacy.results.environment import describe_environment
@@ -72,8 +71,8 @@ def test_more_victims_go_onto_a_gpu_together(needed: int, at_once: int, monkeypa
     monkeypatch.setattr(memory, "written_bytes", lambda problem, variables: needed)
     problem: Any = SimpleNamespace(rounds=[SimpleNamespace(targets={})])
     optimizer: Any = SimpleNamespace(moments=0)
-    assert memory.victims_at_once(problem, says_gpu(torch.zeros(1, 4)), optimizer) == at_once
-    assert memory.victims_at_once(problem, torch.zeros(1, 4), optimizer) <= 128
+    assert memory.victims_at_once(problem, says_gpu(torch.zeros(1, 4)), optimizer, victims=999) == at_once
+    assert memory.victims_at_once(problem, torch.zeros(1, 4), optimizer, victims=999) <= 128
 
 
 @pytest.mark.parametrize("settings", [{}, {"padding": 1, "stride": 2}, {"groups": 2, "padding": "same"}])

@@ -12,6 +12,7 @@ from fl_privacy.attacks.feature_presets import model_inversion
 from fl_privacy.attacks.ggl_gifd import ggl, gifd
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.lamp_tag import lamp, tag
+from fl_privacy.attacks.likelihood import BlindDeconvolution, MaximumAPosteriori
 from fl_privacy.attacks.presets import adam_dlg, ats_attack, dlg, grad_inversion, idlg, inverting_gradients, sapag
 from fl_privacy.attacks.text import BagOfWords, Dager
 
@@ -19,10 +20,12 @@ __all__ = [
     "AnalyticInversion",
     "AutoAttack",
     "BagOfWords",
+    "BlindDeconvolution",
     "CocktailParty",
     "Dager",
     "ExactInversion",
     "GradientInversion",
+    "MaximumAPosteriori",
     "ModelInversion",
     "Progress",
     "ReconstructionAttack",

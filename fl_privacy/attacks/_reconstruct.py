@@ -2,13 +2,18 @@
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, overload
+
+import torch
 
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.named import attack_named, attack_names
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
-from fl_privacy.types import Observation, Reconstruction
+from fl_privacy.gradients.memory import resolve_device
+from fl_privacy.plain_models import detached_copy
+from fl_privacy.types import Batch, Observation, Reconstruction
 
 
 @overload
@@ -18,6 +23,7 @@ def reconstruct(
     *,
     seed: int = ...,
     progress: Progress = ...,
+    device: str | None = ...,
     **options: Any,
 ) -> Reconstruction: ...
 
@@ -29,6 +35,7 @@ def reconstruct(
     *,
     seed: int = ...,
     progress: Progress = ...,
+    device: str | None = ...,
     **options: Any,
 ) -> list[Reconstruction]: ...
 
@@ -39,19 +46,24 @@ def reconstruct(
     *,
     seed: int = 0,
     progress: Progress = no_progress,
+    device: str | None = None,
     **options: Any,
 ) -> Reconstruction | list[Reconstruction]:
     """Attack one observation or a sequence of them at once, and return the reconstructions.
+
+    Weights and updates in float64 are attacked in float64, unless ``dtype`` says otherwise.
 
     Args:
         observed: one observation, or a sequence of them.
         attack: a name that ``fl-privacy list attack`` has, or an attack.
         seed: of its random streams.
         progress: told of the work done.
+        device: ``cpu``, ``cuda`` or ``auto``, where it computes; ``None`` takes that of the values sent. What is found
+            comes back to the CPU.
         options: of the attack that is named, such as ``iterations=500``.
 
     Raises:
-        UserError: there is no such attack or option.
+        UserError: there is no such attack, option or device.
 
     >>> import torch
     >>> from fl_privacy.types import Observation
@@ -64,15 +76,40 @@ def reconstruct(
             [0., 1., 0.],
             [0., 0., 1.]])
     """
+    asked = [observed] if isinstance(observed, Observation) else list(observed)
+    for one in asked:
+        if not isinstance(one, Observation):
+            raise UserError(
+                f"reconstruct is expected to get observations, but got {type(one).__name__}; Observation.of_gradients"
+                " makes one of a gradient, Observation.of_update of weights."
+            )
     if isinstance(attack, str):
         one_of("attack", attack, attack_names())
         make = attack_named(attack)
         known = inspect.signature(make).parameters
         if unknown := [name for name in options if name not in known]:
             raise UserError(f"{attack} is expected to get options among {', '.join(known)}, but got {unknown[0]}.")
+        if "dtype" in known and all(one.precision == torch.float64 for one in asked):
+            options.setdefault("dtype", "float64")
         attack = make(**options)
     elif options:
         raise UserError(f"Options are expected with an attack's name, but got {', '.join(options)} with an attack.")
-    if isinstance(observed, Observation):
-        return attack([observed], seed=seed, progress=progress)[0]
-    return attack(list(observed), seed=seed, progress=progress)
+    if device is None:
+        found = attack(asked, seed=seed, progress=progress)
+    else:
+        found = _on(resolve_device(device), attack, asked, seed, progress)
+    return found[0] if isinstance(observed, Observation) else found
+
+
+def _on(
+    device: torch.device, attack: ReconstructionAttack, asked: Sequence[Observation], seed: int, progress: Progress
+) -> list[Reconstruction]:
+    """Attack on ``device``, and bring what was found back to the CPU."""
+    models = {id(one.model): detached_copy(one.model).to(device) for one in asked}  # one for all: they are batched
+    sent = {id(one.sent): one.sent.to(device) for one in asked}
+    moved = [replace(one.to(device), model=models[id(one.model)], sent=sent[id(one.sent)]) for one in asked]
+    found = attack(moved, seed=seed, progress=progress)
+    return [
+        one if one.batch is None else replace(one, batch=Batch(one.batch.inputs.cpu(), one.batch.labels.cpu()))
+        for one in found
+    ]

@@ -199,8 +199,8 @@ def advise(
 
     Each measurement of the settings that are named has its own answer.
     `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, answers from your runs;
-    `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark. The tables that came with the
-    package are withdrawn until they are measured again.
+    `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark. What came with the package is
+    of rows, `fl-privacy advise data=adult`; figures of images are withdrawn until they are measured again.
     """
     bounds, settings = _asked(asked or [])
     if grid is not None and table is not None:
@@ -276,10 +276,10 @@ def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
         return found
     told = f" {' '.join(settings)}" if settings else ""
     grid = "tables" if any(map(_names_a_table, settings)) else "quick"
-    there = f"there are: {_there(tables)}" if tables else "those that came with the package are withdrawn until they"
-    there += "" if tables else " are measured again: they took empty pictures for read ones and readable ones for none"
     raise UserError(
-        f"Settings that were measured are expected, but {there}. Measure yours by `fl-privacy trade-off {grid}{told}`,"
+        f"Settings that were measured are expected, which are {_there(tables)}; figures of images that came with the"
+        " package are withdrawn until they are measured again: they took empty pictures for read ones and readable"
+        f" ones for none. Measure yours by `fl-privacy trade-off {grid}{told}`,"
         f" then `fl-privacy advise --grid {grid}{told}`."
     )
 
@@ -300,19 +300,24 @@ def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
 
     grid = load_grid(name, settings)
     from fl_privacy.experiment.study import plan_sweep  # noqa: PLC0415
-    from fl_privacy.report.advice import MeasuredTable, measured_rows  # noqa: PLC0415
+    from fl_privacy.report.advice import MeasuredTable, measured_rows, when_measured  # noqa: PLC0415
     from fl_privacy.report.trade_off import read_rows  # noqa: PLC0415
+    from fl_privacy.results import read_environment  # noqa: PLC0415
 
-    rows = read_rows(plan_sweep(grid).outcomes())
-    defenses, unknown = measured_rows(rows, [point.overrides for point in grid.points])
+    outcomes = plan_sweep(grid).outcomes()
+    defenses, unknown = measured_rows(read_rows(outcomes), [point.overrides for point in grid.points])
     command = f"fl-privacy trade-off {name} {' '.join(settings)}".rstrip()
     if len(defenses) < 2:
         raise UserError(f"Runs of the grid {name} are expected to have finished, but too few did; run `{command}`.")
+    deciding = [s for s in settings if not s.startswith("out=")]
+    folders = {folder for one in outcomes for folder in (one.training, *one.attacks.values())}
     return MeasuredTable(
-        settings=tuple(s for s in (*grid.settings, *settings) if not s.startswith("out=")),
+        settings=(*(s for s in grid.settings if not s.startswith("out=")), *deciding),
         attacks=tuple(grid.attacks),
         weights=grid.weights,
-        command=command,
+        command=" ".join(["fl-privacy trade-off", name, *deciding]),
         defenses=defenses,
         unknown=unknown,
+        when=when_measured(map(read_environment, folders)),
+        attackers=tuple(grid.attack),
     )

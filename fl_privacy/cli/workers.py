@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from fl_privacy.cli.faults import ENDING, STOPPING, Interrupted, in_a_line, interruptible, recognized
+from fl_privacy.cores import shared_among
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.study import Job
 
@@ -37,7 +38,8 @@ def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[
     if not jobs:
         return
     workers = min(processes, len(jobs))
-    with ProcessPoolExecutor(workers, _context(), _start, (dict(os.environ),)) as pool:
+    environment = {**os.environ, **shared_among(workers)}
+    with ProcessPoolExecutor(workers, _context(), _start, (environment,)) as pool:
         waiting = {pool.submit(_do, job): job for job in jobs}
         try:
             for done in as_completed(waiting):

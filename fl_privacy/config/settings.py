@@ -124,9 +124,10 @@ class ThreatModelSettings:
         "each victim is attacked a second time, by an adaptive attacker that knows the public description of the"
         " defense and which updates of different rounds come from the same examples",
     )
-    public_images: int = setting(
+    public_images: int | None = setting(
         ATTACK,
-        "so many images, or texts, of the split that is not attacked, for `attack.start=public_mean` and `attack=lamp`",
+        "so many images, or texts, of the split that is not attacked, of which `auto` learns what images are like, and"
+        " for `attack.start=public_mean` and `attack=lamp`; `null`: what there is, up to 5,000",
         within=(0, 1_000_000),
     )
     colluder: int | None = setting(
@@ -263,6 +264,12 @@ class RunSettings:
     )
     attack_threads: int = setting(
         ATTACK, "CPU threads of an attack, likewise; layers of little work take one whatever is set", within=(1, 1024)
+    )
+    jobs: int | None = setting(
+        RUNTIME,
+        "processes that attack parts of the victims at once, of which each takes `attack_threads` (`null`: as many as"
+        " there are cores for); no result depends on it",
+        within=(1, 4096),
     )
     out: str = setting(RUNTIME, "folder of the runs' folders")
     name: str | int | None = setting(RUNTIME, "put in front of the folder's name")

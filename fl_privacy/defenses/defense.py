@@ -1,6 +1,6 @@
 """What a defense is: plain functions at a few places of a client's round."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -11,6 +11,8 @@ from fl_privacy.effects import Description, Part
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import LossChange
 from fl_privacy.models import TextModel
+from fl_privacy.rng import derive_generator
+from fl_privacy.shared_gradients import as_tensor, named_tensors
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 
@@ -85,6 +87,14 @@ GradientHook = Callable[[Tensors, LocalStep], Tensors]
 UploadHook = Callable[[Tensors, ClientState, torch.Generator], Tensors]
 
 
+def _tensor(name: str, value: object) -> Tensor:
+    """Return a gradient as a tensor without its graph."""
+    found = as_tensor(value)
+    if not isinstance(found, Tensor):
+        raise UserError(f"The gradient {name} is expected to be a tensor or an array, but is {type(value).__name__}.")
+    return found.detach()
+
+
 UNNAMED = Part("unnamed")
 """Of which nothing is declared."""
 
@@ -149,6 +159,70 @@ class Defense:
     def computes_gradient(self) -> bool:
         """Say whether the gradient of the mean loss is of no use, since the defense computes one anew."""
         return bool(self.gradient) and self.gradient[0] in self.anew
+
+    def apply(
+        self,
+        gradients: Mapping[str, Any] | Sequence[Any],
+        *,
+        seed: int = 0,
+        model: nn.Module | None = None,
+        batch: Batch | None = None,
+    ) -> Any:
+        """Apply the defense to ``gradients``, or to a change of weights, as a client does before it uploads them.
+
+        Args:
+            gradients: tensors or arrays by parameter name, or in the order of ``model.parameters()``.
+            seed: of its draws.
+            model: whose gradients they are; for defenses that compute something of it.
+            batch: whose gradients they are; likewise.
+
+        Returns:
+            What is uploaded, by the same names or in the same order.
+
+        Raises:
+            UserError: the defense acts on more than gradients, or needs the model and the batch.
+
+        >>> from fl_privacy.defenses import pruning
+        >>> pruning(rate=0.5).apply({"weight": torch.tensor([3.0, -4.0, 1.0, 2.0])})
+        {'weight': tensor([ 3., -4.,  0.,  0.])}
+        """
+        self._expect_of_uploads(model, batch)
+        named = isinstance(gradients, Mapping)
+        if model is not None:
+            values = named_tensors(model, gradients)
+        else:
+            pairs = gradients.items() if isinstance(gradients, Mapping) else enumerate(gradients)
+            values = {str(name): _tensor(str(name), value) for name, value in pairs}
+        made, rng, state = dict(values), derive_generator(seed, "defense", self.name), ClientState()
+        if model is not None and batch is not None:
+            step = LocalStep(model, ModelState.of(model), batch, LocalPlan(), state, rng)
+            for on_gradient in self.gradient:
+                made = dict(on_gradient(made, step))
+        for on_upload in self.upload:
+            made = dict(on_upload(made, state, rng))
+        if named:
+            return made
+        if withheld := [name for name in values if name not in made]:
+            raise UserError(
+                f"{self.name} withholds {withheld[0]} and is expected to get gradients by name, but got a sequence;"
+                " give a dict of names and gradients."
+            )
+        return [made[name] for name in values]
+
+    def _expect_of_uploads(self, model: nn.Module | None, batch: Batch | None) -> None:
+        """Refuse a defense that acts on more than what is uploaded."""
+        inside = {"model": "the model", "private": "private layers", "examples": "the client's examples"}
+        inside |= {"data": "each batch", "loss": "the loss"}
+        if acts := [what for hook, what in inside.items() if getattr(self, hook)]:
+            raise UserError(
+                f"{self.name} can't be applied to gradients alone: it acts on {' and '.join(acts)}; run it by"
+                f" `fl-privacy run defense={self.name}`, or in a training step by fl_privacy.flower.train_step."
+            )
+        if self.gradient and (model is None or batch is None):
+            raise UserError(
+                f"{self.name} computes with the model and the batch, but got gradients alone; give model=net and"
+                " batch=Batch(images, labels)."
+            )
 
     @property
     def changes_images(self) -> bool:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.checks import fits
 from fl_privacy.effects import Description, from_plain, to_plain
@@ -192,6 +190,7 @@ def report_app(
     monitor: Monitor | None = None,
     seed: int = 0,
     threads: int | None = None,
+    jobs: int | None = None,
     candidates: int = MOST,
 ) -> str:
     """Attack the updates of ``app`` that are worth it, write the page, and return a line on the result.
@@ -203,7 +202,8 @@ def report_app(
         folder: open; finished afterwards.
         monitor: told of the progress.
         seed: of the attack.
-        threads: CPU threads of the attack; ``None`` takes PyTorch's.
+        threads: CPU threads of the attack; ``None`` takes one for each part, PyTorch's where there is one part.
+        jobs: processes that attack at once, at most; ``None`` takes all cores.
         candidates: images that each original is told apart from, at most.
     """
     truth, started = app.truth(), time.perf_counter()
@@ -227,7 +227,8 @@ def report_app(
     plan = AttackPlan(
         attack=attack or _nothing,
         seed=seed,
-        threads=threads or torch.get_num_threads(),
+        threads=threads,
+        jobs=jobs,
         others=_others(app, captured, candidates, seed),
     )
     attack_captured(captured, plan, folder, monitor or Monitor())

@@ -27,6 +27,9 @@ from fl_privacy.interception import only, stored_observations
 from fl_privacy.results import RunFolder
 from fl_privacy.types import Observation
 
+SUMS = "secagg"
+"""The ``secure_aggregation`` under which an honest server sees sums of updates."""
+
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     """Attack as ``config`` says; returns the folder of the results.
@@ -34,7 +37,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     Raises:
         UserError: a setting is wrong, or there is nothing to attack.
     """
-    expect_readable_updates(config.secure_aggregation["name"], "The command attack")
+    expect_readable_sums(config)
     config = calibrated(config)
     if config.captured and (captures := app_captures(config.captured)) is not None:
         return attack_app(config, captures, monitor)
@@ -79,6 +82,17 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
             folder.finish()
         place.write_page()
     return place.path
+
+
+def expect_readable_sums(config: RunSettings) -> None:
+    """Refuse secure aggregation of which not even a sum is seen.
+
+    Raises:
+        UserError: so it is, or a server would have to go beyond the protocol.
+    """
+    name = config.secure_aggregation["name"]
+    if name != SUMS or config.captured or "_target_" in config.server:
+        expect_readable_updates(name, "The command attack")
 
 
 def _expect_questions(
@@ -147,6 +161,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
                 monitor=monitor,
                 seed=config.seed,
                 threads=config.attack_threads,
+                jobs=config.jobs,
                 candidates=config.candidates,
             )
             monitor.say(said)

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks import Progress, ReconstructionAttack
 from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
 from fl_privacy.data import Vocabulary
@@ -26,6 +26,7 @@ from fl_privacy.metrics.controls import Others, other_updates
 from fl_privacy.metrics.distortion import UpdateDistortion, distortion_of, linear_system
 from fl_privacy.metrics.spn import Tracing, nearest, tracing_distance
 from fl_privacy.models import TextModel, has_batch_norm
+from fl_privacy.parallel import attack_by_all_cores
 from fl_privacy.progress import counted
 from fl_privacy.results import Attacker, RunFolder
 from fl_privacy.results.readings import AttackedUploads
@@ -270,27 +271,30 @@ class AttackStage:
         attack: what is run.
         seed: of the attack's random streams.
         threads: of the CPU that attack and measurement take; part of their last bits, hence of the configuration.
+            ``None`` takes one for each part of an attack, PyTorch's for all else.
         knowledge: what the attackers are told.
         judge: scores what they made.
         folder: where scores and pictures go.
         films: victims of a round, the first ones, of which it is filmed how they were read.
         monitor: told of the progress.
         rehearsed: whether no client made the uploads, but the server itself.
+        jobs: processes that attack at once, at most; ``None`` takes all cores.
     """
 
     attack: ReconstructionAttack
     seed: int
-    threads: int
+    threads: int | None
     knowledge: AttackerKnowledge
     judge: Judge
     folder: RunFolder
     monitor: Monitor
     films: int = FILMED
     rehearsed: bool = False
+    jobs: int | None = None
 
     def run(self, observations: Sequence[Observation]) -> None:
         """Attack ``observations``, round by round."""
-        with cpu_threads(self.threads):
+        with cpu_threads(self.threads or torch.get_num_threads()):
             ids = ids_of(observations)
             for round, of_round in groupby(range(len(ids)), key=lambda place: ids[place].round):
                 places = list(of_round)
@@ -382,9 +386,14 @@ class AttackStage:
         with self.monitor.attacking(who) as shown:
             progress = self.folder.teller.telling(f"Attacking {who}", shown)
             with viewed_by(partial(self.folder.teller.picture, pieces=self.judge.pieces)):
-                found = attempt(lambda: _expect_answers(self.attack(asked, seed=self.seed, progress=progress), asked))
+                found = attempt(lambda: _expect_answers(self._attack(asked, progress), asked))
         self.folder.teller.clear()
         return found
+
+    def _attack(self, asked: Sequence[Observation], progress: Progress) -> list[Reconstruction]:
+        return attack_by_all_cores(
+            self.attack, asked, seed=self.seed, threads=self.threads, processes=self.jobs, progress=progress
+        )
 
     def _measure_distortion(self, observations: Sequence[Observation]) -> None:
         for observation in counted("update", observations):

@@ -17,8 +17,11 @@ from fl_privacy.results import Attacker
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction, VictimId
 
-ROUNDS_TOGETHER = 8
-"""The adaptive attacker matches the last so many updates of the same examples."""
+ROUNDS_TOGETHER = 128
+"""The adaptive attacker keeps the last so many updates of the same examples."""
+
+MOST_PUBLIC = 5000
+"""Public images of an attacker that takes what there is."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,12 +146,19 @@ def _expect_module(threats: ThreatModelSettings, clients: Mapping[int, Client]) 
         )
 
 
-def public_examples(count: int, unattacked: LabelledExamples) -> Batch | None:
+def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | None:
     """Return the first ``count`` of ``unattacked``, a split without victims; ``None`` for 0.
+
+    Args:
+        count: how many; ``None`` takes what there is, up to ``MOST_PUBLIC`` at equal distances.
+        unattacked: the split.
 
     Raises:
         UserError: there are not so many.
     """
+    if count is None:
+        number = min(MOST_PUBLIC, len(unattacked))
+        return unattacked.batch(torch.linspace(0, len(unattacked) - 1, number).long()) if number else None
     if not 0 <= count <= len(unattacked):
         raise UserError(
             f"threat_model.public_images is expected in 0..{len(unattacked)}, the size of the split that is not"

@@ -4,7 +4,6 @@ The only file that instantiates what a user names; :mod:`fl_privacy.experiment.s
 """
 
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -42,6 +41,7 @@ from fl_privacy.federation import (
     audited_rounds,
     spread_probes,
 )
+from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.guard import ModelGuard
 from fl_privacy.inference import About
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
@@ -303,7 +303,7 @@ def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
     attack = build_attack(config.attack, device=config.device, threads=config.attack_threads)
     inner = attack.attack if isinstance(attack, ShardedAttack) else attack
     asks = isinstance(inner, GradientInversion) and inner.moves is not None and inner.moves.prior > 0
-    if asks and not config.threat_model.public_images:
+    if asks and config.threat_model.public_images == 0:
         raise UserError(NO_PUBLIC_TEXTS)
     return attack
 
@@ -311,24 +311,11 @@ def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
 def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPlan:
     """Build the clients' local plan from ``section``; of a ``model`` with adapters they train these and its head."""
     settings = plain_settings(section)
-    if model.get("lora_rank") is not None and not (settings.get("trained") or settings.get("frozen")):
+    adapted = model.get("lora_rank") is not None or model.get("peft") is not None
+    if adapted and not (settings.get("trained") or settings.get("frozen")):
         settings["trained"] = list(ADAPTED)
     check_arguments(LocalPlan, settings, "federation.plan")
     return LocalPlan(**settings)
-
-
-def resolve_device(name: str) -> torch.device:
-    """Return the device called ``name``; ``auto`` is the first GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
-        raise UserError(f"device is expected to be auto, cpu or cuda, but got {name!r}.")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("device=cuda is expected to find a GPU, but PyTorch sees none; use device=cpu.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device={name} is expected to be a GPU that PyTorch sees, counted from 0; use device=cuda.")
-    return device
 
 
 @lru_cache(maxsize=1)

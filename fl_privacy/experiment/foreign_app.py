@@ -61,13 +61,14 @@ class Captured:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackPlan:
-    """Plan of an attack on captured updates: the attack, its seed and threads, further metrics, and other images to
-    compare with.
+    """Plan of an attack on captured updates: the attack, its seed, threads and processes, further metrics, and other
+    images to compare with.
     """
 
     attack: ReconstructionAttack
     seed: int = 0
-    threads: int = 1
+    threads: int | None = 1
+    jobs: int | None = None
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
     others: Others = field(default_factory=Others)
 
@@ -81,6 +82,7 @@ def attack_captured(captured: Captured, plan: AttackPlan, folder: RunFolder, mon
         attack=plan.attack,
         seed=plan.seed,
         threads=plan.threads,
+        jobs=plan.jobs,
         knowledge=AttackerKnowledge(
             same_data=_same_data,
             defense=captured.defense if captured.adaptive else None,

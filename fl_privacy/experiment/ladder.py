@@ -14,6 +14,7 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.auto.budget import EVALUATIONS
 from fl_privacy.attacks.exact.analytic import AnalyticInversion
 from fl_privacy.experiment.foreign_app import MOST_IMAGES, MOST_STEPS
+from fl_privacy.experiment.ladder_adapters import NOTE, FirstBlock, words_of_training, words_of_uploads
 from fl_privacy.experiment.ladder_members import members_of
 from fl_privacy.experiment.ladder_problem import (
     Kind,
@@ -26,7 +27,7 @@ from fl_privacy.experiment.ladder_problem import (
     uploaded_tensors,
 )
 from fl_privacy.experiment.ladder_scores import Scored, score
-from fl_privacy.experiment.ladder_words import words_in_training, words_of
+from fl_privacy.experiment.ladder_words import scored_words, words_in_training, words_of
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.results.counts import LEVEL, Counts
 from fl_privacy.results.survivors import ClassTrace, Survivor, classes_told, words_told
@@ -180,7 +181,7 @@ class Ladder:
             traces: of clients whose labels were seen.
         """
         yield classes_told(traces)
-        read = [words for client in self.clients if (words := words_in_training(client)) is not None]
+        read = [words for client in self.clients if (words := words_in_training(client) or words_of_training(client))]
         if read:
             yield words_told(read)
         if self._single is not None:
@@ -277,6 +278,9 @@ class Ladder:
         words = words_of([(client.watched, again) for client, again in found], uploaded=uploaded)
         if words is not None:
             return words, ("Words are read from the rows of the embedding that changed; their order is not.",), "text"
+        tokens = words_of_uploads([(client.watched, again) for client, again in found], uploaded=uploaded)
+        if tokens is not None:
+            return *_by_first_block(tokens), "text"
         problems = [read_problem(again.watched, client.inputs()) for client, again in found]
         observations = []
         for number, ((_, again), problem) in enumerate(zip(found, problems, strict=True)):
@@ -380,6 +384,16 @@ class Ladder:
         return replace(self._rung("one", found, reason), name="later")
 
 
+def _by_first_block(read: Sequence[FirstBlock]) -> tuple[Scored, tuple[str, ...]]:
+    """Score what was read from layers that see single tokens, and say how much that is."""
+    scored = scored_words([(one.truth, one.guess) for one in read], len(read))
+    words = sum(len(one.truth) for one in read)
+    right = sum(len(one.guess & one.truth) for one in read)
+    false = sum(len(one.guess - one.truth) for one in read)
+    named = f"Of {words} different words of {len(read)} uploads {right} were named, and {false} that are not there."
+    return scored, (NOTE, named, *dict.fromkeys(one.said for one in read[:1]))
+
+
 def _depends_on_mode(seen: Watched) -> bool:
     """Say whether the network, trained in training mode, answers differently in evaluation mode."""
     kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
@@ -424,7 +438,7 @@ def _notes(problem: Problem, observation: Observation, guesses: Sequence[Reconst
             f"{missing} of {len(observation.sent.parameters)} parameters do not leave the client, or do not train."
         )
     by = sorted({guess.member for guess in guesses if guess.member})
-    said += [f"What read most: {', '.join(by)}."] if by else []
+    said += [f"The attacks that read most: {', '.join(by)}."] if by else []
     return tuple(said)
 
 

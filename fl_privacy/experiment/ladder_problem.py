@@ -1,6 +1,7 @@
 """From what was seen of a client's first step to an observation that attacks take: network, inputs, loss."""
 
 import copy
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -125,7 +126,12 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
     values = torch.cat([((t - a) / s).flatten(1) for t, a, s in zip(truths, low, scale, strict=True)], 1)
     shape = shapes[0] if kind == "image" else (1, 1, values.shape[1])
     names = names_in(seen, program, model)
-    before = {names[name]: value for name, value in seen.before.items() if name in names}
+    own = dict((*model.named_parameters(), *model.named_buffers()))
+    before = {
+        names[name]: value
+        for name, value in seen.before.items()
+        if name in names and value.shape == own[names[name]].shape
+    }
     sent = ModelState(
         {name: before.get(name, p.detach().clone()) for name, p in model.named_parameters()},
         {name: before.get(name, b.detach().clone()) for name, b in model.named_buffers()},
@@ -322,6 +328,7 @@ def cleaned(part: nn.Module) -> nn.Module:
     while (within := getattr(inner, "_module", None)) is not None and isinstance(within, nn.Module):
         inner = within
     copied = detached_copy(inner)
+    _dequantize(copied)
     for module in copied.modules():
         module._forward_hooks.clear()
         module._backward_hooks.clear()
@@ -330,6 +337,25 @@ def cleaned(part: nn.Module) -> nn.Module:
             if not isinstance(getattr(hook, "name", None), str):
                 del module._forward_pre_hooks[key]
     return copied
+
+
+def _dequantize(network: nn.Module) -> None:
+    """Replace the 4-bit layers of bitsandbytes in ``network`` by plain ones with the values that these stand for.
+
+    What a base is rounded to is public, and its kernels take no input of any size.
+    """
+    library = sys.modules.get("bitsandbytes.functional")
+    for path, module in list(network.named_modules()):
+        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        if library is None or state is None:
+            continue
+        values = library.dequantize_4bit(module.weight.data, state).float()
+        plain = nn.Linear(values.shape[1], values.shape[0], bias=module.bias is not None)
+        plain.weight = nn.Parameter(values, requires_grad=False)
+        if module.bias is not None:
+            plain.bias = nn.Parameter(module.bias.detach().float(), requires_grad=False)
+        parent, _, child = path.rpartition(".")
+        setattr(network.get_submodule(parent), child, plain)
 
 
 def names_in(seen: Watched, program: Program, model: nn.Module) -> dict[str, str]:

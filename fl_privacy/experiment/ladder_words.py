@@ -50,7 +50,7 @@ def words_of(found: Sequence[tuple[Watched, Any]], *, uploaded: bool) -> Scored 
         read.append(None if rows is None else (truth, set(rows)))
     if all(each is None for each in read):
         return None
-    return _scored([each for each in read if each is not None], len(read))
+    return scored_words([each for each in read if each is not None], len(read))
 
 
 def words_in_training(client: Any) -> tuple[set[int], set[int]] | None:
@@ -139,7 +139,9 @@ def _f1(truth: set[int], guess: set[int]) -> float:
     return 2 * common / (len(truth) + len(guess)) if truth or guess else 0.0
 
 
-def _scored(read: Sequence[tuple[set[int], set[int]]], total: int) -> Scored:
+def scored_words(read: Sequence[tuple[set[int], set[int]]], total: int) -> Scored:
+    """Score pairs of a text's words and those read, of ``total`` texts."""
+
     def counted(pairs: Sequence[tuple[set[int], set[int]]], controls: Sequence[float]) -> Counts:
         good = sum(_f1(*pair) >= max(READ_F1, c + MARGIN_F1) for pair, c in zip(pairs, controls, strict=True))
         return Counts(recognizable=good, nothing=len(pairs) - good, failures=total - len(pairs), groups=len(pairs))

@@ -8,8 +8,9 @@ from fl_privacy.config import RunSettings
 from fl_privacy.config.building import plain_settings
 from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_defense, build_network, build_plan, prepare_defense, resolve_device
+from fl_privacy.experiment.build import build_defense, build_network, build_plan, prepare_defense
 from fl_privacy.federation import Client
+from fl_privacy.gradients.memory import resolve_device
 
 
 class OpenSettingError(UserError):

@@ -18,11 +18,12 @@ from fl_privacy.config.building import check_arguments
 from fl_privacy.config.reading import plain_value, read_section
 from fl_privacy.data import Dataset, LabelledExamples
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_dataset, build_network, resolve_device
+from fl_privacy.experiment.build import build_dataset, build_network
 from fl_privacy.experiment.run_folder import Monitor
 from fl_privacy.experiment.weights import load_weights, write_weights
 from fl_privacy.files import write_whole
 from fl_privacy.foreign_files import read_text
+from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.policy_search import (
     GradientSimilarity,
     PrivacyPlan,

@@ -13,8 +13,8 @@ from typing import Literal, Protocol
 from fl_privacy.attacks import Progress, no_progress
 from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import resolve_device
 from fl_privacy.federation import Audit, ClientSource, Evaluation, RoundReport, Server, run_rounds
+from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.interception import Interceptor
 from fl_privacy.report import write_report
 from fl_privacy.results import RunFolder, folder_name, is_finished

@@ -11,9 +11,16 @@ from fl_privacy.attacks.attack import trained_on
 from fl_privacy.config import RunSettings
 from fl_privacy.data import Dataset, LabelledExamples, TextExamples, Vocabulary
 from fl_privacy.defenses import ClientState, Defense
+from fl_privacy.effects import Description
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import PARTICIPANTS, AttackStage, Judge, Tracer
-from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge, data_names, public_examples, side_information_of
+from fl_privacy.experiment.attacker_knowledge import (
+    MOST_PUBLIC,
+    AttackerKnowledge,
+    data_names,
+    public_examples,
+    side_information_of,
+)
 from fl_privacy.experiment.build import (
     agreed_network,
     audit_of,
@@ -24,15 +31,16 @@ from fl_privacy.experiment.build import (
     build_plan,
     data_and_clients,
     prepare_defense,
-    resolve_device,
 )
 from fl_privacy.experiment.candidates import unattacked_others
 from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_states, sees_other_images
 from fl_privacy.experiment.run_folder import Monitor
 from fl_privacy.experiment.server_reading import ServerReading, build_server_attack
+from fl_privacy.experiment.summed_probes import SummedProbes
 from fl_privacy.experiment.threat_model import describe_threats
 from fl_privacy.experiment.weights import starting_values
 from fl_privacy.federation import Audit, Client, Probe, Server, ServerPlan, private_names, public_state
+from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.interception import Interceptor
 from fl_privacy.interception.interceptor import Sink
 from fl_privacy.malicious import ServerAttack
@@ -59,6 +67,7 @@ class Setup:
         unattacked: examples without victims, which the attacker may be given some of.
         states: what the clients keep for themselves by the time that they are attacked.
         server_attack: what the server does beyond the protocol; ``None`` for an honest one.
+        masking: by which the server sees sums over clients alone where nobody trains; ``None`` where it sees each.
     """
 
     config: RunSettings
@@ -70,6 +79,7 @@ class Setup:
     unattacked: LabelledExamples
     states: ClientStates = field(default_factory=fresh_states)
     server_attack: ServerAttack | None = None
+    masking: SummedProbes | None = None
 
     @property
     def rounds(self) -> int:
@@ -129,6 +139,8 @@ class Setup:
             def ask(
                 values: ModelState, client: Client = client, state: ClientState = state, number: int = probe.number
             ) -> Upload:
+                if self.masking is not None:
+                    return self.masking.mean_of_clients(client, state, values, round=round, probe=number)
                 return client.probe(values, state, round=round, probe=number, batch_size=self.audit.batch_size).upload
 
             given = (
@@ -156,10 +168,16 @@ class Setup:
             same_data=data_names(self.clients),
             labels=labels if self.config.threat_model.knows_labels else None,
             public=public_examples(self.config.threat_model.public_images, self.unattacked),
-            defense=(self.defense.parts or None) if self.config.threat_model.knows_defense else None,
+            defense=self._described if self.config.threat_model.knows_defense else None,
             remembers=self.config.attack.get("start") == "previous",
             lengths=lengths if self._tells_lengths else None,
         )
+
+    @property
+    def _described(self) -> Description | None:
+        """Return the public description of what is done to updates; ``None`` where nothing is."""
+        summed = (self.masking.part,) if self.masking is not None else ()
+        return (*self.defense.parts, *summed) or None
 
     def judge(self, truth: GroundTruth) -> Judge:
         """Build the judge that scores by ``truth``."""
@@ -193,12 +211,17 @@ class Setup:
             attack=ServerReading(server=self.server_attack, attack=attack) if self.server_attack else attack,
             seed=self.config.seed,
             threads=self.config.attack_threads,
+            jobs=self.config.jobs,
             knowledge=self.knowledge(truth),
-            judge=replace(self.judge(truth), prior=trained_on(attack, self._input_shape) is not None),
+            judge=replace(self.judge(truth), prior=self._has_prior(attack)),
             folder=folder,
             monitor=monitor,
             films=self.config.films,
         )
+
+    def _has_prior(self, attack: ReconstructionAttack) -> bool:
+        """Say whether the attacker knows what images are like, by which guesses need a control."""
+        return self.config.threat_model.public_images != 0 or trained_on(attack, self._input_shape) is not None
 
     @property
     def _vocabulary(self) -> Vocabulary | None:
@@ -221,13 +244,14 @@ class Setup:
     def _assumed_knowledge(self) -> Knowledge:
         """Return the knowledge of the strongest attacker, before there is an update: its tensors are empty."""
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
-        adaptive = given.knows_defense and bool(defense.parts)
+        public = min(MOST_PUBLIC, len(self.unattacked)) if given.public_images is None else given.public_images
+        adaptive = given.knows_defense and self._described is not None
         kind = torch.float if self._vocabulary is None else torch.long
         return Knowledge(
             labels=nothing if given.knows_labels else None,
-            defense=defense.parts if adaptive else None,
+            defense=self._described if adaptive else None,
             same_data="" if adaptive and not defense.changes_images else None,
-            public_images=torch.empty(given.public_images, dtype=kind) if given.public_images else None,
+            public_images=torch.empty(public, dtype=kind) if public else None,
             previous=nothing if self.config.attack.get("start") == "previous" else None,
             private=ModelState({}, {}) if defense.private else None,
             colluder=given.colluder if defense.private or given.features_of == "trained" else None,
@@ -305,6 +329,7 @@ def build_untrained(config: RunSettings) -> Setup:
         audit=Audit(probes=tuple(Probe(VICTIM, k) for k in range(victims)), batch_size=batch_size),
         unattacked=unattacked,
         server_attack=build_server_attack(config.server, unattacked, attacked),
+        masking=SummedProbes.of(config),
     )
 
 

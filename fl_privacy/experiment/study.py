@@ -242,6 +242,7 @@ class Benchmark:
             command=f"fl-privacy benchmark {self.track.name}",
             defenses=known,
             unknown=tuple(s.tried.name for s, told in zip(own, found, strict=True) if told is None),
+            attackers=tuple(self.track.attack),
         )
 
     def _tried(self, planned: PlannedPoint, problems: Mapping[str, str]) -> Tried:

@@ -73,7 +73,8 @@ def describe_threats(
     """
     defended = _describe_defense(defense) + _GUARDED * guarded
     if secure_aggregation != "none":
-        return [*_server(server), _SECURE[secure_aggregation], defended]
+        known = knowledge.describe() if server is None and secure_aggregation == "secagg" else []
+        return [*_server(server), _SECURE[secure_aggregation], *known, defended]
     lines = [
         *_server(server),
         f"Each client uploads {_SHARED[plan.shares]}.",
@@ -206,7 +207,8 @@ def expect_readable_updates(aggregation: str, where: str) -> None:
     if aggregation != "none":
         raise UserError(
             f"{where} reads every update and is expected with secure_aggregation=none, but got {aggregation};"
-            " use `fl-privacy run` with backend=loop and attack=none."
+            " use `fl-privacy run` with backend=loop and attack=none, or `fl-privacy attack secure_aggregation=secagg"
+            " batch_size=8` for what the sum of eight clients of one example gives away."
         )
 
 

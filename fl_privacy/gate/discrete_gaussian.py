@@ -14,6 +14,7 @@ sampling takes says nothing of the noise (Jin et al. 2022).
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import numpy as np
@@ -31,17 +32,20 @@ SCALE = 1 << LOG2_SCALE
 _PRECISION = 256
 """Bits to which a probability is known where floating point can't decide."""
 
-_BITS = 53
-"""Random bits that are compared in floating point."""
+_WHOLE_BITS = 16
+"""Random bits by which k is told at first."""
 
 _MARGIN = 2.0**-47
-"""Above the error of a probability in double precision and of the bits that are not looked at yet."""
+"""Above the error of a probability in double precision."""
 
 _LARGEST_K = 19
 """From which on exp(-k^2/2) is below 2^-260."""
 
-_BLOCK = 1 << 18
+_BLOCK = 1 << 15
 """Values that are drawn at once, as fit a processor's cache."""
+
+_SHARE = 1 << 20
+"""Values that a thread draws before it takes others."""
 
 
 def discrete_gaussian(number: int, *, random: Bytes = os.urandom) -> Integers:
@@ -49,46 +53,69 @@ def discrete_gaussian(number: int, *, random: Bytes = os.urandom) -> Integers:
 
     Args:
         number: of values, at least 0.
-        random: source of bytes; only tests have another one than the operating system's.
+        random: source of bytes, asked by several threads where many values are drawn; only tests have another one than
+            the operating system's.
 
     Returns:
         (number,) of int64.
     """
     found = np.empty(number, dtype=np.int64)
-    filled = 0
-    while filled < number:
-        wanted = number - filled
-        drawn = _draw(min(_BLOCK, int(wanted * 1.45) + 64), random)[:wanted]
-        found[filled : filled + len(drawn)] = drawn
-        filled += len(drawn)
+    shares = [found[start : start + _SHARE] for start in range(0, number, _SHARE)]
+    if len(shares) > 1:
+        with ThreadPoolExecutor(min(len(shares), os.cpu_count() or 1)) as pool:
+            list(pool.map(lambda share: _fill(share, random), shares))
+    else:
+        _fill(found, random)
     return found
 
 
+def _fill(found: Integers, random: Bytes) -> None:
+    filled = 0
+    while filled < len(found):
+        wanted = len(found) - filled
+        drawn = _draw(min(_BLOCK, int(wanted * 1.45) + 64), random)[:wanted]
+        found[filled : filled + len(drawn)] = drawn
+        filled += len(drawn)
+
+
 def _draw(trials: int, random: Bytes) -> Integers:
-    """Draw ``trials`` proposals and keep the accepted ones, 71 % on average."""
-    words = np.frombuffer(random(24 * trials), dtype=np.uint64).reshape(3, trials)
-    k = _whole_parts(words[0], random)
-    j = (words[1] & np.uint64(SCALE - 1)).astype(np.int64)
-    negative = (words[1] >> np.uint64(LOG2_SCALE)) & np.uint64(1) == 1
-    exponents = j * (2 * SCALE * k + j)  # over 2 s^2; below 2^47
-    kept = _happens(words[2], exponents, random)
-    kept &= ~(negative & (k == 0) & (j == 0))
-    values: Integers = k * SCALE + j
-    return np.where(negative, -values, values)[kept]
+    """Draw ``trials`` proposals and keep the accepted ones, 71 % on average.
+
+    The 64 random bits of a proposal are 16 of k, the sign, j, and the first bits of the uniform number that accepts it.
+    """
+    words = np.frombuffer(random(8 * trials), dtype=np.uint64)
+    k = _whole_parts((words >> np.uint64(64 - _WHOLE_BITS)).astype(np.uint16), random)
+    j = (words & np.uint64(SCALE - 1)).astype(np.int64)
+    signs = -((words >> np.uint64(LOG2_SCALE)) & np.uint64(1)).astype(np.int64)  # 0, or -1 where negative
+    bits = 64 - _WHOLE_BITS - LOG2_SCALE - 1
+    uniform = (words >> np.uint64(LOG2_SCALE + 1)) & np.uint64((1 << bits) - 1)
+    values: Integers = k << LOG2_SCALE
+    kept = _happens(uniform, bits, j * (2 * values + j), random)  # exponents over 2 s^2; below 2^47
+    values += j
+    kept &= (values != 0) | (signs == 0)
+    signs = signs[kept]
+    return (values[kept] ^ signs) - signs
 
 
-def _whole_parts(words: npt.NDArray[np.uint64], random: Bytes) -> Integers:
+def _whole_parts(words: npt.NDArray[np.uint16], random: Bytes) -> Integers:
     """Draw k >= 0 with probability proportional to exp(-k^2 / 2), by inversion.
 
     It takes as many bits as the comparison needs.
     """
-    bounds = _cumulative()
-    high = np.array([bound >> (_PRECISION - 64) for bound in bounds[:-1]], dtype=np.uint64)
-    found = np.searchsorted(high, words, side="right").astype(np.int64)
-    for place in np.flatnonzero(np.isin(words, high)):  # one in 2^59: the next bits decide
-        drawn = int(words[place]) << (_PRECISION - 64) | int.from_bytes(random(_PRECISION // 8 - 8), "little")
-        found[place] = sum(bound <= drawn for bound in bounds[:-1])
-    return found
+    bounds = _cumulative()[:-1]
+    high = [bound >> (_PRECISION - _WHOLE_BITS) for bound in bounds]
+    found, open_yet = np.zeros(len(words), np.uint8), np.zeros(len(words), np.bool_)
+    for first in sorted(set(high)):
+        found += words > first
+        open_yet |= words == first
+    for place in np.flatnonzero(open_yet):  # one in 13,000: the next bits decide
+        drawn = int(words[place]) << (_PRECISION - _WHOLE_BITS) | _more_bits(_PRECISION - _WHOLE_BITS, random)
+        found[place] = sum(bound <= drawn for bound in bounds)
+    return found.astype(np.int64)
+
+
+def _more_bits(number: int, random: Bytes) -> int:
+    return int.from_bytes(random(-(-number // 8)), "little") & ((1 << number) - 1)
 
 
 @lru_cache(maxsize=1)
@@ -101,13 +128,21 @@ def _cumulative() -> tuple[int, ...]:
     return tuple((one << _PRECISION) // total for one in sums[1:])
 
 
-def _happens(words: npt.NDArray[np.uint64], exponents: Integers, random: Bytes) -> npt.NDArray[np.bool_]:
-    """Draw booleans that are true with probability exp(-exponent / (2 s^2)) each."""
-    uniform = (words >> np.uint64(64 - _BITS)).astype(np.float64) * 2.0**-_BITS
-    chances = np.exp(exponents * (-0.5 / SCALE**2))
-    happens: npt.NDArray[np.bool_] = uniform < chances
-    for place in np.flatnonzero(np.abs(uniform - chances) <= _MARGIN):  # one in 2^46
-        drawn = int(words[place]) << (_PRECISION - 64) | int.from_bytes(random(_PRECISION // 8 - 8), "little")
+def _happens(uniform: npt.NDArray[np.uint64], bits: int, exponents: Integers, random: Bytes) -> npt.NDArray[np.bool_]:
+    """Draw booleans that are true with probability exp(-exponent / (2 s^2)) each.
+
+    Args:
+        uniform: first ``bits`` bits of uniform numbers; the next ones are drawn where they matter.
+        bits: at most 53.
+        exponents: at least 0.
+        random: source of bytes.
+    """
+    half = 2.0 ** -(bits + 1)
+    away = np.exp(exponents * (-0.5 / SCALE**2))
+    away -= uniform * (2 * half) + half  # from the middle of where the uniform number is
+    happens: npt.NDArray[np.bool_] = away > 0
+    for place in np.flatnonzero(np.abs(away) <= half + _MARGIN):  # one in 2^27 with the scale above
+        drawn = int(uniform[place]) << (_PRECISION - bits) | _more_bits(_PRECISION - bits, random)
         happens[place] = drawn < exp_of_minus(int(exponents[place]), 2 * SCALE**2)
     return happens
 

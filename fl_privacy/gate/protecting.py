@@ -1,7 +1,7 @@
 """Clip the change of the parameters and add noise on a grid, so that no floating-point number tells what it hides."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -11,10 +11,16 @@ import numpy.typing as npt
 from fl_privacy import checks
 from fl_privacy.gate.discrete_gaussian import SCALE, Integers, discrete_gaussian
 
+Piece = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
+"""Values before and after, (n,) each."""
+
 LARGEST = float(np.finfo(np.float64).max)
 
 _SHRINK = 1e-7
 """By which a change that is too long after rounding is made shorter, at least."""
+
+_BLOCK = 1 << 15
+"""Values that are worked on at once, as fit a processor's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,43 +73,65 @@ def noised(
         noising: how.
         draw: so many values of noise; only tests have another one.
     """
-    with np.errstate(over="ignore"):  # of float64
-        change = flat(
-            [np.asarray(b, np.float64) - np.asarray(a, np.float64) for a, b in zip(received, replied, strict=True)]
-        )
-    change = np.clip(change, -LARGEST, LARGEST)
-    steps = clipped(change, noising)
+    pieces = list(_pieces(received, replied))
+    steps = clipped(pieces, noising)
     steps += draw(len(steps))
-    moved = steps * noising.step
-    made: list[npt.NDArray[np.generic]] = []
+    made = [np.empty(before.shape, before.dtype) for before in received]
+    into = [piece for array in made for piece in _cut(array.reshape(-1))]
     start = 0
-    for before in received:
-        after = np.asarray(before, np.float64) + moved[start : start + before.size].reshape(before.shape)
+    for (before, _), after in zip(pieces, into, strict=True):
+        moved = steps[start : start + len(before)] * noising.step
         with np.errstate(over="ignore"):
-            made.append(after.astype(before.dtype))
-        start += before.size
+            after[:] = (moved + before.astype(np.float64)).astype(before.dtype)
+        start += len(before)
     return made
 
 
-def clipped(change: npt.NDArray[np.float64], noising: Noising) -> Integers:
-    """Round ``change`` to whole steps of the grid, scaled to a norm of at most ``clip_norm``.
+def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
+    """Round a change to whole steps of the grid, scaled to a norm of at most ``clip_norm``.
 
     Args:
-        change: (n,), finite.
+        pieces: values before and after, each pair (n,) and finite; the change is made again where it is needed, which
+            costs less than to keep it.
+        noising: how.
+
+    Returns:
+        (sum of n,).
     """
-    largest = float(np.abs(change).max(initial=0.0))
-    norm = largest * math.sqrt(float(np.dot(change / largest, change / largest))) if largest > 0 else 0.0
+    largest = max((float(np.abs(_change(*piece)).max(initial=0.0)) for piece in pieces), default=0.0)
+    norm = largest * math.sqrt(sum(_squares(_change(*piece) / largest) for piece in pieces)) if largest > 0 else 0.0
     with np.errstate(over="ignore"):
         factor = min(1.0, noising.clip_norm / norm) if norm > 0 else 1.0
+    steps: Integers = np.empty(sum(len(before) for before, _ in pieces), np.int64)
     while True:
-        # largest * factor first: a change near the largest number would overflow in steps
-        steps: Integers = np.rint(change * factor / noising.step).astype(np.int64)
-        length = int(np.dot(steps, steps))
+        start = length = 0
+        for piece in pieces:
+            # largest * factor first: a change near the largest number would overflow in steps
+            moved = np.rint(_change(*piece) * factor / noising.step)
+            within = steps[start : start + len(moved)]
+            within[:] = moved
+            length += int(np.dot(within, within))
+            start += len(moved)
         if length <= noising.longest:
             return steps
         factor *= min(math.sqrt(noising.longest / length), 1 - _SHRINK)
 
 
-def flat(arrays: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    """Concatenate all values."""
-    return np.concatenate([np.empty(0), *(array.ravel() for array in arrays)])
+def _squares(values: npt.NDArray[np.float64]) -> float:
+    return float(np.square(values, out=values).sum())
+
+
+def _change(before: npt.NDArray[np.generic], after: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+    """Measure a change in float64, within its largest number."""
+    with np.errstate(over="ignore"):
+        change = after.astype(np.float64) - before.astype(np.float64)
+    return np.clip(change, -LARGEST, LARGEST, out=change)
+
+
+def _pieces(received: Sequence[npt.NDArray[np.generic]], replied: Sequence[npt.NDArray[np.generic]]) -> Iterator[Piece]:
+    for before, after in zip(received, replied, strict=True):
+        yield from zip(_cut(before.reshape(-1)), _cut(after.reshape(-1)), strict=True)
+
+
+def _cut(values: npt.NDArray[np.generic]) -> list[npt.NDArray[np.generic]]:
+    return [values[start : start + _BLOCK] for start in range(0, len(values), _BLOCK)]

@@ -4,8 +4,8 @@ The gradient of one batch is differentiated by its inputs alone: no mixed deriva
 local steps the client's training is replayed and differentiated through.
 """
 
+import logging
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Literal
 from weakref import WeakKeyDictionary
@@ -26,6 +26,8 @@ from fl_privacy.gradients.victims import (
     frozen_copy,
 )
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+
+logger = logging.getLogger(__name__)
 
 _TOLERANCE = 1e-3
 
@@ -58,10 +60,10 @@ def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) 
         if same_gradients(found, expected):
             return gradients
         reasons.append(f"{name} gives other gradients")
-    warnings.warn(
-        f"{type(victim_model.model).__name__} can't be batched over victims, which are attacked one by one"
-        f" ({'; '.join(reasons)}).",
-        stacklevel=2,
+    logger.info(
+        "%s can't be batched over victims, which are attacked one by one (%s).",
+        type(victim_model.model).__name__,
+        "; ".join(reasons),
     )
     return reference
 

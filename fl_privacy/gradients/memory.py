@@ -1,7 +1,8 @@
-"""How much memory a computation writes, how much of it there is, and keeping it from one evaluation to the next."""
+"""How much memory a computation writes, how much of it there is, and keeping it from one evaluation to the next; devices."""
 
 import ctypes
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from fl_privacy.errors import UserError
 
 _SHARE = 0.4
 
@@ -49,11 +52,25 @@ def written_by(compute: Callable[[], object]) -> int:
     return int(allocated.bytes)
 
 
+class _Sharing:
+    """How many processes share the CPU's memory."""
+
+    processes = 1
+
+
+_sharing = _Sharing()
+
+
+def share_among(processes: int) -> None:
+    """Leave this process one of ``processes`` equal shares of the CPU's memory from now on."""
+    _sharing.processes = processes
+
+
 def spare_bytes(device: torch.device) -> int:
     """Return the share of the memory free on ``device`` that one computation may take."""
     if device.type == "cuda":
         return int(_SHARE * torch.cuda.mem_get_info(device)[0])
-    return int(_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+    return int(_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) // _sharing.processes
 
 
 class _Keeping:
@@ -112,3 +129,17 @@ def freed_memory_kept() -> Iterator[None]:
         yield
     finally:
         _keeping.end(libc)
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device called ``name``; ``auto`` is the first GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+        raise UserError(f"device is expected to be auto, cpu or cuda, but got {name!r}.")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda is expected to find a GPU, but PyTorch sees none; use device=cpu.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device={name} is expected to be a GPU that PyTorch sees, counted from 0; use device=cuda.")
+    return device

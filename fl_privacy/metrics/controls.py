@@ -63,7 +63,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
     """Choose guesses at other clients' updates as controls of each victim: a prior makes images without any update.
 
     Taken are the guesses at the ``OTHER_UPDATES`` victims of other clients that follow, but those at an update in which
-    an image of the victim was, too.
+    an image of the victim was, too. Where all are of one client, its other updates are taken.
 
     Args:
         victims: of one attack.
@@ -73,7 +73,9 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
     found = {}
     for place, victim in enumerate(victims):
         following = [(place + step) % len(victims) for step in range(1, len(victims))]
-        apart = [o for o in following if victims[o].client != victim.client and not _share(truths[o], truths[place])]
+        apart = [other for other in following if not _share(truths[other], truths[place])]
+        foreign = [other for other in apart if victims[other].client != victim.client]
+        apart = foreign or (apart if len({each.client for each in victims}) == 1 else [])
         made = [guess for guess in (guesses[other] for other in apart) if guess is not None][:OTHER_UPDATES]
         if made:
             found[victim] = torch.cat(made)[:MOST_CONTROLS]

@@ -103,6 +103,12 @@ class Metric:
         """Return the title for the axis of a chart."""
         return f"{self.title}{f', {self.unit}' if self.unit else ''} ({self.leaks} leaks)"
 
+    @property
+    def name_within(self) -> str:
+        """Return the title as it stands within a sentence: a word begins small, an abbreviation stays."""
+        word = self.title.partition(" ")[0]
+        return self.title[:1].lower() + self.title[1:] if word[1:].islower() else self.title
+
     def is_leak(self, value: float) -> bool:
         """Say whether an image with this value counts as recognizable."""
         if self.threshold is None:

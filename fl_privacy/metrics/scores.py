@@ -74,6 +74,17 @@ class VictimScore:
     sentences: tuple[tuple[Sequence[str] | None, Sequence[str] | None], ...] = ()
     rows: WrittenRows | None = None
 
+    def __repr__(self) -> str:
+        """Summarize the score in a line, without its pixels."""
+        read = [f"{name} {self._mean(name):.4g}" for name in ("psnr", "ssim", "lpips") if self._mean(name) is not None]
+        failed = sum(one.failure is not None for one in self.images)
+        told = ", ".join([*read, *([f"{failed} failed"] if failed else [])])
+        return f"VictimScore({self.id}: {len(self.images)} examples{', mean ' * bool(read)}{told})"
+
+    def _mean(self, name: str) -> float | None:
+        values = [one.values[name] for one in self.images if name in one.values]
+        return sum(values) / len(values) if values else None
+
 
 _NOTHING: Mapping[str, MetricFunction] = {}
 

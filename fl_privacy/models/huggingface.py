@@ -7,7 +7,7 @@ import copy
 import importlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,13 @@ class HuggingFaceText(TextModel):
         return found if isinstance(found, nn.LayerNorm) else None
 
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
+        embeddings = embeddings.to(self.words.weight.dtype)  # what is read in single precision enters in its own
         made = self.network(inputs_embeds=embeddings, attention_mask=there.to(embeddings.dtype))
+        length = embeddings.shape[1]
         if self.classifier is None:
-            predicted: Tensor = made.logits.mT
+            predicted: Tensor = made.logits[:, -length:].mT  # prompts that are learned stand in front
             return predicted
-        states = made.last_hidden_state
+        states = made.last_hidden_state[:, -length:]
         classes: Tensor = self.classifier(last_state(states, there) if self.causal else states[:, 0])
         return classes
 
@@ -84,6 +86,7 @@ def hugging_face(
     next_token: bool = False,
     name: str = "prajjwal1/bert-tiny",
     pretrained: bool = True,
+    peft: Mapping[str, Any] | None = None,
 ) -> HuggingFaceText:
     """Load a model of the Hugging Face hub, or of a folder on this machine.
 
@@ -93,9 +96,12 @@ def hugging_face(
         next_token: whether each next token is predicted.
         name: on the hub, or a folder with ``config.json``.
         pretrained: take its weights; otherwise new ones of its architecture.
+        peft: settings of the adapters that are put into it, as ``peft.get_peft_config`` takes them: ``peft_type``
+            (LORA unless given), ``r``, ``lora_alpha``, ``target_modules`` ...; ``None``: none.
 
     Raises:
-        UserError: transformers is missing, there is no such model, or the data have another tokenizer.
+        UserError: transformers or peft is missing, or refuses its settings, there is no such model, or the data have
+            another tokenizer.
     """
     try:
         library = importlib.import_module("transformers")
@@ -117,7 +123,34 @@ def hugging_face(
     tokens = network.get_input_embeddings().num_embeddings
     if vocabulary_size > tokens:
         raise UserError(f"{name} has {tokens} tokens, but the data {vocabulary_size}; set data.tokenizer={name}.")
+    if peft is not None:
+        network = _with_peft(network, peft, next_token=next_token)
     return HuggingFaceText(network, num_classes=num_classes, next_token=next_token)
+
+
+def _with_peft(network: nn.Module, settings: Mapping[str, Any], *, next_token: bool) -> nn.Module:
+    """Put peft's adapters into ``network``.
+
+    Raises:
+        UserError: peft is missing or refuses the settings.
+    """
+    try:
+        library = importlib.import_module("peft")
+    except ImportError as error:
+        raise UserError(
+            "model.peft needs the package peft, which is missing; run `pip install 'fl-privacy[text]'`."
+        ) from error
+    task = "CAUSAL_LM" if next_token else "FEATURE_EXTRACTION"
+    given = {"peft_type": "LORA", "task_type": task} | dict(settings)
+    try:
+        adapted: nn.Module = library.get_peft_model(network, library.get_peft_config(given))
+    except (KeyError, TypeError, ValueError, NotImplementedError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise UserError(
+            f"model.peft={dict(settings)} is expected to be settings of peft for this model, but {reason}; for example"
+            " model.peft={r: 8, target_modules: [query, value]}."
+        ) from error
+    return adapted
 
 
 def _is_position(name: str) -> bool:
@@ -126,7 +159,7 @@ def _is_position(name: str) -> bool:
 
 def _first_position(network: nn.Module, positions: nn.Parameter) -> int:
     """Find the row of ``positions`` that a text's first token gets: the first with a gradient, else 0."""
-    inner, training, trained = getattr(network, "base_model", network), network.training, positions.requires_grad
+    inner, training, trained = _inner(network), network.training, positions.requires_grad
     network.eval()
     positions.requires_grad_()
     try:
@@ -140,18 +173,39 @@ def _first_position(network: nn.Module, positions: nn.Parameter) -> int:
     return int(used[0]) if used else 0
 
 
+def _inner(network: nn.Module) -> Any:
+    """Return the network without its head, whatever adapters are in it."""
+    unwrap = getattr(network, "get_base_model", None)
+    own: Any = network if unwrap is None else unwrap()
+    return getattr(own, "base_model", own)
+
+
 @torch.no_grad()
 def _is_causal(network: nn.Module) -> bool:
     """Say whether the first state stays the same where the last token is another."""
     training = network.training
     network.eval()
-    inner = getattr(network, "base_model", network)
+    inner = _inner(network)
     states = [inner(input_ids=torch.tensor([[5, 6, last]])).last_hidden_state[0, 0] for last in (7, 8)]
     network.train(training)
     return bool(torch.allclose(states[0], states[1], atol=1e-6))
 
 
-ADAPTED = ("*.lora_a.weight", "*.lora_b.weight", "classifier.*", "head.*", "decoder.*")
+ADAPTED = (
+    "*.lora_a.weight",
+    "*.lora_b.weight",
+    "*.lora_A.*",
+    "*.lora_B.*",
+    "*.lora_embedding_*",
+    "*.lora_magnitude_vector.*",
+    "*.ia3_*",
+    "*.vera_lambda_*",
+    "*.prompt_encoder.*",
+    "*.modules_to_save.*",
+    "classifier.*",
+    "head.*",
+    "decoder.*",
+)
 """Patterns of the parameters that are trained, and uploaded, where a model has adapters: these and its head."""
 
 _TARGETS = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "query_key_value", "qkv_proj", "Wqkv")
@@ -224,9 +278,12 @@ def adapter_of(model: nn.Module, weight: str) -> tuple[str, str] | None:
         module = model.get_submodule(owner)
     except AttributeError:
         return None
-    return (f"{owner}.lora_a.weight", f"{owner}.lora_b.weight") if isinstance(module, Adapted) else None
+    if isinstance(module, Adapted):
+        return f"{owner}.lora_a.weight", f"{owner}.lora_b.weight"
+    first = next(iter(getattr(module, "lora_A", None) or ()), None)  # peft's, the first of its adapters
+    return None if first is None else (f"{owner}.lora_A.{first}.weight", f"{owner}.lora_B.{first}.weight")
 
 
 def down_projection(model: nn.Module, name: str) -> Tensor:
     """Return the values (r, d) of an adapter's A by the name of its B."""
-    return model.get_parameter(name.removesuffix("lora_b.weight") + "lora_a.weight").detach()
+    return model.get_parameter(name.replace(".lora_b.", ".lora_a.").replace(".lora_B.", ".lora_A.")).detach()

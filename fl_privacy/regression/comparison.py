@@ -133,7 +133,7 @@ def _sentence(before: Measurement, now: Measurement, change: Statistic, p: float
     also = [f"the attack was {before.attack} and is {now.attack}"] if before.attack != now.attack else []
     note = f" ({'; '.join([*others, *also])})" if others or also else ""
     return (
-        f"The uploads leak {verdict}: mean {metric.title} {metric.digits(old)} -> {metric.digits(new)}{unit}"
+        f"The uploads leak {verdict}: mean {metric.name_within} {metric.digits(old)} -> {metric.digits(new)}{unit}"
         f" ({change.mean:+.2g}{unit}, 95 % interval {low:+.2g} to {high:+.2g}; p = {p:.2g}, {change.groups} independent"
         f" groups of uploads){note}.{read}"
     )

@@ -5,7 +5,7 @@ Measured defenses in tables, from which advice is given: of a sweep, of a benchm
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from fl_privacy.files import write_whole
 from fl_privacy.foreign_files import read_text
 from fl_privacy.inference.kinds import About
 from fl_privacy.metrics import METRICS
+from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.metrics.roc import promises_little
 from fl_privacy.report.numbers import percent, seconds, size
 from fl_privacy.report.recommendation import doubts, goal_in_words, leakage_in_words, nothing_told, read_of
@@ -77,6 +78,9 @@ class MeasuredTable:
         command: that measured it.
         defenses: undefended first.
         unknown: names of those that are not in it, since not all of them has been measured.
+        when: last day of the measurement and version of this package, or empty.
+        attackers: overrides of every attack, such as ``threat_model=strongest``; empty in files of older versions,
+            whose attackers knew no likelihoods, no priors and no blind deconvolution.
     """
 
     settings: tuple[str, ...]
@@ -85,10 +89,27 @@ class MeasuredTable:
     command: str
     defenses: tuple[MeasuredDefense, ...]
     unknown: tuple[str, ...] = ()
+    when: str = ""
+    attackers: tuple[str, ...] = ()
+
+    @property
+    def by_the_strongest(self) -> bool:
+        """Say whether the strongest attacker tried: only then is a defense of images recommended."""
+        images = all(c.judged_by == IMAGE_METRIC for d in self.defenses for c in d.by_threat.values())
+        return not images or ("auto" in self.attacks and STRONGEST in self.attackers)
 
     def matches(self, wanted: Sequence[str]) -> bool:
         """Say whether it was measured with the settings ``wanted``."""
         return set(wanted) <= set(self.settings)
+
+
+def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:
+    """Name the last day and the versions of this package that ``environments`` of runs have; empty if none says."""
+    told = [environment for environment in environments if environment]
+    days = [str(environment["date"]).partition("T")[0] for environment in told if "date" in environment]
+    packages = [environment.get("packages", {}) for environment in told]
+    versions = sorted({str(package["fl-privacy"]) for package in packages if "fl-privacy" in package})
+    return ", ".join([*([max(days)] if days else []), *(f"fl-privacy {version}" for version in versions)])
 
 
 def measured_rows(
@@ -97,8 +118,6 @@ def measured_rows(
     """Return the rows of a sweep that finished, the undefended one first, and the names of those that did not.
 
     Nothing is returned without the undefended one.
-
-    Nothing is told without the undefended one.
     """
     asked = asked_of([finding for row in rows for finding in row.findings])
     found = [_measured_row(row, own, asked) for row, own in zip(rows, overrides, strict=True)]
@@ -246,6 +265,9 @@ def _finite(value: Any) -> Any:
     return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
+STRONGEST = "threat_model=strongest"
+"""Of the attacks without which no defense of images is recommended."""
+
 LITTLE_TIME = 0.01
 """Seconds; less is nothing beside a client's training, and differs from one measurement to the next."""
 
@@ -256,9 +278,7 @@ def advice_from(
     """Say in sentences which defense within both bounds is cheapest, or that there is none and what comes nearest.
 
     Also what it does not protect from. Cheap is little time, to a digit and from ``LITTLE_TIME`` on, then few bytes,
-    then little that leaks.
-
-    Cheap is little time, to a digit and from ``LITTLE_TIME`` on, then few bytes, then little that is read.
+    then little that is read.
 
     Args:
         table: what was measured.
@@ -277,16 +297,18 @@ def advice_from(
     if not comparable(candidates):
         raise UserError("A table of images, or one of texts, is expected, but got both; name settings of one of them.")
     if quiet := unread_undefended([replace(candidates[0], undefended=True)]):
-        return [f"Measured on {' '.join(table.settings)}: {len(known)} defenses. {nothing_told(quiet)}"]
+        return [f"Measured on {_measured_on(table)}: {len(known)} defenses. {nothing_told(quiet)}"]
     affordable = [d for d in known if d.accuracy >= undefended.accuracy - accuracy_loss / 100 - ROUNDING]
     safe = [d for d in affordable if d.by_threat[threat].unread(psnr_below)]
     allowed = f"{accuracy_loss:g} points of accuracy"
     lines = [
-        f"Measured on {' '.join(table.settings)}: {len(known)} defenses, of which {len(affordable)} cost at most"
+        f"Measured on {_measured_on(table)}: {len(known)} defenses, of which {len(affordable)} cost at most"
         f" {allowed} and {len(safe)} of these leave {goal_in_words(candidates, psnr_below)}.",
         *_unknown([*table.unknown, *(d.name for d in defended if d not in known)]),
         f"Undefended: {_figures(undefended, undefended, threat)}.",
     ]
+    if not table.by_the_strongest:
+        return [*lines, *_not_by_the_strongest(table, affordable, threat)]
     if safe:
         best = min(safe, key=lambda d: (_cost(d), _leak(d, threat)))
         lines.append(
@@ -302,6 +324,23 @@ def advice_from(
         costly = max(hiding, key=lambda d: d.accuracy)
         lines.append(f"Enough, at a higher price, is {costly.name}: {_figures(costly, undefended, threat)}.")
         return [*lines, *_not_protected(costly, table, threat)]
+    return lines
+
+
+def _measured_on(table: MeasuredTable) -> str:
+    return " ".join(table.settings) + (f" ({table.when})" if table.when else "")
+
+
+def _not_by_the_strongest(table: MeasuredTable, affordable: Sequence[MeasuredDefense], threat: Threat) -> list[str]:
+    """Recommend nothing, and say who tried and who did not."""
+    lines = [
+        f"Nothing is recommended: tried were {', '.join(table.attacks)}"
+        f" ({' '.join(table.attackers) or 'of an older version'}), and not attack=auto with {STRONGEST}, which joins all"
+        f" uploads and knows the defense's likelihood and public images. Measure again by `{table.command}`."
+    ]
+    if affordable:
+        least = min(affordable, key=lambda d: _leak(d, threat))
+        lines.append(f"Of what was tried, least was read of {least.name}: {read_of(least.by_threat[threat])}.")
     return lines
 
 
@@ -364,6 +403,7 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     other = {"initial": " a trained model,", "final": " an untrained model,"}.get(table.weights, "")
     server = "other malicious servers" if threat == "malicious" else "malicious servers"
     inference = "other inference" if found.inferred else "membership and other inference"
+    lines.append(f"Tried: {', '.join(table.attacks)} by {' '.join(table.attackers) or 'an unknown attacker'}.")
     lines.append(
         f"Not tested: attacks other than {', '.join(table.attacks)} and longer ones,{other} other data, batches and"
         f" models, {server}, colluding clients, {inference}."

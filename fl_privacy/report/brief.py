@@ -16,7 +16,7 @@ from fl_privacy.metrics.roc import balanced_accuracy_bound
 from fl_privacy.report.claims import claim_views
 from fl_privacy.report.headline import headline_of, read_in_words
 from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
-from fl_privacy.report.numbers import interval, metric, percent, points, ratio, title
+from fl_privacy.report.numbers import interval, metric, percent, points, ratio, title_within
 from fl_privacy.report.page import render
 from fl_privacy.report.run_page import what_was_done
 from fl_privacy.report.settings import batch_norm_in_words
@@ -214,7 +214,7 @@ def _facts(run: Run, verdict: Verdict, kind: str) -> list[Fact]:
             continue
         spread = f"95 % CI {interval(statistic, name)}, " if statistic.ci95 else ""
         note = _of(worst, found, f"{spread}n = {statistic.n}")
-        named = "Labels found" if name == "label_correct" else f"Mean {title(name)}"
+        named = "Labels found" if name == "label_correct" else f"Mean {title_within(name)}"
         facts.append(Fact(named, metric(statistic.mean, name), note))
     if verdict.proven:
         facts.append(
@@ -278,7 +278,7 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
         )
     for name in dict.fromkeys(reading.main for reading in found):
         if measured := [s.max for reading in found if (s := reading.statistic(name)) is not None]:
-            lines.append(f"The {kind} that was read best came to {title(name)} {metric(max(measured), name)}.")
+            lines.append(f"The {kind} that was read best came to {title_within(name)} {metric(max(measured), name)}.")
     lines += [words for about in TOLD if (words := sentence(run.summary.inferred, about))]
     lines.append(_guaranteed(run.summary.privacy))
     lines.append(

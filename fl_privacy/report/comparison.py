@@ -287,7 +287,7 @@ def _lede(rows: Sequence[RunRow], psnr_below: float | None) -> str:
                 None,
                 [
                     read,
-                    f"mean {METRICS[main].title} {metric(mean, main)}",
+                    f"mean {METRICS[main].name_within} {metric(mean, main)}",
                     by,
                     f"the attack failed on {failed}" if failed else "",
                 ],

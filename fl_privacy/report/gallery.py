@@ -161,6 +161,26 @@ def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
     return [image for _, image in sorted(ranked, key=lambda pair: -pair[0])]
 
 
+def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> list[Mapping[str, Any]]:
+    """Choose ``count`` different examples: the best of each client, then of each upload, then the best of the others.
+
+    Args:
+        ranked: the one reconstructed best first.
+        count: at most.
+        kind: what :func:`place_of` calls an example.
+
+    Returns:
+        Those chosen, in the order of ``ranked``.
+    """
+    chosen: dict[str, Mapping[str, Any]] = {}
+    for of in (lambda one: one["client"], lambda one: one["id"], lambda one: place_of(one, kind)):
+        for one in ranked:
+            taken = len(chosen) == count or any(of(one) == of(other) for other in chosen.values())
+            if not taken:
+                chosen[place_of(one, kind)] = one
+    return [one for one in ranked if any(one is other for other in chosen.values())]
+
+
 def gallery_title(run: Run) -> str:
     """Say how many images were attacked, and in how many rounds; what is attacked twice is one image."""
     attacked = run.of_kind("image")

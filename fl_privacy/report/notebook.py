@@ -1,13 +1,14 @@
 """Reconstructions in a notebook."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.types import Reconstruction
+from fl_privacy.types import Batch, Reconstruction
 
 SHOWN_HEIGHT = 128
 """Pixels to which small images are enlarged at least."""
@@ -16,11 +17,12 @@ _BEYOND = 0.01
 """By which pixels may leave [0, 1] for rounding."""
 
 
-def show(found: Reconstruction | Sequence[Reconstruction], originals: Tensor | None = None) -> Image.Image:
+def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None) -> Image.Image:
     """Show reconstructions in a row, over their ``originals`` (B, C, H, W) where given, as a picture for notebooks.
 
-    Inputs beyond [0, 1] are shown on a scale from the least to the largest value of all; of volumes (B, C, D, H, W) the
-    middle slice is shown.
+    Originals are a tensor, an array of NumPy or a :class:`Batch`; gray images may be (B, H, W) as well. Inputs beyond
+    [0, 1] are shown on a scale from the least to the largest value of all; of volumes (B, C, D, H, W) the middle slice
+    is shown.
 
     Raises:
         UserError: an attack failed, with its reason, or the inputs are no images.
@@ -34,7 +36,10 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Tensor | N
     sizes = {tuple(batch.shape[1:]) for batch in batches}
     if len(sizes) > 1:
         raise UserError(f"Images of one shape are expected, but got {sorted(sizes)}; show them one after the other.")
-    rows = [torch.cat(batches)] if originals is None else [originals.detach().cpu().float(), torch.cat(batches)]
+    rows = [torch.cat(batches)]
+    if originals is not None:
+        given = originals.inputs if isinstance(originals, Batch) else torch.as_tensor(originals)
+        rows.insert(0, given.detach().cpu().float())
     rows = _on_one_scale([_images(row) for row in rows])
     lines = [torch.cat(list(torch.nn.functional.pad(row.clamp(0, 1), (1, 1, 1, 1), value=1.0)), 2) for row in rows]
     width = max(line.shape[2] for line in lines)
@@ -47,13 +52,15 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Tensor | N
 
 
 def _images(inputs: Tensor) -> Tensor:
-    """Return the images (B, C, H, W) of ``inputs``; of volumes the middle slice."""
+    """Return the images (B, C, H, W) of ``inputs``; of volumes the middle slice, of gray images a channel."""
+    if inputs.dim() == 3:
+        inputs = inputs.unsqueeze(1)
     if inputs.dim() == 5:
         inputs = inputs[:, :, inputs.shape[2] // 2]
     if inputs.dim() != 4:
         raise UserError(
-            f"Images (B, C, H, W) or volumes (B, C, D, H, W) are expected, but got inputs {tuple(inputs.shape)}; plot"
-            " found.batch.inputs."
+            f"Images (B, C, H, W), gray ones (B, H, W) or volumes (B, C, D, H, W) are expected, but got inputs"
+            f" {tuple(inputs.shape)}; look at found.batch.inputs."
         )
     return inputs
 

@@ -67,6 +67,11 @@ def title(name: str) -> str:
     return METRICS[name].title if name in METRICS else name.replace("_", " ")
 
 
+def title_within(name: str) -> str:
+    """Return what a sentence calls the metric ``name``."""
+    return METRICS[name].name_within if name in METRICS else name.replace("_", " ")
+
+
 def _digits(name: str) -> Callable[[float], str]:
     return METRICS[name].digits if name in METRICS else decimals
 

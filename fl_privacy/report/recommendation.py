@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fl_privacy.inference.kinds import About
 from fl_privacy.metrics.registry import IMAGE_METRIC, TABLE_METRIC
-from fl_privacy.report.numbers import metric, percent, points, title
+from fl_privacy.report.numbers import metric, percent, points, title_within
 from fl_privacy.results.candidates import (
     ATTRIBUTE_AT_MOST,
     MEMBERSHIP_AT_MOST,
@@ -87,7 +87,7 @@ def leakage_in_words(candidate: Candidate) -> str:
     failed += f", while of {unknown} nobody can say" if unknown > 0 else ""
     mean, best = metric(candidate.psnr, name), metric(candidate.largest, name)
     return (
-        f"{read_of(candidate)}{by}{exposed}, mean {title(name)} {mean}{at_most}, the best at"
+        f"{read_of(candidate)}{by}{exposed}, mean {title_within(name)} {mean}{at_most}, the best at"
         f" {best}{failed}{told_beside(candidate)}"
     )
 

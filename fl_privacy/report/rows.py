@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_privacy.metrics.registry import TABLE_METRIC
-from fl_privacy.report.gallery import SHOWN, certainty_of, place_of, rank_by, whose_label
+from fl_privacy.report.gallery import SHOWN, certainty_of, from_many, place_of, rank_by, whose_label
 from fl_privacy.report.numbers import metric, title
 from fl_privacy.results import Run
 from fl_privacy.results.row_files import RowGuess, RowPair
@@ -68,9 +68,25 @@ def all_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView
 
 
 def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView]:
-    """View the three different rows of which most cells were reconstructed."""
-    ranked = {place_of(record, "row"): record for record in reversed(rank_by(run, TABLE_METRIC))}
-    return [_view(record, found, rank) for rank, record in zip(_RANKS, list(ranked.values())[::-1], strict=False)]
+    """View the three rows of which most cells were reconstructed, from as many clients and uploads as there are."""
+    ranked = rank_by(run, TABLE_METRIC)
+    ranks = ("", "", "") if _equal(ranked) else _RANKS
+    return [_view(record, found, rank) for rank, record in zip(ranks, from_many(ranked, 3, "row"), strict=False)]
+
+
+def best_rows_in_words(run: Run) -> str:
+    """Say which rows :func:`best_rows` shows; empty of fewer than two."""
+    ranked = rank_by(run, TABLE_METRIC)
+    if len(from_many(ranked, 3, "row")) < 2:
+        return ""
+    source = "clients" if len({record["client"] for record in ranked}) > 1 else "uploads"
+    if _equal(ranked):
+        return f"Rows of different {source}: all were read equally well."
+    return f"The rows of which most cells were read, of different {source}."
+
+
+def _equal(ranked: Sequence[Mapping[str, Any]]) -> bool:
+    return len({record.get(TABLE_METRIC) for record in ranked}) == 1
 
 
 def _view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> RowView:

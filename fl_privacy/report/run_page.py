@@ -21,7 +21,7 @@ from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extre
 from fl_privacy.report.headline import bound_in_words, headline_of
 from fl_privacy.report.inferred import views_of
 from fl_privacy.report.page import render
-from fl_privacy.report.rows import all_rows, best_rows
+from fl_privacy.report.rows import all_rows, best_rows, best_rows_in_words
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.report.texts import all_sentences, extreme_sentences
 from fl_privacy.results import Attacker, Film, Pair, Reading, Run, Sentence, TextFilm, Verdict, verdict_of
@@ -228,7 +228,7 @@ class Shown:
 def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bool = False) -> str:
     """Render the HTML of ``run`` with what is ``shown`` of it; ``problems`` go into a banner.
 
-    So do the problems of what is shown. A page that is ``live`` is of a run that goes on, and refreshes itself.
+    So do the problems of what is shown.
 
     A page that is ``live`` is of a run that goes on, and refreshes itself.
     """
@@ -245,6 +245,7 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         kind=kind,
         rows=all_rows(run, shown.rows) if shown.rows else [],
         best_rows=best_rows(run, shown.rows) if shown.rows else [],
+        best_rows_said=best_rows_in_words(run) if shown.rows else "",
         sentences=all_sentences(run, sentences) if sentences else [],
         extreme_sentences=extreme_sentences(run, sentences, TEXT_METRIC) if sentences else [],
         run=run,
@@ -301,7 +302,7 @@ def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
         tiles.append(
             {
                 "metric": main,
-                "title": f"Mean {METRICS[main].title}" + (f", round {round}" if len(rounds) > 1 else ""),
+                "title": f"Mean {METRICS[main].name_within}" + (f", round {round}" if len(rounds) > 1 else ""),
                 "statistic": worst.statistic(main),
                 "who": worst.among(of_round),
                 "others": [(other.attacker, other.statistic(main)) for other in others],
@@ -373,7 +374,7 @@ def _over_rounds(found: Sequence[Reading]) -> Markup | None:
         curves.append(Curve(x=[round for round, _ in own], y=[mean for _, mean in own], label=attacker))
     unit = f", {METRICS[main].unit}" if METRICS[main].unit else ""
     exact = ", exact ones on top" if any(mean > top for _, mean in measured) else ""
-    title = f"Mean {METRICS[main].title}{unit}{exact}"
+    title = f"Mean {METRICS[main].name_within}{unit}{exact}"
     return line_chart(curves, x="Round", y=title, alt=f"{title}, over the attacked rounds") if curves else None
 
 

@@ -23,6 +23,19 @@ KINDS = {"image": "image", "row": "row", "text": "text", "other": "example"}
 SEVERITIES = {"data": "Data as they are", "facts": "Facts about the data", "look": "To be looked at"}
 
 
+READ_MEANS: Mapping[str, str] = {
+    "image": (
+        "An image counts as read where the guess alone tells it from {} others of the same kind, which by chance at"
+        " most one guess in as many would; it need not look like it."
+    ),
+    "row": (
+        "A row counts as read where each of its features is right to a hundredth of the feature's range, or where it is"
+        " nearer to the guess than {} others are."
+    ),
+    "text": "A text counts as read where four fifths of its different words are right; their order is not asked for.",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One rung of the ladder as the page shows it.
@@ -116,10 +129,19 @@ class AppPage:
         if told and (read or clear):
             found.append(f"The training's own uploads tell {_and(told)}")
         if read and own and own[0].counts is None:
-            found.append("No single example was looked for in the training's own uploads")
+            found.append(f"That is the worst case; in {own[0].made}, no single example was looked for")
         if self._facts and not read and not told:
             found.append(self._nothing_read())
         return found
+
+    @property
+    def meaning(self) -> list[str]:
+        """Say what counts as read, a sentence for each kind of examples that was attacked."""
+        found: dict[str, str] = {}
+        for step in self.steps:
+            if step.counts is not None and step.kind in READ_MEANS and step.kind not in found:
+                found[step.kind] = READ_MEANS[step.kind].format(f"{step.counts.candidates:,}")
+        return list(found.values())
 
     @property
     def _facts(self) -> list[Mapping[str, Any]]:
@@ -234,7 +256,7 @@ def _view(step: Step, number: int) -> dict[str, Any]:
         "tone": step.tone,
         "read": "" if counts is None else f"{counts.read} of {counts.judged + counts.failures}",
         "interval": "" if counts is None else f"{100 * low:.0f} to {100 * high:.0f} %",
-        "control": "" if control is None else f"{control.read} of {control.judged + control.failures}",
+        "control": "none: one upload" if control is None else f"{control.read} of {control.judged + control.failures}",
         "labels": "" if step.labels is None else f"{step.labels[0]} of {step.labels[1]}",
         "seconds": seconds(step.seconds) if step.counts is not None else "",
         "pictures": [_picture(one) for one in step.shown] if step.kind == "image" else [],

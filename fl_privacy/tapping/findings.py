@@ -183,12 +183,18 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
             why="Of few examples such figures tell the examples, and two of nearly the same people tell one apart.",
         )
     elif _EXAMPLE_COUNTS.search(key) and isinstance(value, int | float) and value < 2:
-        yield Leak(
-            severity="facts",
-            what=f"the client says that it has {value:g} example{'s' * (value != 1)}",
-            where=where,
-            why="An update of a single example is the worst case: the whole upload is about one person.",
-        )
+        yield _few_examples(float(value), loaded.examples, where)
+
+
+def _few_examples(stated: float, seen: int, where: str) -> Leak:
+    """Tell a client of a single example from one that says so whatever it has, as apps do that fill in a number."""
+    what = f"the client says that it has {stated:g} example{'s' * (stated != 1)}"
+    if stated == seen:
+        why = "An update of a single example is the worst case: the whole upload is about one person."
+        return Leak(severity="facts", what=what, where=where, why=why)
+    has = f"it was seen to load {seen} for training" if seen else "nothing that it was seen to load says so"
+    why = "Where the number is right, the whole upload is about one person; else the app fills in one."
+    return Leak(severity="look", what=f"{what}, but {has}: perhaps a placeholder", where=where, why=why)
 
 
 def stated_privacy(sent: Sent) -> dict[str, float]:

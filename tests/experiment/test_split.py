@@ -77,11 +77,24 @@ def test_secure_aggregation_trains_like_the_plain_mean(plain, tmp_path, name) ->
     assert refused.status == 2
 
 
+def test_the_sum_of_single_examples_is_attacked_as_the_batch_that_it_is(tmp_path) -> None:
+    settings = ["victims=1", "batch_size=4", "data=mnist_mini", "model=mlp", "attack=exact", "seed=3"]
+    summed, batch = (
+        run("attack", *settings, f"secure_aggregation={name}", out=tmp_path) for name in ("secagg", "none")
+    )
+    psnr = [[image["psnr"] for image in one.records("image")] for one in (summed, batch)]
+    assert len(psnr[0]) == 4 and "the sum of the updates" in " ".join(summed.json("threat_model.json"))
+    assert psnr[0] != psnr[1]  # whole numbers of the protocol
+    assert sum(value > 30 for value in psnr[0]) >= sum(value > 30 for value in psnr[1]) - 1
+
+
 def test_secure_aggregation_is_refused_where_updates_are_read(tmp_path, capsys) -> None:
-    attack = run("attack", "victims=1", *MODEL[:1], "secure_aggregation=secagg", out=tmp_path)
+    attack = run("attack", "victims=1", *MODEL[:1], "secure_aggregation=ckks", out=tmp_path)
 
     assert attack.status == 2
     assert "The command attack reads every update" in capsys.readouterr().err
+    alone = run("attack", "victims=1", *MODEL[:1], "secure_aggregation=secagg", out=tmp_path)
+    assert alone.status == 2 and "at least 2, but got 1" in capsys.readouterr().err
     assert run("run", *UNATTACKED, "secure_aggregation.name=secag", out=tmp_path).status == 2
     assert "secure_aggregation.name is expected" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

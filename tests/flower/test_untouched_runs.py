@@ -1,14 +1,17 @@
 """How apps are run when they are audited: nodes, bundles, audits of their own, and what whole trainings tell."""
 
 import gc
+import json
 import math
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import Context, RecordDict
 
 from fl_privacy.errors import UserError
+from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.flower.untouched.app import read_app
 from fl_privacy.flower.untouched.audit import Asked, audit_app
 from fl_privacy.results.survivors import ClassTrace, class_trace, classes_told, members_told, words_told
@@ -42,6 +45,15 @@ PLACED = PLAIN.replace(
     '    assert context.node_config["path"] == f"part-{context.node_config[\'partition-id\']}"\n    net = Net()\n',
 )
 
+OPENING = PLAIN.replace(
+    "    net = Net()\n",
+    """
+    assert open("data/rows.csv").read() in "12"
+    open("data/rows.csv", "w").write("2")
+    net = Net()
+""",
+)
+
 TAKING = PLAIN.replace(
     "app = ClientApp()",
     """
@@ -50,6 +62,21 @@ def taking(msg, context, call):
     assert msg.content.config_records["config"].pop("lr") == 0.1
     return call(msg, context)
 app = ClientApp(mods=[taking])""",
+)
+
+
+PROBED = PLAIN.replace("app = ClientApp()\n", "").replace(
+    "@app.train()",
+    """
+from fl_privacy import probe_mod
+def fit(net, loader):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for a, b in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(net(a), b).backward()
+        optimizer.step()
+app = ClientApp(mods=[probe_mod(model=Net, train=fit, dataset=lambda context: TensorDataset(*images(context)))])
+@app.train()""",
 )
 
 
@@ -64,11 +91,44 @@ def test_a_server_that_waits_for_more_clients_gets_them(tmp_path: Path) -> None:
     assert "with 3 clients" in (tmp_path / "out" / "audit-app_waits" / "report.html").read_text()
 
 
+def test_an_app_finds_its_own_files_and_changes_copies_of_them(tmp_path: Path) -> None:
+    folder = write(tmp_path / "app", "app_own_files", OPENING)
+    (folder / "data").mkdir()
+    (folder / "data" / "rows.csv").write_text("1")
+    (folder / "elsewhere").symlink_to(tmp_path)
+    audit_app(read_app(folder), Asked(nodes=2, clients=2, victims=1, out=folder, seconds=0.0))
+    again = audit_app(read_app(folder), Asked(nodes=2, clients=2, victims=1, out=folder, seconds=0.0))
+    assert not again.record["problems"]
+    assert (folder / "data" / "rows.csv").read_text() == "1", "the user's file is as it was"
+    assert (again.page.parent / "files" / "data" / "rows.csv").read_text() == "2"
+    kept = {str(file.relative_to(again.page.parent / "files")) for file in (again.page.parent / "files").rglob("*")}
+    assert kept == {"data", "data/rows.csv", "final.pt", "pyproject.toml"}, (
+        "neither code, nor links, nor the audit's own folder"
+    )
+
+
 def test_an_audit_within_the_app_is_left_out(tmp_path: Path) -> None:
     record = audited(tmp_path, "app_already", PLAIN, ALREADY)
     assert record["problems"] == ["The app's own audit(...) was left out of this run; its training was not."]
     assert rung(record, "one")["counts"]["read"] == 2
     assert not (tmp_path / "out" / "audit-app_already" / "files" / "own").exists()
+
+
+def test_two_lines_in_the_app_come_to_the_same_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = audited(tmp_path, "app_probed", PROBED, ALREADY)
+    monkeypatch.chdir(tmp_path)
+    app = read_app(tmp_path / "app")
+    server, client = app.load()
+    grid = LocalGrid(range(2), client)
+    for node in grid.contexts.values():
+        node.run_config = dict(app.config)
+    server(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(app.config)))
+    (summary,) = (tmp_path / "own").glob("audit-*/summary.json")
+    verdict = json.loads(summary.read_text())["verdict"]
+    assert (verdict["tone"], verdict["ground"], verdict["uploads"]) == (record["tone"], "read", "probes")
+    counts = rung(record, "one")["counts"]
+    assert counts["read"] == counts["judged"]
+    assert verdict["most"]["read"] == verdict["most"]["judged"]
 
 
 def test_nodes_have_the_config_that_is_asked_for(tmp_path: Path) -> None:
@@ -199,3 +259,13 @@ def test_an_odd_figure_hides_nothing_and_sizes_nothing() -> None:
     sent = Sent(direction="client to server", kind="train", round=1, node=1, arrays=arrays, values=values)
     found = {leak.where: leak.what for leak in findings_of(sent, loaded, (), trained=False)}
     assert found == {"a/rows": "10 of 10 rows are examples of the client, value by value"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "severity", "said"),
+    [(1, "facts", "has 1 example"), (0, "look", "perhaps a placeholder"), (64, "look", "was seen to load 64")],
+)
+def test_a_count_that_an_app_fills_in_is_no_fact(seen: int, severity: str, said: str) -> None:
+    sent = Sent(direction="client to server", kind="train", round=1, node=1, values={("m", "num-examples"): 1})
+    (found,) = findings_of(sent, Loaded(examples=seen), (), trained=True)
+    assert (found.severity, said in found.what) == (severity, True)

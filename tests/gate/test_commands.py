@@ -144,7 +144,8 @@ def test_the_ledger_is_shown_and_mended(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_policy_is_tried_on_an_app(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "pyproject.toml").write_text(APP)
-    (tmp_path / "app" / "small_policy_app.py").write_text(CODE)
+    moved = "from flwr.client.typing import ClientAppCallable, Mod\n"  # as apps for an earlier Flower do
+    (tmp_path / "app" / "small_policy_app.py").write_text(moved + CODE)
     for unnamed in ("refuse", "drop"):
         place = written(tmp_path, TRIED.replace("UNNAMED", unnamed))
         arguments = ["policy", "try", str(place), str(tmp_path / "app"), "--nodes", "2", "--rounds", "2"]

@@ -61,11 +61,26 @@ def test_integers_and_floating_point_decide_alike(monkeypatch: pytest.MonkeyPatc
 
 def test_a_word_on_a_bound_is_decided_by_its_next_bits() -> None:
     bound = dg._cumulative()[0]
-    word = np.array([bound >> 192], dtype=np.uint64)
-    rest = bound & ((1 << 192) - 1)
+    word = np.array([bound >> 240], dtype=np.uint16)
+    rest = bound & ((1 << 240) - 1)
     assert rest
     for more, expected in ((rest, 1), (rest - 1, 0)):
         assert dg._whole_parts(word, lambda size, more=more: more.to_bytes(size, "little")).tolist() == [expected]
+
+
+def test_whole_parts_are_those_of_all_bits_together() -> None:
+    words = np.arange(1 << 16, dtype=np.uint16)
+    middle = dg._whole_parts(words, lambda size: (1 << (8 * size - 1)).to_bytes(size, "little"))
+    drawn = [(word << 240) | 1 << 239 for word in range(1 << 16)]
+    assert middle.tolist() == [sum(bound <= one for bound in dg._cumulative()[:-1]) for one in drawn]
+
+
+def test_many_values_are_drawn_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dg, "_SHARE", 10_000)
+    drawn = dg.discrete_gaussian(105_001).astype(float)
+    assert len(drawn) == 105_001
+    assert stats.kstest(drawn / dg.SCALE, "norm").pvalue > 1e-4
+    assert len(np.unique(drawn)) > 95_000, "each thread has random bits of its own"
 
 
 def test_none_are_none_and_draws_are_never_the_same() -> None:

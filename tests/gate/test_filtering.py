@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from fl_privacy.errors import UserError
+from fl_privacy.gate import protecting
 from fl_privacy.gate.filtering import NUMPY, RawArray, Records, admit, array_values, raw_array, release
 from fl_privacy.gate.policy import SitePolicy, parse_policy
 from fl_privacy.gate.protecting import Noising, clipped, noised
@@ -196,7 +197,7 @@ def test_noise_is_on_all_floats_and_bounded_change_within() -> None:
 )
 def test_the_clipped_change_is_never_longer_than_said(values: list[float], clip: float, multiplier: float) -> None:
     noising = Noising(clip_norm=clip, noise_multiplier=multiplier)
-    steps = clipped(np.array(values), noising)
+    steps = clipped([(np.zeros(len(values)), np.array(values))], noising)
     assert sum(int(step) ** 2 for step in steps) <= noising.longest
     assert noising.longest * noising.step**2 <= clip**2 * (1 + 1e-12)
     if np.linalg.norm(values) <= 0.99 * clip:
@@ -229,3 +230,22 @@ def test_a_change_beyond_the_largest_number_is_clipped_too() -> None:
     assert np.isfinite(made[0]).all()
     moved = noised([np.array([-1e308, 0.0])], [np.array([1e308, 0.0])], noising, draw=lambda n: np.zeros(n, np.int64))
     assert moved[0][1] == 0.0
+
+
+def test_a_change_in_many_pieces_is_the_one_in_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    before = [np.asfortranarray(rng.normal(size=(7, 5))), rng.normal(size=()).astype(np.float32), rng.normal(size=0)]
+    after = [rng.normal(size=array.shape).astype(array.dtype) for array in before]
+    noising = Noising(clip_norm=1.0, noise_multiplier=0.5)
+    steps = np.arange(36) << 10
+    whole = noised(before, after, noising, draw=lambda n: steps.copy())
+    monkeypatch.setattr(protecting, "_BLOCK", 4)
+    pieces = noised(before, after, noising, draw=lambda n: steps.copy())
+    for one, other, came in zip(whole, pieces, before, strict=True):
+        assert one.shape == came.shape
+        assert one.dtype == came.dtype
+        assert np.abs(one - other).max(initial=0.0) <= 2 * noising.step + 1e-6
+    change = np.concatenate([(b - a).ravel() for a, b in zip(before, after, strict=True)])
+    expected = change / np.linalg.norm(change) + steps * noising.step
+    found = np.concatenate([(one - came).ravel() for one, came in zip(whole, before, strict=True)])
+    assert np.allclose(found, expected, atol=1e-6)

@@ -1,5 +1,6 @@
-from collections.abc import Callable
+from collections.abc import warnings
 
+import Callable
 import pytest
 import torch
 from torch import Tensor, nn
@@ -155,9 +156,11 @@ def test_a_parameter_of_the_model_itself_does_not() -> None:
     assert isinstance(victim_gradients(_victim_model(OwnParameter(), LocalPlan()), *_trial(1)), Layered)
 
 
-def test_what_vmap_cannot_follow_is_looped_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match="Branching can't be batched"):
+def test_what_vmap_cannot_follow_is_looped_and_only_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "fl_privacy.gradients"), warnings.catch_warnings(action="error"):
         assert isinstance(victim_gradients(_victim_model(Branching(), LocalPlan()), *_trial(1)), OneByOne)
+    (record,) = caplog.records
+    assert record.levelname == "INFO" and "Branching can't be batched" in record.getMessage()
 
 
 def test_dropout_is_off_and_the_model_untouched() -> None:

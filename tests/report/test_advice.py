@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,15 @@ import pytest
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
-from fl_privacy.report.advice import MeasuredDefense, MeasuredTable, advice_from, read_tables, write_tables
+from fl_privacy.report.advice import (
+    SHIPPED,
+    MeasuredDefense,
+    MeasuredTable,
+    advice_from,
+    read_tables,
+    when_measured,
+    write_tables,
+)
 from fl_privacy.results import Candidate, Measure
 
 
@@ -52,6 +61,7 @@ TABLE = MeasuredTable(
     attacks=("auto",),
     weights="initial",
     command="fl-privacy trade-off tiny",
+    attackers=("victims=8", "threat_model=strongest"),
     defenses=(
         defense("none", 0.90, read(40), read(40), 0.0),
         defense("weak", 0.90, read(30), read(30), 0.001),
@@ -78,6 +88,19 @@ def test_the_cheapest_within_both_bounds_is_taken(loss: float, threat: str, belo
     said = advice_from(TABLE, accuracy_loss=loss, threat=threat, psnr_below=below)
     assert any(line.startswith(taken) for line in said), said
     assert said[-1].startswith("Not tested: attacks other than auto")
+
+
+@pytest.mark.parametrize("attackers", [(), ("threat_model=adaptive",)])
+def test_nothing_is_recommended_that_the_strongest_did_not_try(attackers: tuple[str, ...]) -> None:
+    table = replace(TABLE, attackers=attackers)
+    said = " ".join(advice_from(table, accuracy_loss=30, threat="adaptive", psnr_below=15))
+    assert "Take" not in said and "Nothing is recommended" in said and "fl-privacy trade-off tiny" in said
+    assert " ".join(attackers) in said and "least was read of costly: none of 8 images read" in said
+
+
+def test_it_is_said_who_tried() -> None:
+    said = advice_from(TABLE, accuracy_loss=2, threat="adaptive", psnr_below=15)
+    assert "Tried: auto by victims=8 threat_model=strongest." in said
 
 
 def test_where_none_does_both_what_is_not_enough_is_not_advised() -> None:
@@ -281,7 +304,24 @@ def test_images_that_were_read_are_no_choice_however_few_decibels_they_have() ->
         assert "None does both" in said and "8 of 8 images read" in said
 
 
-def test_tables_of_the_package_are_withdrawn(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_package_has_an_answer_of_adult(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["advise", "data=adult"]) == 0
+    said = capfd.readouterr().out
+    assert "rows read" in said and re.search(r"\(\d{4}-\d\d-\d\d, fl-privacy [\d.]+\):", said)
+    assert all("out=" not in table.command for file in SHIPPED.glob("*.json") for table in read_tables(file))
+
+
+def test_a_measurement_has_its_last_day_and_its_versions() -> None:
+    told = [{"date": f"2026-01-0{day}T10:00+00:00", "packages": {"fl-privacy": f"1.{day}"}} for day in (2, 1)]
+    assert when_measured([{}, *told]) == "2026-01-02, fl-privacy 1.1, fl-privacy 1.2"
+    assert when_measured([{}]) == ""
+    assert (
+        "(2026-01-02): 5 defenses"
+        in advice_from(replace(TABLE, when="2026-01-02"), accuracy_loss=2, threat="honest")[0]
+    )
+
+
+def test_tables_of_images_of_the_package_are_withdrawn(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["advise", "data=mnist_mini"]) != 0
     error = " ".join(capfd.readouterr().err.split())
     assert (

@@ -150,7 +150,7 @@ def test_texts_are_ranked_by_what_is_said_of_texts(tmp_path):
     page = write_report([open_, guarded]).read_text()
     lede = html.unescape(re.search(r'<p class="lede">(.*?)</p>', page, re.DOTALL)[1])
     assert (
-        "Least leaks from B (none of 6 (up to 39 %) read, mean Token F1 " in lede
+        "Least leaks from B (none of 6 (up to 39 %) read, mean token F1 " in lede
         and "leaves no attacked text read" in lede
     )
     assert "Token F1 beside accuracy" in page and "ROUGE-L beside accuracy" in page and "PSNR" not in lede

@@ -29,6 +29,7 @@ from fl_privacy.effects import (
     RobustGradient,
     SlicedNoise,
     Sparse,
+    Summed,
     Transformed,
 )
 from fl_privacy.types import LocalPlan
@@ -103,10 +104,10 @@ sent back into the features is as large as the head's weights."""
 def looks_noisy(effect: Effect) -> bool:
     """Say whether every element carries noise whose size shows in the update.
 
-    Few levels, up or down to which values are rounded at random, are noise of about a step; signs alone are too few.
+    Few levels, up or down to which values are rounded at random, are noise of about a step, also where there are two.
     """
     if isinstance(effect, Quantized):
-        return effect.rounding == "stochastic" and 1 < (effect.bits or 0) < _MANY_BITS
+        return effect.rounding == "stochastic" and 0 < (effect.bits or 0) < _MANY_BITS
     return isinstance(effect, Noise | ClippedExamples | SlicedNoise)
 
 
@@ -222,6 +223,12 @@ def _against_clipping(effect: Clipped, circumstances: Circumstances) -> Sequence
     """Counter clipping without noise: clip the guess too."""
     clips = circumstances.unrolls or not circumstances.plan.weight_decay
     return _clip(effect, circumstances.matched_per_uploaded, 0.0, circumstances) if clips else []
+
+
+@countermeasures_against.register
+def _against_sum(effect: Summed, circumstances: Circumstances) -> Sequence[Countermeasure]:
+    """Counter the sum over clients: it is the update of the batch that they have together."""
+    return [Countermeasure(sentence=f"It takes the sum over {effect.clients} clients for the update of one batch.")]
 
 
 @countermeasures_against.register

@@ -20,7 +20,7 @@ from fl_privacy.attacks.adaptive.countermeasures import (
     looks_noisy,
 )
 from fl_privacy.attacks.adaptive.estimates import estimate_noise_std
-from fl_privacy.effects import Description, Effect, Noise, SlicedNoise
+from fl_privacy.effects import Clipped, Description, Effect, Noise, SlicedNoise, Summed
 from fl_privacy.types import Observation, Tensors
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class KnownDefense:
     @classmethod
     def of(cls, observation: Observation, circumstances: Circumstances) -> "KnownDefense":
         """Build the countermeasures against the defense that ``observation`` knows; log the parts that have none."""
-        parts = observation.knowledge.defense or ()
+        parts = _as_seen(observation.knowledge.defense or ())
         found = _taken(parts, circumstances)
         if any(countermeasure.rule for countermeasure in found):  # bounds are in the units of what was clipped
             found = _taken(parts, replace(circumstances, scales=True))
@@ -156,6 +156,25 @@ class KnownDefense:
         return {
             name: torch.stack([1 - ((b[name][0] < 0) & (b[name][1] > 0)).float() for b in each]) for name in each[0]
         }
+
+
+def _as_seen(parts: Description) -> Description:
+    """Describe what several clients' defenses do to the mean of their updates, where it is all that is seen.
+
+    Each clipped its own, which says nothing of the mean; of independent noise there is less.
+    """
+    number = math.prod(part.effect.clients for part in parts if isinstance(part.effect, Summed))
+    if number == 1:
+        return parts
+    seen = []
+    for part in parts:
+        effect = part.effect
+        if isinstance(effect, Noise):
+            std = None if effect.std is None else effect.std / math.sqrt(number)
+            seen.append(replace(part, effect=replace(effect, std=std, clip=None)))
+        elif not isinstance(effect, Clipped):
+            seen.append(part)
+    return tuple(seen)
 
 
 def uncountered(parts: Description) -> list[str]:

@@ -21,6 +21,7 @@ from fl_privacy.attacks.auto.budget import (
     seconds_of,
     time_of_one,
 )
+from fl_privacy.attacks.auto.likeliest import ROUNDS_RACED, likelier, likeliest, read_blindly
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
 from fl_privacy.attacks.auto.tables import TableMembers, of_tables
@@ -34,6 +35,7 @@ from fl_privacy.attacks.feature_presets import model_inversion
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
+from fl_privacy.attacks.likelihood import MaximumAPosteriori
 from fl_privacy.checks import one_of, whole
 from fl_privacy.effects import Transformed
 from fl_privacy.progress import counted
@@ -46,8 +48,8 @@ _NO_DESCENT = 1e-2
 """Share of squared features behind residual blocks up to which descents on the whole update, which fail there, are not
 begun from what suits them."""
 
-_SHOWN = 0.1
-"""Share of the progress that is shown for what is solved for."""
+_SHOWN, _LIKELIEST = 0.1, 0.3
+"""Shares of the progress at which what is solved for has been tried, and the likeliest images."""
 
 
 Given = tuple[Batch, str]
@@ -149,17 +151,22 @@ class AutoAttack:
             ]
             group = Group(rest, earlier)
             features = _features_of(group, seed)
+        blind = read_blindly(group, seed, part_of(report, _SHOWN, 1.0))
+        if len(blind) == len(rest):
+            return results | blind
+        answers = likeliest(group, self._likeliest, self._named, seed, part_of(report, _SHOWN, _LIKELIEST))
+        group = Group(group.observations, group.earlier[-ROUNDS_RACED + 1 :])
         race, evaluations = self._race(group, partly, features, seed)
         if race.attempts and self._seconds < math.inf:
             logger.info(how_to_repeat(evaluations, len(race.attempts), cut=limit.cut))
-        race.run(rungs(evaluations, race.most), part_of(report, _SHOWN, 1.0))
+        race.run(rungs(evaluations, race.most), part_of(report, _LIKELIEST if answers else _SHOWN, 1.0))
         failures = {position: failed(group.observations[position], why) for position, why in race.failures.items()}
         model = model_as_sent(group.first)
         found = {
             position: _reconstruction(Reproduction(group.observations[position], model), race.winner(position))
             for position in race.attempts
         }
-        return results | failures | found
+        return results | failures | likelier(answers, found) | blind
 
     def _race(
         self, group: Group, partly: dict[int, list[Given]], features: dict[int, HiddenFeatures], seed: int
@@ -182,6 +189,10 @@ class AutoAttack:
         each = time_of_one(lambda evaluations: len(race.attempts) * race.seconds_per_evaluation(evaluations))
         found = affordable(seconds_left() / each, race.most - 1)
         return (race if most_attempts(found) == 1 else entered(found)), found
+
+    @property
+    def _likeliest(self) -> MaximumAPosteriori:
+        return MaximumAPosteriori(dtype=self.dtype, device=self.device, most_victims=self.most_victims)
 
     def _placed(self, attack: GradientInversion) -> GradientInversion:
         """Return ``attack`` on this one's device, in its dtype and with its number of victims at once."""

@@ -347,9 +347,10 @@ class Race:
             logits = attempt.variables[pixels : pixels + size * prepared.num_classes].reshape(size, -1)
             labels = loss.expected(logits)
         own = self._members[attempt.member].name
+        precision = self._victims[attempt.member][position].observation.precision
         return Winner(
             member=f"{attempt.given}, then {own}" if attempt.given else own,
-            batch=Batch(images.clamp(0, 1).float().cpu(), loss.answers(labels).cpu()),
+            batch=Batch(images.clamp(0, 1).to(precision).cpu(), loss.answers(labels).cpu()),
             mismatch=attempt.mismatch,
             history=attempt.history,
             label_source=self._victims[attempt.member][position].label_source,

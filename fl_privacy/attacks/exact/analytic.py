@@ -108,7 +108,7 @@ def _reconstruction(observation: Observation, layer: FirstLayer, inputs: Tensor,
     images, notes = within_range(
         layer.pixels(inputs).reshape(shape), solved=loss < ROUNDING, schema=schema_of(observation.model)
     )
-    images = images.float()
+    images = images.to(observation.precision)
     labels, source = observation.knowledge.labels, "known"
     if labels is None:
         labels, source = _inferred_labels(observation, images), "inferred"

@@ -210,7 +210,7 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
     images, notes = within_range(read.images, solved=solved, schema=schema_of(observation.model))
     return Reconstruction(
         id=observation.id,
-        batch=Batch(images.float().cpu(), labels.cpu()),
+        batch=Batch(images.to(observation.precision).cpu(), labels.cpu()),
         loss=read.loss,
         history=(read.loss,),
         label_source=source,

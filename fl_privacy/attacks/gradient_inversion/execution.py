@@ -254,7 +254,9 @@ def written_bytes(problem: Problem, variables: Tensor) -> int:
         return written_by(lambda: problem.loss(variables.detach().requires_grad_()))
 
 
-def victims_at_once(problem: Problem, variables: Tensor, optimizer: Optimizer | EvolutionStrategy) -> int:
+def victims_at_once(
+    problem: Problem, variables: Tensor, optimizer: Optimizer | EvolutionStrategy, *, victims: int
+) -> int:
     """Choose how many victims are attacked at once, by a trial with one.
 
     It does not depend on how much memory happens to be free, since sums over other chunks differ in their last bits,
@@ -264,6 +266,7 @@ def victims_at_once(problem: Problem, variables: Tensor, optimizer: Optimizer | 
         problem: of one victim.
         variables: (1, N).
         optimizer: whose state is counted.
+        victims: there are; fewer at once are told of where these are cut into other chunks by it.
     """
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()
@@ -271,9 +274,13 @@ def victims_at_once(problem: Problem, variables: Tensor, optimizer: Optimizer | 
     needed = written_bytes(problem, variables) + state + 3 * observed
     wanted = max(1, min(most, _bytes_of_a_chunk(variables.device) // needed))
     fits = max(1, spare_bytes(variables.device) // needed)
-    if fits < wanted:
+    if fits < min(wanted, victims):
         logger.warning(
-            "Memory for %d victims at a time, instead of %d: the last bits of the result will differ.", fits, wanted
+            "Free memory holds %d victims at a time instead of %d, which changes the last bits of the result;"
+            " attack.most_victims=%d repeats it elsewhere.",
+            fits,
+            min(wanted, victims),
+            fits,
         )
     return int(min(wanted, fits))
 

@@ -149,7 +149,10 @@ def choose_labels(
     if policy != "infer" and told is not None:
         return told.to(like.device, like.dtype if told.is_floating_point() else torch.long), "known"
     if policy == "known":
-        raise NotAttackableError("The attack is expected to be told the labels, but was not; use labels=auto.")
+        raise NotAttackableError(
+            "labels=known is expected with labels that the attacker is given, but it has none; use labels=auto, or in"
+            " Python observation.told(labels=labels)."
+        )
     if isinstance(model, TextModel) and model.next_token:
         raise NotAttackableError(
             "The labels of a language model are its next tokens, which are not inferred; use attack=dager, or"

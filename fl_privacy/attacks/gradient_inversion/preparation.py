@@ -205,7 +205,7 @@ class Prepared:
         """Return how many victims to attack at once."""
         if self.settings.most_victims is not None:
             return self.settings.most_victims
-        return victims_at_once(*self._trial(), self.settings.optimizer)
+        return victims_at_once(*self._trial(), self.settings.optimizer, victims=len(self.victims))
 
     @cached_property
     def moves(self) -> Rearranged | None:
@@ -251,7 +251,7 @@ class Prepared:
         if isinstance(source, WordEmbeddings):
             return source.read(inputs).cpu()
         as_they_come = isinstance(source, TableRows) or self.settings.as_they_come
-        return (inputs if as_they_come else inputs.clamp(0, 1)).float().cpu()
+        return (inputs if as_they_come else inputs.clamp(0, 1)).to(self.victims[0].observation.precision).cpu()
 
     @property
     def _obstacle(self) -> str | None:

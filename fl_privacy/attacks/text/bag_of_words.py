@@ -4,19 +4,19 @@ The words of the texts behind an update, and how often each is there, without an
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import model_as_sent
-from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, one_each
 from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
 from fl_privacy.attacks.text.candidates import Lengths
 from fl_privacy.attacks.text.expected_words import Expected, placed, repeated, simulated
 from fl_privacy.attacks.text.explanation import next_tokens
+from fl_privacy.attacks.text.first_block import tokens_of_first_block
 from fl_privacy.attacks.text.spans import readable_model
 from fl_privacy.attacks.text.word_evidence import (
     Found,
@@ -182,13 +182,9 @@ def _told_noise(observation: Observation) -> float | None:
     return float(torch.tensor(stds, dtype=torch.float64).square().sum().sqrt())
 
 
+_VICTIMS_AT_ONCE = 32
 _ROWS_AT_ONCE = 1 << 27
 """Elements of rows held at a time."""
-
-WITHHELD = (
-    "A row for each token is expected, of the embeddings or of a language model's head, but none was uploaded: no words"
-    " are read; attack=dager tries what enters the first block."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +204,10 @@ class BagOfWords:
     output layer, too, or whose output layer alone was uploaded, words are rows that stand out by their length: under
     noise, or where the model is sure of its words, none is named, and none is called exact.
 
+    Where no such tensor was uploaded, since embeddings are frozen or adapters alone are trained, words are read from
+    the layers that see a token and its position and nothing else, by how much of what each token becomes there lies in
+    the directions of their update (:mod:`fl_privacy.attacks.text.token_evidence`).
+
     The words of several texts are told apart by no row: they are dealt out to the texts.
     """
 
@@ -219,10 +219,10 @@ class BagOfWords:
         def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
             first = group.first
             model = readable_model(model_as_sent(first))
-            if not is_text_with_words(first):
-                raise NotAttackableError(WITHHELD)
             like = next(iter(first.sent.parameters.values()))
             quick = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
+            if not is_text_with_words(first):
+                return _by_first_block(group, model, readable_model(quick), seed)
             reader = BagReader(readable_model(quick), first, seed)
             size = max(1, _ROWS_AT_ONCE // model.words.weight.numel())
             places, found = list(group.observations), dict[int, Reconstruction]()
@@ -234,6 +234,20 @@ class BagOfWords:
             return found
 
         return attack_in_groups(observations, attack, progress=progress, as_victims=one_each)
+
+
+def _by_first_block(group: Group, model: TextModel, quick: TextModel, seed: int) -> dict[int, Reconstruction]:
+    """Read the words of ``group`` from the layers that see single tokens."""
+    places, found = list(group.observations), dict[int, Reconstruction]()
+    for some in (places[i : i + _VICTIMS_AT_ONCE] for i in range(0, len(places), _VICTIMS_AT_ONCE)):
+        seen = [group.observations[place] for place in some]
+        for place, observation, told in zip(some, seen, tokens_of_first_block(quick, seen, seed), strict=True):
+            if isinstance(told, str):
+                found[place] = failed(observation, told)
+                continue
+            bag = Bag(told.tokens, told.times, exact=False, ordered=told.ordered)
+            found[place] = replace(_made(observation, model, bag), notes=(told.note,))
+    return found
 
 
 def _made(observation: Observation, model: TextModel, bag: Bag) -> Reconstruction:

@@ -28,7 +28,8 @@ from fl_privacy.flower._audit import AuditedStrategy
 from fl_privacy.flower.untouched.app import App, read_pairs
 from fl_privacy.flower.untouched.loaded import LoadedBy
 from fl_privacy.flower.untouched.mirror import in_one_process, mirrored
-from fl_privacy.flower.untouched.moved import moved_names_lent
+from fl_privacy.flower.untouched.moved import lent_in_words, moved_names_lent
+from fl_privacy.flower.untouched.own_files import copied_files
 from fl_privacy.flower.untouched.tapped_grid import Answer, TappedGrid
 from fl_privacy.report.untouched import AppPage, Step, write_app_page
 from fl_privacy.results.survivors import Survivor
@@ -111,6 +112,8 @@ def audit_app(app: App, asked: Asked) -> Audited:
         asked_data = stack.enter_context(mirrored(asked.mirror))
         stack.enter_context(in_one_process())
         stack.enter_context(working_in(folder / "files"))
+        if missing := copied_files(app.folder, folder / "files"):
+            run.problems.append(missing)
         left_out = stack.enter_context(own_audits_left_out())
         lent = stack.enter_context(moved_names_lent())
         tables: dict[str, np.ndarray] = {}
@@ -129,10 +132,7 @@ def audit_app(app: App, asked: Asked) -> Audited:
         if left_out:
             run.problems.append("The app's own audit(...) was left out of this run; its training was not.")
         if lent:
-            run.problems.append(
-                f"The app names {', '.join(lent)}, which Flower {metadata.version('flwr')} has elsewhere: it was lent"
-                " them here, and would not start by itself."
-            )
+            run.problems.append(lent_in_words(lent))
         run.trained = time.perf_counter() - run.started
         run.write("The training is done; single examples are attacked now.")
         with streams_put_back():
@@ -152,7 +152,7 @@ class _Run:
         self.problems: list[str] = []
         self.rungs: list[Rung] = []
         self.survivors: list[Survivor] = []
-        self.started = self.trained = time.perf_counter()
+        self.started, self.trained = time.perf_counter(), 0.0
         self.record: dict[str, Any] = {}
         self._refreshed = 0.0
 
@@ -190,9 +190,8 @@ class _Run:
         """Write the page as far as it is known."""
         page = self._page(going_on)
         write_app_page(page, self.folder / PAGE)
-        if self.rungs or not going_on:
-            self.record = self._record(page)
-            write_private(self.folder / RECORD, json.dumps(self.record, indent=1, default=str))
+        self.record = self._record(page)
+        write_private(self.folder / RECORD, json.dumps(self.record, indent=1, default=str))
         return page
 
     def finish(self) -> Audited:
@@ -261,7 +260,7 @@ class _Run:
             ("flwr", metadata.version("flwr")),
             ("torch", torch.__version__),
             ("Attack", f"auto, budget {self.asked.budget}, seed {self.asked.seed or 0}"),
-            ("Training took", f"{self.trained:.0f} s" if self.rungs else "not done yet"),
+            ("Training took", f"{self.trained:.0f} s" if self.trained else "not done yet"),
         ]
         return found + ([("Data from the mirror", data)] if data else [])
 
@@ -273,6 +272,7 @@ class _Run:
             "headline": page.headline,
             "further": page.further,
             "tone": page.tone,
+            "going_on": page.going_on,
             "nodes": self.nodes,
             "rounds": self.asked.rounds,
             "models": dict(self.grid.models),

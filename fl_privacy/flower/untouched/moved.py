@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from importlib import metadata
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +34,14 @@ def moved_names_lent() -> Iterator[list[str]]:
                 module.__getattr__ = _lender(place, names, asked)
                 stack.callback(delattr, module, "__getattr__")
         yield asked
+
+
+def lent_in_words(asked: list[str]) -> str:
+    """Say in a sentence that the names ``asked`` for were lent."""
+    return (
+        f"The app names {', '.join(asked)}, which Flower {metadata.version('flwr')} has elsewhere: it was lent"
+        " them here, and would not start by itself."
+    )
 
 
 def _lender(place: str, names: Mapping[str, str], asked: list[str]) -> Any:

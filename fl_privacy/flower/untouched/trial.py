@@ -21,8 +21,12 @@ from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.flower.untouched.app import App, Config, read_pairs
 from fl_privacy.flower.untouched.audit import own_audits_left_out, seeded, working_in
 from fl_privacy.flower.untouched.mirror import in_one_process, mirrored
+from fl_privacy.flower.untouched.moved import lent_in_words, moved_names_lent
+from fl_privacy.flower.untouched.own_files import copied_files
 from fl_privacy.gate.policy import SitePolicy
 from fl_privacy.gate.rules import REASONS
+
+logger = logging.getLogger(__name__)
 
 MOST_DETAILS = 12
 """Kinds of refusals that are told."""
@@ -103,11 +107,16 @@ def ready(app: App, settings: TrialSettings) -> Iterator[tuple[Callable[[list[Ga
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-privacy-trial-")))
         (folder / "files").mkdir()
+        if missing := copied_files(app.folder, folder / "files"):
+            logger.warning("%s", missing)
         stack.enter_context(mirrored(settings.mirror))
         stack.enter_context(in_one_process())
         stack.enter_context(working_in(folder / "files"))
         stack.enter_context(own_audits_left_out())
+        lent = stack.enter_context(moved_names_lent())
         server, client = app.load()
+        if lent:
+            logger.warning("%s", lent_in_words(lent))
 
         def run(gates: list[Gate] | None) -> Course:
             course = _run(server, client if gates is None else _Gated(client, gates), config, settings)

@@ -221,4 +221,4 @@ def test_known_labels_may_be_mixed() -> None:
 def test_known_labels_are_demanded_only_where_asked() -> None:
     victim = observations(smooth_net(), 1)[0]
     assert victim.knowledge == Knowledge() or victim.knowledge.labels is None
-    assert "told the labels" in str(idlg(labels="known")([victim], seed=0)[0].failure)
+    assert "observation.told(labels=labels)" in str(idlg(labels="known")([victim], seed=0)[0].failure)

@@ -159,7 +159,7 @@ FAINT = (Part("noise", effect=Noise(std=1e-9, clip=None)),)
         (Sparse(largest=True, scope="layer"), NOISE, 0.1),
         (Sparse(largest=True, scope="layer", dropped=0.9), FAINT, 1.0),
         (Quantized(bits=8), FAINT, 1.0),
-        (Quantized(bits=1), NOISE, 1.0),
+        (Quantized(bits=1, rounding="nearest"), NOISE, 1.0),
     ],
 )
 def test_what_hides_values_in_bounds_is_not_taken_for_noise(effect, noise, share):
@@ -168,6 +168,11 @@ def test_what_hides_values_in_bounds_is_not_taken_for_noise(effect, noise, share
     assert 0.0 not in {weight for _, _, weight in entries(told, 3, lambda attack: attack)}
     ready = prepared([told])
     assert ready.problem(ready.victims, [0]).constraints.likeliest is None
+
+
+def test_one_bit_at_random_is_noise_and_not_everything():
+    told = noisy(seen(digit()), 0.3).told(defense=(Part("defense", effect=Quantized(bits=1)),))
+    assert {weight for _, _, weight in entries(told, 3, lambda attack: attack)} == {0.0}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.text import BagOfWords
-from fl_privacy.attacks.text.bag_of_words import WITHHELD
 from fl_privacy.attacks.text.expected_words import Expected, WordModel, repeated
 from fl_privacy.attacks.text.explanation import head_of
 from fl_privacy.attacks.text.spans import readable_model
@@ -22,7 +21,7 @@ from fl_privacy.attacks.text.word_evidence import (
     words_of_head,
 )
 from fl_privacy.types import LocalPlan, Observation, Upload, VictimId
-from tests.attacks.text.test_dager import encoder, language_model, observed, texts, without_rows
+from tests.attacks.text.test_dager import encoder, language_model, observed, texts
 from tests.attacks.text.test_last_tokens import untied
 
 SIZE, WIDTH = 600, 16
@@ -139,9 +138,11 @@ def test_a_token_that_the_model_expects_and_that_is_not_there_is_no_word() -> No
     assert words_of_head(rows, 20).tokens.tolist() == [11]
 
 
-def test_without_rows_it_says_so() -> None:
-    (found,) = BagOfWords()([without_rows(observed(encoder, texts([6])))], seed=0)
-    assert found.batch is None and found.failure == WITHHELD
+def test_where_no_layer_sees_single_tokens_it_says_so() -> None:
+    observation = observed(encoder, texts([6]))
+    tensors = {name: g for name, g in observation.upload.tensors.items() if name.startswith("classifier")}
+    (found,) = BagOfWords()([replace(observation, upload=replace(observation.upload, tensors=tensors))], seed=0)
+    assert found.batch is None and "sees a token" in str(found.failure)
 
 
 def test_what_is_read_above_noise_depends_on_the_upload_alone() -> None:

@@ -1,0 +1,220 @@
+"""The strongest attacker against each defense: by 1, 10, 100 uploads, with and without public images, beside a control.
+
+    python experiments/red_team.py --out runs/red_team --minutes 60
+    python experiments/red_team.py --out runs/red_team --minutes 0    # the table of what there is
+    python experiments/red_team.py --out runs/red_team --version before --only auto   # older package
+
+Digits behind a LeNet that nobody has trained (``--data``, ``--model``), every defense of the track ``laptop`` at each
+of its strengths. ``auto`` is ``attack=auto`` at a budget by an attacker who knows the defense; the strongest member is
+its likelihood, or blind deconvolution, alone. Uploads are of the same examples and model, drawn anew each time. One row
+for each cell as it comes, so that a run that was stopped goes on where it was. The control is what the same guesses are
+worth for another victim: the same prior with another update.
+"""
+
+import argparse
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from row_file import Row, RowFile, takes_rows
+
+from fl_privacy.attacks import AutoAttack, ReconstructionAttack
+from fl_privacy.config.compose import compose_run
+from fl_privacy.experiment.setup import Setup, build_untrained
+from fl_privacy.metrics.outcome import outcome_of
+from fl_privacy.types import Observation, Reconstruction
+
+TRACK = Path(__file__).parents[1] / "fl_privacy" / "tracks" / "laptop.yaml"
+
+FIRST = (
+    "Quantization 1",
+    "SplitFed",
+    "FDL-PP",
+    "Gaussian noise 1e-1",
+    "Gaussian noise 3e-2",
+    "Quantization 2",
+    "Laplace noise 3e-2",
+    "DP-SGD 0.1",
+    "Selective sharing 0.01",
+    "Pruning 0.99",
+    "Soteria, mixing 0.1",
+    "Refiner 1",
+    "PPDL 0.01",
+    "Local DP 300",
+)
+"""Those that earlier pages were green for."""
+
+READ = ("exact", "identified", "recognizable")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the table: who attacks, how many uploads, with how many public images."""
+
+    attacker: str
+    uploads: int
+    public: int
+
+
+CELLS = (
+    Cell("strongest member", 1, 4000),
+    Cell("strongest member", 1, 0),
+    Cell("strongest member", 10, 4000),
+    Cell("strongest member", 100, 4000),
+    Cell("auto quick", 1, 4000),
+    Cell("auto quick", 1, 0),
+    Cell("auto standard", 1, 4000),
+)
+
+
+def defenses() -> dict[str, tuple[str, ...]]:
+    """Return the overrides of each defense and strength, those first that are most doubtful."""
+    named = {}
+    for family, overrides in yaml.safe_load(TRACK.read_text())["defenses"].items():
+        parts = [str(override).partition("=") for override in overrides]
+        choices = [[f"{key}={value}" for value in values.split(",")] for key, _, values in parts]
+        varied = [place for place, values in enumerate(choices) if len(values) > 1]
+        for chosen in itertools.product(*choices):
+            strength = " ".join(chosen[place].partition("=")[2] for place in varied)
+            named[f"{family} {strength}".strip()] = chosen
+    named["Gaussian noise 1e-1"] = ("defense=dp_noise", "defense.clip_norm=1", "defense.scale=1e-1")
+    order = {name: place for place, name in enumerate(FIRST)}
+    return dict(sorted(named.items(), key=lambda pair: order.get(pair[0], len(order))))
+
+
+def attack_of(attacker: str, private: bool) -> ReconstructionAttack:
+    """Build the attack of a cell."""
+    if attacker.startswith("auto"):
+        return AutoAttack(budget=attacker.partition(" ")[2])  # type: ignore[arg-type]
+    from fl_privacy.attacks import BlindDeconvolution, MaximumAPosteriori  # noqa: PLC0415  (older packages have none)
+
+    return BlindDeconvolution() if private else MaximumAPosteriori()
+
+
+def attacked(setup: Setup, cell: Cell, observations: Sequence[Observation]) -> Row:
+    """Attack the observations of all uploads together, and judge the last ones."""
+    torch.manual_seed(0)
+    number = min(cell.public, len(setup.unattacked))
+    truth = setup.ground_truth()
+    public = None
+    if number:
+        public = setup.unattacked.batch(torch.linspace(0, len(setup.unattacked) - 1, number).long())
+    known = replace(setup.knowledge(truth), public=public, defense=setup.defense.parts or None)
+    asked = [known.of_adaptive(known.of_plain(each)) for each in observations]
+    attack = attack_of(cell.attacker, bool(setup.defense.private))
+    began, used = time.perf_counter(), time.process_time()
+    found = attack(asked, seed=0)
+    seconds, used = time.perf_counter() - began, time.process_time() - used
+    victims = len(setup.audit.probes)
+    found, asked = found[-victims:], asked[-victims:]
+    judge = replace(setup.judge(truth), prior=cell.public > 0)
+    figures = judged(judge.scores(found, asked))
+    control = judged(judge.scores(exchanged(found), asked))
+    joined = max(1, len(observations) // victims) if asked[0].knowledge.same_data is not None else 1
+    return {
+        **figures,
+        "joined": joined,
+        "control_psnr": control["psnr"],
+        "control_read": control["read"],
+        "cpu_seconds": round(used, 1),
+        "seconds": round(seconds, 1),
+        "members": sorted({each.member for each in found}),
+        "failure": next((each.failure for each in found if each.failure), None),
+    }
+
+
+def exchanged(found: Sequence[Reconstruction]) -> list[Reconstruction]:
+    """Give each victim what was made of the next one's update."""
+    return [replace(found[(place + 1) % len(found)], id=each.id) for place, each in enumerate(found)]
+
+
+def judged(scores: Sequence[Any]) -> Row:
+    """Count what was read, by the verdict's own rule."""
+    images = [image for score in scores for image in score.images]
+    outcomes = [
+        str(outcome_of({**i.values, **i.compared, "failure": i.failure, "certainty": i.certainty})) for i in images
+    ]
+    values = [min(image.values["psnr"], 100.0) for image in images if "psnr" in image.values]
+    return {
+        "images": len(images),
+        "read": sum(outcome in READ for outcome in outcomes),
+        "identified": sum(outcome in READ[:2] for outcome in outcomes),
+        "psnr": round(sum(values) / len(values), 2) if values else None,
+        "best": round(max(values), 2) if values else None,
+    }
+
+
+def cells(options: argparse.Namespace) -> Iterator[tuple[str, tuple[str, ...], Cell]]:
+    """Yield the cells that are asked for, all defenses at one kind of cell after the other."""
+    for cell in CELLS:
+        if options.only and not cell.attacker.startswith(options.only):
+            continue
+        if options.version == "before" and (cell.attacker == "strongest member" or cell.public):
+            continue
+        for name, overrides in defenses().items():
+            yield name, overrides, cell
+
+
+def run(options: argparse.Namespace, rows: RowFile) -> None:
+    """Fill the table while there is time."""
+    end = time.monotonic() + 60 * options.minutes
+    for name, overrides, cell in cells(options):
+        key = {"version": options.version, "data": options.data, "model": options.model, "defense": name}
+        key |= {"attacker": cell.attacker, "uploads": cell.uploads, "public": cell.public}
+        if rows.find(key) is not None or (options.defense and options.defense not in name):
+            continue
+        if time.monotonic() > end:
+            return
+        settings = [f"data={options.data}", f"model={options.model}", f"victims={options.victims}", *overrides]
+        setup = build_untrained(compose_run(settings))
+        observations = [o for r in range(cell.uploads) for o in setup.observe(setup.server.state, round=r)]
+        rows.add(key, attacked(setup, cell, observations))
+        print(name, cell, rows.rows[-1]["psnr"], rows.rows[-1]["read"], flush=True)
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of the table: a defense a line, the cells across."""
+    kinds = list(dict.fromkeys((r["version"], r["attacker"], r["uploads"], r["public"]) for r in rows))
+    yield "| defense | " + " | ".join(_title(*kind) for kind in kinds) + " |"
+    yield "|---" * (len(kinds) + 1) + "|"
+    for name in dict.fromkeys(row["defense"] for row in rows):
+        own = {(r["version"], r["attacker"], r["uploads"], r["public"]): r for r in rows if r["defense"] == name}
+        yield f"| {name} | " + " | ".join(_shown(own.get(kind)) for kind in kinds) + " |"
+
+
+def _title(version: str, attacker: str, uploads: int, public: int) -> str:
+    return f"{attacker}, {version}: {uploads} upload{'s' * (uploads > 1)}, {'prior' if public else 'no prior'}"
+
+
+def _shown(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if row["psnr"] is None:
+        return "failed"
+    control = f"control {row['control_psnr']} dB, {row['control_read']} read"
+    return f"{row['psnr']} dB, {row['read']} of {row['images']} ({control}; {row['cpu_seconds']} s)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    takes_rows(parser)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--victims", type=int, default=4)
+    parser.add_argument("--data", default="mnist_mini")
+    parser.add_argument("--model", default="lenet")
+    parser.add_argument("--version", choices=("before", "after"), default="after")
+    parser.add_argument("--only", default="", help="attackers whose name begins so")
+    parser.add_argument("--defense", default="", help="defenses whose name contains this")
+    options = parser.parse_args()
+    rows = RowFile(options.out)
+    run(options, rows)
+    print("\n".join(table(rows.rows)))
+
+
+if __name__ == "__main__":
+    main()

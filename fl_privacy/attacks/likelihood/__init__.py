@@ -1,0 +1,7 @@
+"""The likeliest images behind defended updates."""
+
+from fl_privacy.attacks.likelihood.attack import MaximumAPosteriori
+from fl_privacy.attacks.likelihood.blind import BlindDeconvolution
+from fl_privacy.attacks.likelihood.channel import Belief, Clientele, Setting, likelihood_of
+
+__all__ = ["Belief", "BlindDeconvolution", "Clientele", "MaximumAPosteriori", "Setting", "likelihood_of"]

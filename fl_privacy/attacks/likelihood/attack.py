@@ -1,0 +1,454 @@
+"""The likeliest images behind what was observed, by what a defense does and what images look like."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
+from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
+from fl_privacy.attacks.gradient_inversion.labels import output_layer
+from fl_privacy.attacks.gradient_inversion.objectives import L2
+from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
+from fl_privacy.attacks.gradient_inversion.rounds import PreparedRound
+from fl_privacy.attacks.gradient_inversion.settings import Settings
+from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
+from fl_privacy.attacks.likelihood.channel import Channel, Clientele, channel
+from fl_privacy.attacks.likelihood.pixel_prior import PixelPrior, learn_prior, prior_of_photographs
+from fl_privacy.checks import number, one_of, whole
+from fl_privacy.effects import Clipped, ClippedExamples, Effect, Noise, Summed
+from fl_privacy.gradients import differentiable_twice, number_of_steps
+from fl_privacy.models import TextModel
+from fl_privacy.rng import cpu_threads, derive_generator
+from fl_privacy.schema import schema_of
+from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
+
+_OUTSIDE = 20.0
+"""Weight of the squared distance of pixels from [0, 1]."""
+
+_ROUNDS_AT_ONCE = 8
+"""States of the model whose updates are compared in one step, drawn anew for each."""
+
+_CLASSES_TRIED = 16
+"""Classes at most whose mean image is tried against the update of a single example."""
+
+_FEWEST = 50
+"""Public images from which a prior is learned."""
+
+_SAME = Batch(torch.empty(0), torch.empty(0))
+
+_DOUBTFUL = 8.0
+"""Difference of two classes' negative log likelihoods from which the less likely one is not tried."""
+
+_SOFTENED = 0.3
+"""Noise by which a descent begins, as a share of each tensor's root mean square."""
+
+
+@dataclass(frozen=True, eq=False)
+class Likelihood:
+    """Negative log likelihoods of the updates of V victims in all rounds.
+
+    Attributes:
+        states: of each model sent, how gradients are computed and what was uploaded from it.
+        uploads: of each victim.
+    """
+
+    states: Sequence[tuple["Guesser", Sequence[Channel]]]
+
+    @property
+    def uploads(self) -> int:
+        """Return how many updates of each victim are compared."""
+        return sum(len(channels) for _, channels in self.states)
+
+    @property
+    def informative(self) -> bool:
+        """Say whether the defense has a likelihood."""
+        return all(one.informative for _, channels in self.states for one in channels)
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, *, softening: float = 0.0, rng: torch.Generator | None = None
+    ) -> Tensor:
+        """Return that (V,) of images (V, B, C, H, W); of some of the states, drawn by ``rng`` and scaled up."""
+        chosen = list(range(len(self.states)))
+        if rng is not None and len(chosen) > _ROUNDS_AT_ONCE:
+            chosen = torch.randperm(len(chosen), generator=rng)[:_ROUNDS_AT_ONCE].tolist()
+        terms = []
+        for place in chosen:
+            guesser, channels = self.states[place]
+            uploads = guesser(images, labels)
+            terms += [one.loss(uploads, softening) for one in channels]
+        return torch.stack(terms).sum(0) * (len(self.states) / len(chosen))
+
+
+@dataclass(frozen=True, eq=False)
+class Guesser:
+    """What a client would upload undefended, for images and labels.
+
+    Attributes:
+        round: as prepared.
+        factor: from the gradient that is guessed to what is uploaded, with its sign.
+        decay: (1, *shape) what weight decay adds to the upload, by name.
+        norm: to which the gradient of each example is clipped before they are averaged; ``None`` where it is not.
+    """
+
+    round: PreparedRound
+    factor: float
+    decay: Tensors
+    norm: float | None = None
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensors:
+        """Return uploads (V, *shape) by name of images (V, B, C, H, W) with labels (V, B) or (V, B, K)."""
+        gradients = self._gradients(images, labels)
+        return {
+            name: self.factor * value + self.decay[name] if name in self.decay else self.factor * value
+            for name, value in gradients.items()
+        }
+
+    def _gradients(self, images: Tensor, labels: Tensor) -> Tensors:
+        size = images.shape[1]
+        if self.norm is None or size == 1:
+            return self.round.gradients(images, labels)
+        each = self.round.gradients(images.flatten(0, 1)[:, None], labels.flatten(0, 1)[:, None])
+        squared = torch.stack([value.flatten(1).square().sum(1) for value in each.values()]).sum(0)
+        factors = (self.norm / squared.clamp_min(1e-30).sqrt()).clamp(max=1)
+        return {
+            name: (factors.view(-1, *[1] * (value.dim() - 1)) * value)
+            .reshape(*images.shape[:2], *value.shape[1:])
+            .mean(1)
+            for name, value in each.items()
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Explained:
+    """The likeliest images of V victims.
+
+    Attributes:
+        images: (V, B, C, H, W).
+        labels: (V, B).
+        loss: (V,) negative log of the posterior density, up to a constant.
+        history: (T, V).
+    """
+
+    images: Tensor
+    labels: Tensor
+    loss: Tensor
+    history: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaximumAPosteriori:
+    """Find the images with the largest posterior density: the likelihood of all updates, and a prior of images.
+
+    The likelihood is that of what the defense does (:mod:`fl_privacy.attacks.likelihood.channel`), known to an adaptive
+    attacker or evident in the update, jointly over all updates of the same examples. The prior is normal: mean and
+    principal components of public images of the same kind, by class, where the attacker has some; else the spectrum of
+    photographs. What it reads beyond its control, the same prior with another client's update, is leakage.
+
+    Attributes:
+        iterations: of Adam on the coefficients of the components.
+        lr: its first learning rate, in standard deviations of a coefficient.
+        attempts: at each victim at most, of which the likeliest is kept; further ones take other labels.
+        prior: ``auto``: of public images where there are some, else of photographs; ``photographs`` in any case.
+        dtype: of the computation.
+        device: of the computation; that of the values sent if ``None``.
+        most_victims: in one chunk; found from the free memory if ``None``.
+    """
+
+    iterations: int = 150
+    lr: float = 0.1
+    attempts: int = 2
+    prior: str = "auto"
+    dtype: str = "float32"
+    device: str | None = None
+    most_victims: int | None = None
+
+    def __post_init__(self) -> None:
+        whole("attack.iterations", self.iterations, at_least=1, example=150)
+        whole("attack.attempts", self.attempts, at_least=1, example=2)
+        number("attack.lr", self.lr, above=0, example=0.1)
+        one_of("attack.prior", self.prior, ("auto", "photographs"))
+        one_of("attack.dtype", self.dtype, ("float32", "float64"))
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
+
+        def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
+            found = self.explain(group, seed, report)
+            return {position: one.reconstruction for position, one in found.items()}
+
+        return attack_in_groups(observations, attack, progress=progress, see=seen_through)
+
+    def explain(self, group: Group, seed: int, report: Report) -> dict[int, "Answer"]:
+        """Find the likeliest images of a ``group``, by position.
+
+        Raises:
+            NotAttackableError: it is none of images, or its gradients can't be guessed.
+        """
+        first = group.first
+        if isinstance(first.model, TextModel) or schema_of(first.model) is not None:
+            raise NotAttackableError("Images are expected, whose likelihood is compared, but got texts or rows.")
+        with cpu_threads(1):
+            prepared = prepare(self._settings, group, seed)
+        results = {p: Answer(failed(group.observations[p], why)) for p, why in prepared.failures.items()}
+        capacity = max(1, prepared.capacity)
+        for begin in range(0, len(prepared.victims), capacity):
+            victims = prepared.victims[begin : begin + capacity]
+
+            def meter(share: float, begin: int = begin, size: int = len(victims)) -> None:
+                report((begin + share * size) / len(prepared.victims))
+
+            results |= self._explain(prepared, victims, meter)
+        return results
+
+    @property
+    def _settings(self) -> Settings:
+        return Settings(
+            objective=L2(),
+            labels="auto",
+            compile="off",
+            dtype=self.dtype,  # type: ignore[arg-type]
+            device=self.device,
+            most_victims=self.most_victims,
+        )
+
+    def _explain(self, prepared: Prepared, victims: Sequence[PreparedVictim], report: Report) -> dict[int, "Answer"]:
+        first, like = victims[0].observation, next(prepared.observer.parameters())
+        prior = self.prior_of(first).to(like)
+        likelihood = likelihood_of_victims(prepared, victims)
+        start, best = Posterior(likelihood, prior), None
+        ranked, doubtful = _likely_labels(start, prepared, victims, self.attempts)
+        for attempt in range(doubtful):
+
+            def meter(share: float, attempt: int = attempt) -> None:
+                report((attempt + share) / doubtful)
+
+            found = self._descend(start, prepared, ranked[:, attempt], attempt=attempt, report=meter)
+            best = found if best is None else _better(best, found)
+        assert best is not None
+        said = _sentences(likelihood, prior)
+        posterior = Posterior(likelihood, prior, best.images, best.labels)
+        return {victim.position: _answer(best, row, victim, said, posterior) for row, victim in enumerate(victims)}
+
+    def prior_of(self, observation: Observation) -> PixelPrior:
+        """Return the prior of the images behind ``observation``."""
+        known = observation.knowledge
+        if known.public_images is None or self.prior == "photographs" or len(known.public_images) < _FEWEST:
+            return prior_of_photographs(tuple(observation.input_shape))
+        return learn_prior(known.public_images, known.public_labels, observation.num_classes)
+
+    def _descend(
+        self, posterior: "Posterior", prepared: Prepared, labels: Tensor, *, attempt: int, report: Report
+    ) -> Explained:
+        """Descend from the mean image of each label (V, B)."""
+        like, shape, prior = next(prepared.observer.parameters()), (len(labels), *prepared.shape), posterior.prior
+        rng = torch.Generator().manual_seed(prepared.seed)
+        apart = 0.1 if shape[1] > 1 or attempt else 0.0
+        start = apart * torch.randn((shape[1], prior.components), generator=derive_generator(prepared.seed, attempt))
+        variables = start.expand(len(labels), -1, -1).to(like).clone().requires_grad_()
+        optimizer = torch.optim.Adam([variables], lr=self.lr)
+        history = []
+        for step in timely(range(self.iterations)):
+            share = step / self.iterations
+            optimizer.param_groups[0]["lr"] = self.lr * math.sqrt(1 - share)
+            softening = _SOFTENED * max(0.0, 1 - 2 * share) ** 2
+            with differentiable_twice():
+                loss = posterior.of_variables(variables, labels, shape, softening=softening, rng=rng)
+                (variables.grad,) = torch.autograd.grad(loss.sum(), variables)
+            variables.grad = variables.grad.nan_to_num(0.0, 0.0, 0.0)
+            optimizer.step()
+            history.append(loss.detach())
+            report((step + 1) / self.iterations)
+        images = prior.images_of(variables.detach(), labels).reshape(shape).clamp(0, 1)
+        with differentiable_twice(), torch.no_grad():
+            loss = posterior(images, labels)
+        return Explained(images, labels, loss.nan_to_num(torch.inf), torch.stack(history))
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """The negative log posterior density of images, up to a constant.
+
+    Attributes:
+        likelihood: of V victims' updates.
+        prior: of their images.
+        images, labels: (V, B, C, H, W) and (V, B) that were found likeliest; ``None`` before.
+    """
+
+    likelihood: Likelihood
+    prior: PixelPrior
+    images: Tensor | None = None
+    labels: Tensor | None = None
+
+    def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
+        """Return that of each victim with the images of ``others``, by row, in the place of those found."""
+        assert self.images is not None
+        assert self.labels is not None
+        images, labels = self.images.clone(), self.labels.clone()
+        for row, batch in others.items():
+            if batch is None or batch.inputs.shape != images[row].shape:
+                continue
+            images[row] = batch.inputs.to(images)
+            if batch.labels.shape == labels[row].shape and not batch.labels.is_floating_point():
+                labels[row] = batch.labels.to(labels.device)
+        with differentiable_twice(), torch.no_grad():
+            found = self(images, labels).nan_to_num(math.inf, math.inf, math.inf).tolist()
+        return [math.inf if others.get(row, _SAME) is None else loss for row, loss in enumerate(found)]
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return that (V,) of images (V, B, C, H, W) in [0, 1] with labels (V, B)."""
+        return self.likelihood(images, labels) + self.prior.surprise(images.flatten(2), labels)
+
+    def of_variables(
+        self, variables: Tensor, labels: Tensor, shape: tuple[int, ...], *, softening: float, rng: torch.Generator
+    ) -> Tensor:
+        """Return that (V,) of coefficients (V, B, M) of images of ``shape``, with a penalty outside of [0, 1]."""
+        pixels = self.prior.images_of(variables, labels)
+        outside = (pixels - pixels.clamp(0, 1)).square().sum((1, 2))
+        own = 0.5 * variables.square().sum((1, 2)) + _OUTSIDE * outside
+        return own + self.likelihood(pixels.reshape(shape), labels, softening=softening, rng=rng)
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A reconstruction, with the posterior by which others may be compared with it."""
+
+    reconstruction: Reconstruction
+    posterior: Posterior | None = None
+    row: int = 0
+
+
+def likelihood_of_victims(prepared: Prepared, victims: Sequence[PreparedVictim]) -> Likelihood:
+    """Build the likelihood of all updates of ``victims``; those of the same model sent share their gradients."""
+    states: list[tuple[Guesser, list[Channel]]] = []
+    sent: list[Observation] = []
+    like = next(prepared.observer.parameters())
+    for one in prepared.rounds:
+        observations = [one.observations[victim.position] for victim in victims]
+        first = observations[0]
+        names = list(one.victim_model.names)
+        updates = [{name: o.update()[name] for name in names} for o in observations]
+        guesser, clientele = _guesser(one, first, like)
+        own = channel(first.knowledge.defense or (), updates, clientele, like)
+        place = next((p for p, state in enumerate(sent) if _same(state, first)), None)
+        if place is None:
+            sent.append(first)
+            states.append((guesser, [own]))
+        else:
+            states[place][1].append(own)
+    return Likelihood(states)
+
+
+def _same(one: Observation, other: Observation) -> bool:
+    if one.sent is other.sent:
+        return one.plan == other.plan
+    own, others = one.assumed().parameters, other.assumed().parameters
+    return one.plan == other.plan and all(torch.equal(own[name], others[name]) for name in own)
+
+
+def _guesser(one: PreparedRound, first: Observation, like: Tensor) -> tuple[Guesser, Clientele]:
+    plan, size = first.plan, first.upload.num_examples
+    matched = matched_per_uploaded(plan, size, unrolls=one.unrolls)
+    factor = 1.0 if plan.shares == "gradient" else -1 / matched
+    decay: Tensors = {}
+    if plan.shares != "gradient" and not one.unrolls and plan.weight_decay:
+        sent = first.sent.parameters
+        decay = {name: factor * plan.weight_decay * sent[name].to(like)[None] for name in one.victim_model.names}
+    norms = _norms_of_examples([part.effect for part in first.knowledge.defense or ()], 1 / matched)
+    layer = output_layer(first.model, first.num_classes)
+    clientele = Clientele(
+        batch_size=size,
+        uploaded_per_matched=1 / matched,
+        local_steps=number_of_steps(size, plan) if one.unrolls else 1,
+        head=layer[0] if layer else None,
+    )
+    return Guesser(one, factor, decay, norms[0] if norms and not one.unrolls else None), clientele
+
+
+def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -> list[float | None]:
+    """Return to which norm the gradient of each example is clipped; of a mean of clients, each has one example."""
+    norms = [effect.norm for effect in effects if isinstance(effect, ClippedExamples)]
+    if any(isinstance(effect, Summed) for effect in effects):
+        for effect in effects:
+            clip = effect.clip if isinstance(effect, Noise) else effect if isinstance(effect, Clipped) else None
+            at_step = isinstance(effect, Noise) and effect.at == "gradient"
+            if clip is not None and clip.norm is not None and clip.scope == "global":
+                norms.append(clip.norm if at_step else clip.norm / uploaded_per_matched)
+    return norms
+
+
+def _likely_labels(
+    start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
+) -> tuple[Tensor, int]:
+    """Return labels (V, A, B) of up to ``number`` attempts, and how many of them are worth it.
+
+    Those inferred, and of single examples the classes whose mean image is likeliest, as far as they are nearly as
+    likely for one of the victims.
+    """
+    size, classes = prepared.shape[0], prepared.num_classes
+    found = [victim.labels for victim in victims if victim.labels is not None]
+    known = torch.stack(found) if len(found) == len(victims) else None
+    if known is not None and known.dim() == 3:
+        known = known.argmax(2)
+    told = known is not None and all(victim.label_source == "known" for victim in victims)
+    like = next(prepared.observer.parameters())
+    if known is None:
+        known = torch.zeros(len(victims), size, dtype=torch.long, device=like.device)
+    if told or size > 1 or classes > _CLASSES_TRIED:
+        return known[:, None].expand(-1, number, -1), number if size > 1 else 1
+    losses = []
+    for label in range(classes):
+        labels = torch.full((len(victims), 1), label, device=like.device)
+        pixels = start.prior.of(labels)[0].reshape(len(victims), *prepared.shape)
+        with differentiable_twice(), torch.no_grad():
+            losses.append(start.likelihood(pixels, labels, rng=torch.Generator().manual_seed(0)))
+    sorted_losses, order = torch.stack(losses, 1).nan_to_num(torch.inf).sort(1)
+    near = (sorted_losses - sorted_losses[:, :1]).amin(0)[:number] < _DOUBTFUL
+    return order[:, :number, None], max(1, int(near.sum()))
+
+
+def _better(one: Explained, other: Explained) -> Explained:
+    rows = other.loss < one.loss
+    return Explained(
+        images=torch.where(rows.view(-1, 1, 1, 1, 1), other.images, one.images),
+        labels=torch.where(rows[:, None], other.labels, one.labels),
+        loss=torch.minimum(other.loss, one.loss),
+        history=torch.where(rows, other.history[: len(one.history)], one.history[: len(other.history)]),
+    )
+
+
+def _sentences(likelihood: Likelihood, prior: PixelPrior) -> tuple[str, ...]:
+    known = (
+        f"learned from {prior.images} public images"
+        if prior.images
+        else "which fall off as photographs' do, and no more"
+    )
+    number = likelihood.uploads
+    said = [
+        "It looks for the likeliest image by the probability of what was observed under the defense.",
+        f"Images are drawn to a normal distribution, {known}.",
+    ]
+    if number > 1:
+        said.append(f"It compares {number} updates of the same examples together.")
+    return tuple(said)
+
+
+def _answer(found: Explained, row: int, victim: PreparedVictim, said: tuple[str, ...], posterior: Posterior) -> Answer:
+    if not math.isfinite(float(found.loss[row])):
+        return Answer(failed(victim.observation, "The likelihood is not finite; check the update."))
+    made = Reconstruction(
+        id=victim.observation.id,
+        batch=Batch(found.images[row].float().cpu(), found.labels[row].cpu()),
+        loss=float(found.loss[row]),
+        history=tuple(found.history[:, row].tolist()),
+        label_source=victim.label_source,
+        countermeasures=said,
+        member="maximum a posteriori",
+    )
+    return Answer(made, posterior, row)

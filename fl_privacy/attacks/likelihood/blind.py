@@ -1,0 +1,431 @@
+"""Images behind a private first convolution of which nothing is known, by blind deconvolution.
+
+The gradients of the public layers give what the private one puts out. Undone its activation, that is an unknown linear
+map of the image's patches, the same at every place. Map and image are found by turns, each in least squares given the
+other; sign, scale and contrast of the image, which the map could make up for, follow from what images look like.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
+from fl_privacy.attacks.feature_inversion.features import Recovery
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, expect_images
+from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
+from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, victims_of
+from fl_privacy.attacks.gradient_inversion.labels import choose_labels
+from fl_privacy.attacks.gradient_inversion.objectives import Cosine
+from fl_privacy.attacks.gradient_inversion.starts import Constant
+from fl_privacy.attacks.likelihood.pixel_prior import PixelPrior, learn_prior, prior_of_photographs
+from fl_privacy.attacks.optimizers import LBFGS
+from fl_privacy.checks import whole
+from fl_privacy.errors import UserError
+from fl_privacy.gradients import frozen_copy
+from fl_privacy.models import Front, cut_layer
+from fl_privacy.models.cut import behind_activation, called_layers
+from fl_privacy.types import Batch, Observation, Reconstruction
+
+_FEWEST = 50
+"""Public images from which a prior is learned."""
+
+_FLAT = 1e-3
+"""Ridge of the unknown map, in squared units of a normalized pixel."""
+
+_SLACK, _NOISE, _SHRINKS = 0.5, 0.02, 0.8
+"""Standard deviation of the features around their fit: at first, at last, and by which factor it falls."""
+
+_TRIED, _KEPT = 15, 2
+"""Turns after which so many attempts at an image are left."""
+
+_COMPONENTS = 150
+"""Of the prior, that are looked for behind an unknown map."""
+
+_OUTSIDE, _MISFIT, _UNLIKELY = 1.0, 50.0, 0.02
+"""Weights of pixels outside of [0, 1], of the features' misfit and of the prior, by which starts are compared."""
+
+
+def _identity(values: Tensor) -> Tensor:
+    return values
+
+
+def _undo_tanh(values: Tensor) -> Tensor:
+    return torch.atanh(values.clamp(-0.9993, 0.9993))
+
+
+def _undo_sigmoid(values: Tensor) -> Tensor:
+    return torch.logit(values.clamp(0.0005, 0.9995))
+
+
+UNDONE: Mapping[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    nn.Tanh: _undo_tanh,
+    nn.Sigmoid: _undo_sigmoid,
+    nn.Identity: _identity,
+    nn.ReLU: _identity,
+    nn.LeakyReLU: _identity,
+}
+"""Inverses of activations; of a ReLU only where it let something through, elsewhere the value was at most 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateConvolution:
+    """The private layer of a model, whose geometry is public and whose weights are not.
+
+    Attributes:
+        name: of the layer.
+        layer: that the features enter.
+        kernel, stride, padding, dilation: of the convolution.
+        activation: behind it; ``None`` where there is none.
+        entering: images (N, C, H, W) -> what enters the layer, affine.
+    """
+
+    name: str
+    layer: str
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    activation: nn.Module | None
+    entering: Front
+
+    @classmethod
+    def of(cls, model: nn.Module, observation: Observation) -> "PrivateConvolution":
+        """Find it.
+
+        Raises:
+            NotAttackableError: the private part is no convolution that images enter as they are.
+        """
+        shape, public = tuple(observation.input_shape), observation.sent.parameters
+        layers = called_layers(model, shape)
+        try:
+            cut, behind = cut_layer(model, shape, public), behind_activation(model, shape, public)
+        except UserError as error:
+            raise NotAttackableError(str(error)) from error
+        first = layers[0]
+        convolution = model.get_submodule(first)
+        private = layers.index(cut) == 1 and not any(name.startswith(f"{first}.") for name in public)
+        weight = dict(convolution.named_parameters()).get("weight")
+        if not private or weight is None or weight.dim() != 4:
+            raise NotAttackableError("A private first convolution is expected, behind which nothing else is private.")
+        if cut != behind:
+            raise NotAttackableError(
+                "A public layer right behind the private activation is expected, but it is pooled."
+            )
+        geometry = _geometry(convolution)
+        return cls(first, cut, *geometry, _activation(model, first, cut), Front(model, first))
+
+    def patches(self, images: Tensor) -> Tensor:
+        """Return what the convolution sees at each place, (N, patch, places), of images (N, C, H, W)."""
+        return F.unfold(
+            self.entering(images), self.kernel, dilation=self.dilation, padding=self.padding, stride=self.stride
+        )
+
+    def undone(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the convolution put out, and where that is known, of features (N, O, H, W)."""
+        kind = nn.Identity if self.activation is None else type(self.activation)
+        known = features > 1e-3 if isinstance(self.activation, nn.ReLU) else torch.ones_like(features, dtype=torch.bool)
+        if isinstance(self.activation, nn.LeakyReLU):
+            slope = self.activation.negative_slope
+            return torch.where(features < 0, features / slope, features), known
+        return UNDONE[kind](features), known
+
+
+Sizes = tuple[int, ...]
+
+
+def _geometry(convolution: nn.Module) -> tuple[Sizes, Sizes, Sizes, Sizes]:
+    """Return kernel, stride, padding and dilation; a layer in the place of a convolution keeps them by itself."""
+    weight = convolution.weight
+    assert isinstance(weight, Tensor)
+    kernel = tuple(weight.shape[2:])
+    stride, padding, dilation = (getattr(convolution, name, None) for name in ("stride", "padding", "dilation"))
+    if (own := getattr(convolution, "_geometry", None)) is not None:
+        stride, padding, dilation = own[:3]
+    groups = getattr(convolution, "groups", 1)
+    if not all(isinstance(value, tuple) for value in (stride, padding, dilation)) or groups != 1:
+        raise NotAttackableError("A private convolution over all channels with zero padding is expected.")
+    return kernel, stride, padding, dilation  # type: ignore[return-value]
+
+
+def _activation(model: nn.Module, first: str, cut: str) -> nn.Module | None:
+    """Return the module between the private layer and the first public one.
+
+    Raises:
+        NotAttackableError: it can't be undone.
+    """
+    leaves = {name: module for name, module in model.named_modules() if name and next(module.children(), None) is None}
+    names = list(leaves)
+    between = names[names.index(first) + 1 : names.index(cut)] if first in names and cut in names else []
+    found = [leaves[name] for name in between if not isinstance(leaves[name], nn.Identity)]
+    if len(found) > 1 or any(type(module) not in UNDONE for module in found):
+        kinds = ", ".join(type(module).__name__ for module in found)
+        raise NotAttackableError(
+            f"An activation that can be undone is expected behind the private layer, but got {kinds}."
+        )
+    return found[0] if found else None
+
+
+def _matching() -> GradientInversion:
+    return GradientInversion(
+        objective=Cosine(per_layer=True, epsilon=1e-12),
+        optimizer=LBFGS(inner=20, line_search="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0),
+        start=Constant(value=0.5),
+        iterations=20,
+        labels="auto",
+        compile="off",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlindDeconvolution:
+    """Read images behind a private first convolution, by an attacker who knows its shape and nothing of its weights.
+
+    What entered the first public layer is found by the gradients of the public ones
+    (:class:`fl_privacy.attacks.feature_inversion.Recovery`). Then the unknown convolution and the image take turns
+    (alternating least squares) from several starts: the mean of the class, public images of the class, and the first
+    principal component of the features over their channels and its negative, which by itself is often readable. Images
+    are normal with mean and covariance of public ones; without these, of photographs.
+
+    Attributes:
+        recovery: of the features.
+        turns: of alternating least squares.
+        starts: public images of the class among the starts.
+    """
+
+    recovery: Recovery = field(default_factory=lambda: Recovery(matching=_matching()))
+    turns: int = 60
+    starts: int = 4
+
+    def __post_init__(self) -> None:
+        whole("attack.turns", self.turns, at_least=1, example=60)
+        whole("attack.starts", self.starts, at_least=0, example=8)
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
+        return attack_in_groups(
+            observations,
+            lambda group, report: self.solve(group, seed, report),
+            progress=progress,
+            as_victims=lambda sound: [replace(victim, earlier=()) for victim in victims_of(sound)],
+            see=seen_through,
+        )
+
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        """Read each of ``group``, by position.
+
+        Raises:
+            NotAttackableError: they have no private convolution of the kind, or are of several examples.
+        """
+        first = group.first
+        expect_images(first)
+        if first.upload.num_examples != 1:
+            raise NotAttackableError("Updates of a single image each are expected behind private layers.")
+        device = next(iter(first.sent.parameters.values())).device
+        evaluating = replace(first.plan, batch_norm="eval")
+        model = frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=torch.float64)
+        private = PrivateConvolution.of(model, first)
+        observations = list(group.observations.values())
+        labels = torch.stack([_label(o, model, seed) for o in observations])
+        found = self.recovery(
+            observations,
+            Front(model, private.layer),
+            seed=seed,
+            progress=lambda done, total: report(0.8 * done / max(1, total)),
+        )
+        results = {
+            position: failed(o, features)
+            for (position, o), features in zip(group.observations.items(), found, strict=True)
+            if isinstance(features, str)
+        }
+        rows = [row for row, features in enumerate(found) if isinstance(features, Tensor)]
+        if rows:
+            features = torch.cat([found[row] for row in rows]).to(device, torch.float32)  # type: ignore[misc]
+            model = frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=torch.float32)
+            private = PrivateConvolution.of(model, first)
+            images = self._deconvolved(private, features, labels[rows], first)
+            positions = list(group.observations)
+            results |= {
+                positions[row]: _reconstruction(observations[row], image, labels[row], bool(_has_prior(first)))
+                for row, image in zip(rows, images, strict=True)
+            }
+        report(1.0)
+        return results
+
+    def _deconvolved(self, private: PrivateConvolution, features: Tensor, labels: Tensor, first: Observation) -> Tensor:
+        """Return images (V, C, H, W) in [0, 1] of ``features`` (V, O, h, w)."""
+        prior = _prior_of(first).to(features)
+        means, which = prior.of(labels)
+        shape = tuple(first.input_shape)
+        put_out, known = private.undone(features)
+        found = torch.empty(len(features), *shape).to(features)
+        for kind in which.unique().tolist():  # type: ignore[no-untyped-call]
+            rows = (which == kind).nonzero().flatten()
+            basis = prior.bases[kind][:_COMPONENTS]
+            starts = self._starts(private, put_out[rows], labels[rows], means[rows], first)
+            problem = Deconvolution(private, basis, means[rows], put_out[rows].flatten(2), known[rows].flatten(2))
+            found[rows] = problem.solve(starts, self.turns, shape)
+        return found.clamp(0, 1)
+
+    def _starts(
+        self, private: PrivateConvolution, put_out: Tensor, labels: Tensor, means: Tensor, first: Observation
+    ) -> Tensor:
+        """Return first images (V, S, N)."""
+        shape, known = tuple(first.input_shape), first.knowledge
+        component = _principal_image(put_out, shape)
+        spread = 0.25 * component / component.std(1, keepdim=True).clamp_min(1e-9)
+        starts = [means, means + spread, means - spread]
+        if _has_prior(first) and self.starts:
+            images, classes = known.public_images, known.public_labels
+            assert images is not None
+            for number in range(self.starts):
+                picked = [_of_class(classes, int(label), number, len(images)) for label in labels]
+                starts.append(images[picked].flatten(1).to(means))
+        return torch.stack(starts, 1)
+
+
+def _of_class(classes: Tensor | None, label: int, number: int, total: int) -> int:
+    """Return the place of the ``number``-th public image of a class."""
+    places = torch.arange(total) if classes is None else (classes == label).nonzero().flatten()
+    return int(places[number % len(places)]) if len(places) else number % total
+
+
+def _has_prior(first: Observation) -> bool:
+    public = first.knowledge.public_images
+    return public is not None and len(public) >= _FEWEST
+
+
+def _prior_of(first: Observation) -> PixelPrior:
+    known = first.knowledge
+    if not _has_prior(first):
+        return prior_of_photographs(tuple(first.input_shape))
+    assert known.public_images is not None
+    return learn_prior(known.public_images, known.public_labels, first.num_classes)
+
+
+def _label(observation: Observation, model: nn.Module, seed: int) -> Tensor:
+    """Return the class (), inferred from the public output layer; 0 where nothing tells."""
+    try:
+        found, _ = choose_labels(observation, "auto", model, loss_scale=observation.plan.loss_scale, seed=seed)
+    except NotAttackableError:
+        found = None
+    if found is None:
+        return torch.tensor(0)
+    return (found.argmax(-1) if found.dim() == 2 else found)[0].cpu()
+
+
+def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the first principal component (V, N) of maps (V, O, h, w) over their channels, at the images' size."""
+    maps = put_out.flatten(2) - put_out.flatten(2).mean(2, keepdim=True)
+    _, _, directions = torch.linalg.svd(maps, full_matrices=False)
+    first = directions[:, 0].view(len(maps), 1, *put_out.shape[2:])
+    large = F.interpolate(first, shape[1:], mode="bicubic")
+    return large.expand(-1, shape[0], -1, -1).flatten(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Deconvolution:
+    """The unknown map and V images: ``put_out = W patches(image) + b``.
+
+    Attributes:
+        private: the layer.
+        basis: (M, N) of the images' prior.
+        means: (V, N).
+        put_out: (V, O, P), P places.
+        known: (V, O, P) where it is known; elsewhere it was at most 0.
+    """
+
+    private: PrivateConvolution
+    basis: Tensor
+    means: Tensor
+    put_out: Tensor
+    known: Tensor
+
+    def solve(self, starts: Tensor, turns: int, shape: tuple[int, ...]) -> Tensor:
+        """Return the best image (V, *shape) of those that ``starts`` (V, S, N) lead to."""
+        still = self.private.patches(torch.zeros(1, *shape).to(self.means))
+        moves = self.private.patches(self.basis.view(-1, *shape)) - still
+        each = []
+        for row in range(len(starts)):  # the Jacobian of one image's attempts is as much as fits
+            each.append(self._solved(row, starts[row], turns, shape, moves))
+        return torch.stack(each)
+
+    def _solved(self, row: int, starts: Tensor, turns: int, shape: tuple[int, ...], moves: Tensor) -> Tensor:
+        """Return the best image of one victim, of those that ``starts`` (S, N) lead to; half-way the worse are left."""
+        mean = self.means[row]
+        z = (starts - mean) @ self.basis.T / self.basis.square().sum(1).clamp_min(1e-12)
+        put_out = self.put_out[row] / self.put_out[row].std().clamp_min(1e-9)
+        turn = Turn(
+            mean_patches=self.private.patches(mean.view(1, *shape)),
+            moves=moves,
+            put_out=put_out,
+            known=self.known[row],
+            filled=put_out.expand(len(starts), -1, -1),
+        )
+        std = _SLACK
+        for number in timely(range(turns)):
+            std = _NOISE + _SHRINKS * (std - _NOISE)
+            z, turn, misfit = turn.taken(z, std)
+            if number == _TRIED:
+                best = self._loss(mean, z, misfit).argsort()[:_KEPT]
+                z, turn, misfit = z[best], replace(turn, filled=turn.filled[best]), misfit[best]
+        best = self._loss(mean, z, misfit).argmin()
+        return (mean + z[best] @ self.basis).view(shape)
+
+    def _loss(self, mean: Tensor, z: Tensor, misfit: Tensor) -> Tensor:
+        images = mean + z @ self.basis
+        outside = (images - images.clamp(0, 1)).square().sum(1)
+        loss: Tensor = _OUTSIDE * outside + _MISFIT * misfit + _UNLIKELY * z.square().sum(1)
+        return loss.nan_to_num(torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One turn at S attempts at an image: the map given the image, then the image given the map.
+
+    Attributes:
+        mean_patches: (1, K, P) of the prior's mean.
+        moves: (M, K, P) of what each coefficient adds.
+        put_out: (O, P) of the private layer, scaled.
+        known: (O, P) where it is.
+        filled: (S, O, P) the same with what each attempt makes of the unknown places.
+    """
+
+    mean_patches: Tensor
+    moves: Tensor
+    put_out: Tensor
+    known: Tensor
+    filled: Tensor
+
+    def taken(self, z: Tensor, std: float) -> tuple[Tensor, "Turn", Tensor]:
+        """Return the next coefficients (S, M), the next turn and the mean squared misfit (S,)."""
+        ones = torch.ones(len(z), 1, self.moves.shape[2]).to(z)
+        patches = torch.cat([self.mean_patches + torch.einsum("sm,mkp->skp", z, self.moves), ones], 1)
+        gram = patches @ patches.mT + _FLAT * torch.eye(patches.shape[1]).to(z)
+        weight = torch.linalg.solve(gram, patches @ self.filled.mT).mT
+        base = weight[:, :, :-1] @ self.mean_patches + weight[:, :, -1:]
+        jacobian = torch.einsum("sck,mkp->smcp", weight[:, :, :-1], self.moves).flatten(2)
+        left, identity = (self.filled - base).flatten(1), torch.eye(z.shape[1]).to(z)
+        normal = jacobian @ jacobian.mT + std**2 * identity
+        z = torch.linalg.solve(normal, jacobian @ left[:, :, None]).squeeze(2)
+        fitted = base + torch.einsum("smq,sm->sq", jacobian, z).view_as(base)
+        filled = torch.where(self.known, self.put_out, fitted.clamp(max=0.0))
+        return z, replace(self, filled=filled), (filled - fitted).square().mean((1, 2))
+
+
+def _reconstruction(observation: Observation, image: Tensor, label: Tensor, has_prior: bool) -> Reconstruction:
+    kind = "public images" if has_prior else "photographs"
+    return Reconstruction(
+        id=observation.id,
+        batch=Batch(image[None].float().cpu(), label[None].cpu()),
+        countermeasures=(
+            "It finds what the private layer puts out by the gradients of the public ones, and the unknown layer"
+            f" together with the image (blind deconvolution), which is drawn to {kind}.",
+        ),
+        member="blind deconvolution",
+    )

@@ -1,0 +1,170 @@
+"""What images of a kind look like: a normal distribution learned from public images, or of any photographs."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_MOST_COMPONENTS = 600
+"""Directions of an image that are kept."""
+
+_MOST_IMAGES = 5000
+"""Public images that it is learned from, evenly chosen."""
+
+_OF_CLASS = 0.5
+"""Share of a class's own covariance in that of its images; the rest is that of all classes around their means."""
+
+_CONTRAST = 0.25
+"""Standard deviation of the pixels of photographs around their mean color."""
+
+
+@dataclass(frozen=True, eq=False)
+class PixelPrior:
+    """A normal distribution of images, of each class or of all: ``mean + basis z`` with independent standard normal z.
+
+    Attributes:
+        means: (K, N) of each class.
+        bases: (K, M, N) of each class, scaled by the standard deviations; or (1, M, N) of all.
+        residual: standard deviation of a pixel in the directions that are left out.
+        images: how many public ones it was learned from, 0 where it is of photographs at large.
+    """
+
+    means: Tensor
+    bases: Tensor
+    residual: float
+    images: int
+
+    @property
+    def components(self) -> int:
+        """Return M, the number of variables of an image."""
+        return self.bases.shape[1]
+
+    def of(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means (*shape, N) and which basis (*shape,) belongs to each of ``labels`` (*shape,)."""
+        own = labels.clamp(0, len(self.means) - 1)
+        return self.means[own], own if len(self.bases) > 1 else torch.zeros_like(own)
+
+    def images_of(self, variables: Tensor, labels: Tensor) -> Tensor:
+        """Return the pixels (V, B, N) of ``variables`` (V, B, M) with ``labels`` (V, B)."""
+        means, which = self.of(labels)
+        if len(self.bases) == 1:
+            return torch.add(means, variables @ self.bases[0])
+        flat, kinds = variables.flatten(0, 1), which.flatten()
+        found = torch.empty(len(flat), self.bases.shape[2]).to(variables)
+        for kind in kinds.unique().tolist():  # type: ignore[no-untyped-call]
+            rows = (kinds == kind).nonzero().flatten()
+            found = found.index_copy(0, rows, flat[rows] @ self.bases[kind])
+        return means + found.view(*variables.shape[:2], -1)
+
+    def surprise(self, pixels: Tensor, labels: Tensor) -> Tensor:
+        """Return the negative log density (V,) of images (V, B, N), up to a constant."""
+        means, which = self.of(labels)
+        apart, total = pixels - means, pixels.new_zeros(len(pixels))
+        for place in range(pixels.shape[1]):
+            for kind in which[:, place].unique().tolist():  # type: ignore[no-untyped-call]
+                rows = (which[:, place] == kind).nonzero().flatten()
+                basis = self.bases[kind]
+                scale = basis.square().sum(1).clamp_min(1e-12)
+                inside = apart[rows, place] @ basis.T / scale
+                rest = (apart[rows, place] - inside @ basis).square().sum(1)
+                total = total.index_add(0, rows, 0.5 * (inside.square().sum(1) + rest / self.residual**2))
+        return total
+
+    def to(self, like: Tensor) -> "PixelPrior":
+        """Return the same in the dtype and on the device of ``like``."""
+        return PixelPrior(self.means.to(like), self.bases.to(like), self.residual, self.images)
+
+
+_learned = WeakTensorKeyDictionary()
+"""By the images."""
+
+
+def learn_prior(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrior:
+    """Learn the prior of public ``images`` (N, C, H, W) in [0, 1] with classes ``labels`` (N,), where they are known.
+
+    Mean and covariance of each class, the latter drawn to that of all classes, by its principal components; without
+    classes, those of all images. Kept for images that come again.
+    """
+    if images not in _learned:
+        _learned[images] = _learn(images, labels, num_classes)
+    found: PixelPrior = _learned[images]
+    return found
+
+
+def _learn(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrior:
+    chosen = torch.linspace(0, len(images) - 1, min(_MOST_IMAGES, len(images))).long()
+    pixels = images[chosen].flatten(1).float()
+    classes = torch.zeros(len(pixels), dtype=torch.long) if labels is None else labels[chosen].long()
+    kinds = 1 if labels is None else num_classes
+    mean = pixels.mean(0)
+    means = torch.stack([pixels[classes == k].mean(0) if bool((classes == k).any()) else mean for k in range(kinds)])
+    centered = pixels - means[classes]
+    few = labels is None or pixels.shape[1] > 1024 or len(pixels) < 100 * kinds
+    number = min(_MOST_COMPONENTS, pixels.shape[1], max(1, len(pixels) - kinds))
+    if few:
+        bases = _components(centered, number)[None]
+    else:
+        within = centered.T @ centered / len(centered)
+        bases = torch.stack([_of_class(centered[classes == k], within, number) for k in range(kinds)])
+    variance = centered.square().mean() - bases.square().sum((1, 2)).mean() / pixels.shape[1]
+    residual = math.sqrt(max(float(variance), 1e-4 * float(centered.square().mean()), 1e-8))
+    return PixelPrior(means.float(), bases.float(), residual, len(pixels))
+
+
+def _components(centered: Tensor, number: int) -> Tensor:
+    """Return the first principal components (M, N) times their standard deviations."""
+    if min(centered.shape) <= 1024:
+        _, sizes, directions = torch.linalg.svd(centered, full_matrices=False)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            _, sizes, columns = torch.svd_lowrank(centered, q=number, niter=3)
+        directions = columns.T
+    return torch.mul(sizes[:number, None] / len(centered) ** 0.5, directions[:number])
+
+
+def _of_class(centered: Tensor, within: Tensor, number: int) -> Tensor:
+    own = centered.T @ centered / max(1, len(centered))
+    values, vectors = torch.linalg.eigh(_OF_CLASS * own + (1 - _OF_CLASS) * within)
+    basis: Tensor = (vectors.flip(1)[:, :number] * values.flip(0)[:number].clamp_min(1e-9).sqrt()).T
+    return basis
+
+
+@lru_cache(maxsize=8)
+def prior_of_photographs(shape: tuple[int, ...]) -> PixelPrior:
+    """Build the prior of any photographs of ``shape`` (C, H, W): amplitudes fall with the frequency (Field 1987).
+
+    A gray image and color around it, by cosines in both directions up to ``_MOST_COMPONENTS`` of the strongest.
+    """
+    channels, height, width = shape
+    rows, columns = _cosines(height), _cosines(width)
+    frequency = (torch.arange(height)[:, None] ** 2 + torch.arange(width)[None] ** 2).double()
+    amplitude = (1 + frequency).rsqrt()
+    amplitude = amplitude / amplitude.square().mean().sqrt() * _CONTRAST
+    order = amplitude.flatten().argsort(descending=True, stable=True)[: max(1, _MOST_COMPONENTS // channels)]
+    waves = torch.einsum("ah,bw->abhw", rows, columns).flatten(0, 1)[order] * amplitude.flatten()[order][:, None, None]
+    mixes = _colors(channels)
+    bases = torch.einsum("kc,mhw->kmchw", mixes, waves).flatten(0, 1).flatten(1)
+    left = _CONTRAST**2 - float(waves.square().sum()) / (height * width)
+    mean = torch.full((1, math.prod(shape)), 0.5)
+    return PixelPrior(mean, bases.float()[None], math.sqrt(max(left, 1e-6)), 0)
+
+
+def _cosines(side: int) -> Tensor:
+    """Return the orthonormal cosines (side, side) of a line of pixels, by frequency."""
+    place = (torch.arange(side).double() + 0.5) * math.pi / side
+    waves = torch.cos(torch.arange(side).double()[:, None] * place)
+    return torch.div(waves, waves.square().sum(1, keepdim=True).sqrt())
+
+
+def _colors(channels: int) -> Tensor:
+    """Return orthogonal mixes (C, C) of the channels: gray, and color a third as strong."""
+    if channels == 1:
+        return torch.ones(1, 1).double()
+    basis, _ = torch.linalg.qr(torch.cat([torch.ones(channels, 1), torch.eye(channels)[:, :-1]], 1).double())
+    strength = torch.full((channels, 1), 0.3).double()
+    strength[0] = 1.0
+    return torch.mul(basis.T, strength * channels**0.5)

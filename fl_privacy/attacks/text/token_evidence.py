@@ -1,0 +1,299 @@
+"""Which tokens stood where, by how much of what each becomes lies in the few directions that an update holds.
+
+Exact spans tell tokens while these are fewer than the update has directions (DAGER). Beyond that, and under noise,
+dropout or half precision, a token that was there still has more of itself in them than one that was not: of b tokens
+and k directions of n about k / b, of any other k / n. How many others reach as much by chance is known, so that the
+number of false candidates is expected, not hoped for (ours).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.text.entrances import View, entering_module
+from fl_privacy.models import TextModel
+
+_FRAMED, _EACH = 16, 512
+"""Tokens for each number of what they become that the spread of these is found from, and tokens whose share is."""
+_RIDGE = 1e-4
+"""Share of the largest variance of what candidates become below which a direction is not stretched any further."""
+_PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
+"""Shares of all directions that are tried where an update's rows have full rank, by noise or by too many tokens."""
+_ROUNDING = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+"""Shares of the largest singular value of an update below which others may be rounding."""
+_LEFT = 3
+"""Directions, and an eighth of all, that have to be left for a vector to be outside of the others."""
+_TRIMMED = 0.02
+"""Share of candidates at either end that does not count for what is usual."""
+_OF_ENDS = 1.2
+"""Times the spread that these would add."""
+_NEVER = 1e-10
+"""Share of a vector outside of some directions below which all is rounding."""
+_AT_ONCE = 1 << 24
+"""Elements held at a time."""
+_SHORTLIST = 1024
+"""Tokens whose positions are looked at one by one."""
+FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
+"""Tokens that chance may bring, on average: of those found, and for each text."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Evidence for tokens of one victim.
+
+    Attributes:
+        tokens: (k,) those found, the surest first.
+        evidence: (k, L) of each at each position, natural logarithm of how seldom chance has as much; L is 1 where
+            positions make no difference.
+        expected_false: tokens among them that chance brings, on average.
+        candidates: pairs of token and position that were compared.
+        directions: that each view was found to hold.
+        widths: numbers that each view has of a token.
+        whole: whether these are all directions that the update has, but for rounding.
+    """
+
+    tokens: Tensor
+    evidence: Tensor
+    expected_false: float
+    candidates: int
+    directions: tuple[int, ...] = ()
+    widths: tuple[int, ...] = ()
+    whole: bool = False
+
+
+class Candidates:
+    """What every token becomes at every position in front of the layers that see single tokens.
+
+    Args:
+        model: in evaluation mode, with the values sent.
+        length: positions.
+        positioned: whether they make a difference.
+        rng: draws the candidates that what is usual is found from.
+    """
+
+    def __init__(self, model: TextModel, length: int, *, positioned: bool, rng: torch.Generator) -> None:
+        self._model, self.length = model, length if positioned else 1
+        self.size = model.words.num_embeddings
+        self._order = torch.randperm(self.size, generator=rng)
+        self._samples: dict[str, Tensor] = {}
+        self._frames: dict[tuple[str, int], Frame] = {}
+
+    def of(self, tokens: Tensor, path: str) -> Tensor:
+        """Return what enters ``path`` (n, L, d) for each of ``tokens`` (n,) at each position."""
+        texts = tokens[:, None].expand(-1, self.length).to(self._model.words.weight.device)
+        return entering_module(self._model, texts, path)
+
+    def parts(self, width: int) -> Iterator[Tensor]:
+        """Yield all tokens in parts that fit into memory."""
+        yield from torch.arange(self.size).split(max(1, _AT_ONCE // (self.length * width)))
+
+    def sample(self, path: str) -> Tensor:
+        """Return what enters ``path`` (m, L, d) for some tokens at each position, float64."""
+        if path not in self._samples:
+            self._samples[path] = self.of(self._order[: min(_EACH, self.size // 2)], path).double()
+        return self._samples[path]
+
+    def spread(self, path: str) -> Tensor:
+        """Return what enters ``path`` (m, d) for other tokens, each at a position of its own, float64."""
+        number = _FRAMED * self.sample(path).shape[-1]
+        tokens = self._order[min(_EACH, self.size // 2) :][:number]
+        parts = []
+        for begin in range(self.length):
+            some = tokens[begin :: self.length]
+            if len(some):
+                parts.append(self.of(some, path)[:, begin].double())
+        return torch.cat(parts)
+
+    def frame(self, view: View) -> "Frame":
+        """Return the coordinates in which all candidates of ``view`` are alike; the same for all victims."""
+        key = (view.module, 0 if view.through is None else hash(view.through.sum().item()))
+        if key not in self._frames:
+            self._frames[key] = _frame(self.spread(view.module), view)
+        return self._frames[key]
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """Coordinates in which candidates are alike in all directions.
+
+    Attributes:
+        path: of the layer that candidates enter.
+        own: (n, n) from the coordinates of an update's rows to these.
+        whole: (d, n) from what enters ``path`` to these.
+    """
+
+    path: str
+    own: Tensor
+    whole: Tensor
+
+
+def _frame(sample: Tensor, view: View) -> Frame:
+    seen = sample if view.through is None else sample @ view.through.T
+    values, directions = torch.linalg.eigh(seen.T @ seen / len(seen))
+    own = directions / values.clamp_min(_RIDGE * float(values[-1])).sqrt()
+    return Frame(view.module, own, own if view.through is None else view.through.T @ own)
+
+
+@dataclass(frozen=True, eq=False)
+class _Basis:
+    """Directions that one view of one victim holds.
+
+    Attributes:
+        frame: coordinates.
+        rows: (K, n) orthonormal in these, the leading ones first.
+        numbers: of leading rows that are looked at, one for each of :data:`_ROUNDING` and :data:`_PARTS`; 0: none.
+        usual: (2, numbers, L) the usual share of a candidate at each position, and the degrees of freedom that its
+            spread has.
+        direct: whether what enters the layer is seen itself.
+    """
+
+    frame: Frame
+    rows: Tensor
+    numbers: tuple[int, ...]
+    usual: Tensor
+    direct: bool
+
+    @property
+    def into(self) -> Tensor:
+        """Return the map (d, K) from what enters the layer to coordinates along the rows."""
+        return self.frame.whole @ self.rows.T
+
+    def evidence(self, along: Tensor, whole: Tensor) -> Tensor:
+        """Return how seldom chance has as much, (numbers, ...), of coordinates (..., K) and squared lengths (...)."""
+        share = _shares(along, whole, self.numbers).double()  # (numbers, n, L)
+        usual, freedom = self.usual.to(share).unsqueeze(2)
+        empty = torch.tensor(self.numbers, device=share.device)[:, None, None] == 0
+        return _seldom(share, usual, freedom).masked_fill(empty, 0.0)
+
+
+def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
+    """Return the share (numbers, ...) of squared lengths (...) in the first of coordinates (..., K)."""
+    summed = along.square().cumsum(-1)
+    shares = [
+        (summed[..., k - 1] / whole.clamp_min(1e-30)).clamp(0, 1) if k else torch.zeros_like(whole) for k in numbers
+    ]
+    return torch.stack(shares)
+
+
+def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
+    """Return minus the logarithm of a bound on how often chance has a ``share``, where ``usual`` is what it has.
+
+    The share of a random vector of ``freedom`` numbers in so many directions is at least s with a probability of at
+    most exp(-freedom / 2 KL(usual, s)), which is Chernoff's bound (Dasgupta and Gupta 2003, lemma 2.2).
+    """
+    share = share.maximum(usual).clamp_max(1 - _NEVER)
+    rest = (1 - usual) * ((1 - share) / (1 - usual)).log()
+    return -0.5 * freedom * (usual * (share / usual).log() + rest)
+
+
+def _basis(view: View, candidates: Candidates) -> _Basis | None:
+    """Prepare ``view``; ``None`` where its directions are all there are."""
+    frame, width = candidates.frame(view), view.rows.shape[1]
+    _, strengths, directions = torch.linalg.svd(view.rows, full_matrices=False)
+    ranks = [int((strengths > share * float(strengths[0])).sum()) for share in _ROUNDING]
+    most = width - max(_LEFT, width // 8)
+    numbers = tuple(k if 0 < k <= most else 0 for k in (*ranks, *(min(ranks[0], int(p * width)) for p in _PARTS)))
+    if not any(numbers):
+        return None
+    rows = torch.linalg.qr((directions[: max(numbers)] @ frame.own).T)[0].T  # its first k columns span the first k
+    along = candidates.sample(view.module) @ frame.whole
+    shares = _shares(along @ rows.T, along.square().sum(-1), numbers)
+    return _Basis(frame, rows, numbers, _usual(shares, width), view.through is None)
+
+
+def _usual(shares: Tensor, width: int) -> Tensor:
+    """Return the mean (numbers, L) of ``shares`` (numbers, m, L) without the ends, and their freedom, as (2, ...)."""
+    kept = shares.sort(1).values
+    cut = int(_TRIMMED * kept.shape[1])
+    kept = kept[:, cut : kept.shape[1] - cut]
+    mean, variance = kept.mean(1).clamp(1e-9, 1 - 1e-9), kept.var(1).clamp_min(1e-18)
+    freedom = 2 * (mean * (1 - mean) / (_OF_ENDS * variance) - 1)
+    return torch.stack([mean, freedom.clamp(1.0, float(width))])
+
+
+@torch.no_grad()
+def found_pairs(
+    victims: Sequence[Sequence[View]], candidates: Candidates, *, texts: int, most: int
+) -> list[Pairs | None]:
+    """Find for each victim the tokens that have more of themselves in its views than chance gives any.
+
+    Layers that see what enters them itself are looked at together, and those behind an adapter's A together: whichever
+    names more.
+
+    Args:
+        victims: views of the update of each.
+        candidates: all tokens.
+        texts: behind each update.
+        most: tokens that these have at most.
+
+    Returns:
+        ``None`` for a victim of which no view holds fewer directions than there are.
+    """
+    bases = [[basis for view in views if (basis := _basis(view, candidates)) is not None] for views in victims]
+    best = [[torch.full((len(b.numbers), candidates.size), -1.0).double() for b in own] for own in bases]
+    every = [
+        (basis, kept) for own, some in zip(bases, best, strict=True) for basis, kept in zip(own, some, strict=True)
+    ]
+    for path in dict.fromkeys(basis.frame.path for basis, _ in every):
+        for tokens in candidates.parts(candidates.sample(path).shape[-1]):
+            states = candidates.of(tokens, path)  # (n, L, d)
+            lengths: dict[int, Tensor] = {}
+            for basis, kept in every:
+                if basis.frame.path != path:
+                    continue
+                if id(basis.frame) not in lengths:
+                    lengths[id(basis.frame)] = (states @ basis.frame.whole.to(states)).square().sum(-1)
+                along = states @ basis.into.to(states)
+                kept[:, tokens] = basis.evidence(along, lengths[id(basis.frame)]).amax(-1).cpu()
+    return [_of_victim(own, some, candidates, texts, most) for own, some in zip(bases, best, strict=True)]
+
+
+def _of_victim(
+    bases: Sequence[_Basis], best: Sequence[Tensor], candidates: Candidates, texts: int, most: int
+) -> Pairs | None:
+    """Choose the kind of views that names more tokens."""
+    found = []
+    for direct in (True, False):
+        own = [(basis, kept) for basis, kept in zip(bases, best, strict=True) if basis.direct == direct]
+        if own:
+            found.append(_named([b for b, _ in own], [k for _, k in own], candidates, texts, most))
+    return max(found, key=lambda pairs: len(pairs.tokens)) if found else None
+
+
+def _named(bases: Sequence[_Basis], best: Sequence[Tensor], candidates: Candidates, texts: int, most: int) -> Pairs:
+    """Name the tokens that the sum of the evidence of all ``bases`` tells from chance."""
+    total, together = candidates.size * candidates.length, torch.stack(list(best)).sum(0)
+    used = torch.tensor([basis.numbers for basis in bases]) > 0
+    views = used.sum(0)
+    which = int((total * _by_chance(together, views[:, None]) < FALSE_PER_TEXT).sum(1).argmax())
+    shortlist = together[which].topk(min(_SHORTLIST, candidates.size)).indices
+    pairs = torch.zeros(len(shortlist), candidates.length, dtype=torch.float64)
+    for basis in bases:
+        states = candidates.of(shortlist, basis.frame.path).double()
+        whole = (states @ basis.frame.whole).square().sum(-1)
+        pairs += basis.evidence(states @ basis.into, whole)[which].cpu()
+    highest, order = pairs.amax(1).sort(descending=True)
+    expected = total * 2 * len(views) * _by_chance(highest, views[which])
+    numbers = torch.arange(1, len(order) + 1)
+    held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
+    count = min(int(held[-1]) + 1 if len(held) else 0, most)
+    return Pairs(
+        tokens=shortlist[order[:count]],
+        evidence=pairs[order[:count]],
+        expected_false=float(expected[count - 1]) if count else 0.0,
+        candidates=total,
+        directions=tuple(basis.numbers[which] for basis in bases),
+        widths=tuple(len(basis.frame.own) for basis in bases),
+        whole=which < len(_ROUNDING),
+    )
+
+
+def _by_chance(evidence: Tensor, views: Tensor) -> Tensor:
+    """Return how often the sum over ``views`` of what chance has reaches ``evidence``, at most; 1 of no view."""
+    term, total = torch.ones_like(evidence), torch.zeros_like(evidence)
+    for number in range(int(views.max())):
+        total = total + term * (number < views)
+        term = term * evidence / (number + 1)
+    return torch.where(views > 0, (-evidence).exp() * total, 1.0)

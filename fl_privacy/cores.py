@@ -1,0 +1,59 @@
+"""How many cores this process may use: those it is bound to, those its control group pays for, those it was left."""
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+LEFT = "FL_PRIVACY_CORES"
+"""Variable of the environment: the most cores that a process may use, as a command leaves them to its workers."""
+
+_GROUPS = Path("/proc/self/cgroup")
+_MOUNTED = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use, at least 1."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    paid = min(quotas(_GROUPS, _MOUNTED), default=math.inf)
+    left = os.environ.get(LEFT, "")
+    return max(
+        1, int(min(bound, math.ceil(paid) if paid < math.inf else bound, int(left) if left.isdigit() else bound))
+    )
+
+
+def shared_among(processes: int) -> dict[str, str]:
+    """Return what to set in the environment of each of ``processes`` that share the cores of this one."""
+    return {LEFT: str(max(1, usable_cores() // max(1, processes)))}
+
+
+def quotas(groups: Path, mounted: Path) -> Iterator[float]:
+    """Yield the cores that this process's control groups and those around them pay for, where one is limited.
+
+    Args:
+        groups: a file like ``/proc/self/cgroup``.
+        mounted: the folder where control groups are mounted.
+    """
+    try:
+        lines = groups.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        roots = [mounted / name for name in ("cpu", "cpu,cpuacct")] if controllers else [mounted, mounted / "unified"]
+        below = [Path(path.lstrip("/")), *Path(path.lstrip("/")).parents]
+        yield from (found for root in roots for folder in below if (found := _quota(root / folder)) is not None)
+
+
+def _quota(folder: Path) -> float | None:
+    """Return the cores that a control group's folder, of version 2 or 1, pays for; ``None`` where it sets no limit."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            numbers = [number for name in names for number in (folder / name).read_text().split()]
+        except OSError:
+            continue
+        if len(numbers) == 2 and numbers[0].isdigit() and numbers[1].isdigit() and int(numbers[1]):
+            return int(numbers[0]) / int(numbers[1])
+    return None

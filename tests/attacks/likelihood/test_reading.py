@@ -1,0 +1,96 @@
+"""What the likeliest images and blind deconvolution read, beside the same prior with another client's update."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fl_privacy.attacks import AutoAttack, BlindDeconvolution, MaximumAPosteriori
+from fl_privacy.attacks.likelihood.pixel_prior import learn_prior, prior_of_photographs
+from fl_privacy.config.compose import compose_run
+from fl_privacy.data import load_data
+from fl_privacy.experiment.setup import build_untrained
+from fl_privacy.metrics.images import psnr
+
+SHORT = MaximumAPosteriori(iterations=60, attempts=1)
+
+
+def uploads(*overrides, victims=2, rounds=1, public=2000):
+    """Return the observations of all rounds by who knows the defense and public images, and the last round's truth."""
+    setup = build_untrained(compose_run(["data=mnist_mini", "model=lenet", f"victims={victims}", *overrides]))
+    truth = setup.ground_truth()
+    images = setup.unattacked.batch(torch.linspace(0, len(setup.unattacked) - 1, public).long()) if public else None
+    known = replace(setup.knowledge(truth), public=images, defense=setup.defense.parts or None)
+    seen = [
+        known.of_adaptive(known.of_plain(o)) for r in range(rounds) for o in setup.observe(setup.server.state, round=r)
+    ]
+    return seen, torch.cat([truth.batch(o.id).inputs for o in seen[-victims:]])
+
+
+def errors(attack, seen, truth):
+    """Return PSNR of each victim, and of the guess at the other one's update."""
+    found = attack(seen, seed=0)[-len(truth) :]
+    guesses = torch.cat([each.batch.inputs for each in found])
+    return psnr(guesses, truth), psnr(guesses.roll(1, 0), truth), found
+
+
+def test_one_bit_is_read_from_one_upload_and_better_from_more():
+    once, truth = uploads("defense=quantization", "defense.bits=1")
+    own, control, _ = errors(SHORT, once, truth)
+    assert own.min() > 15 and control.max() < 12
+    more, _ = uploads("defense=quantization", "defense.bits=1", rounds=4)
+    together, _, found = errors(SHORT, more, truth)
+    assert together.mean() > own.mean() + 1
+    assert any("4 updates of the same examples" in sentence for sentence in found[0].countermeasures)
+
+
+def test_a_victim_does_not_depend_on_others():
+    seen, _ = uploads("defense=dp_noise", "defense.clip_norm=1", "defense.scale=0.03")
+    short = MaximumAPosteriori(iterations=5, attempts=1)
+    both, alone = short(seen, seed=0)[0], short(seen[:1], seed=0)[0]
+    assert torch.allclose(both.batch.inputs, alone.batch.inputs, atol=1e-4)
+
+
+def test_a_private_first_layer_is_read_blindly():
+    seen, truth = uploads("defense=split_fed")
+    own, control, found = errors(BlindDeconvolution(turns=40, starts=2), seen, truth)
+    assert own.mean() > 16 and control.mean() < 12
+    assert {each.member for each in found} == {"blind deconvolution"}
+
+
+def test_several_images_behind_a_private_layer_are_refused_in_a_line():
+    seen, _ = uploads("defense=split_fed", "batch_size=2", victims=1)
+    (found,) = BlindDeconvolution()(seen, seed=0)
+    assert found.failure == "Updates of a single image each are expected behind private layers."
+
+
+def test_auto_takes_what_is_likelier():
+    seen, truth = uploads("defense=quantization", "defense.bits=1", victims=1)
+    (found,) = AutoAttack(evaluations=300)(seen, seed=0)
+    assert found.member == "maximum a posteriori"
+    assert psnr(found.batch.inputs, truth).item() > 14
+
+
+def test_a_prior_is_that_of_the_public_images():
+    public = load_data("mnist_mini").train.batch(torch.arange(0, 4000, 3))
+    prior = learn_prior(public.inputs, public.labels, 10)
+    labels = torch.tensor([[3], [7]])
+    own = torch.stack([public.inputs[public.labels == int(label)][:1].flatten(1) for label in labels])
+    noise = torch.rand(own.shape, generator=torch.Generator().manual_seed(0))
+    assert (prior.surprise(own, labels) < prior.surprise(noise, labels)).all()
+    middle = prior.images_of(torch.zeros(2, 1, prior.components), labels)
+    expected = torch.stack([public.inputs[public.labels == int(label)].flatten(1).mean(0) for label in labels])
+    assert torch.allclose(middle[:, 0], expected, atol=1e-4)
+    assert learn_prior(public.inputs, public.labels, 10) is prior
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+def test_photographs_are_smooth(shape):
+    prior = prior_of_photographs(shape)
+    drawn = prior.images_of(
+        torch.randn(64, 1, prior.components, generator=torch.Generator().manual_seed(0)),
+        torch.zeros(64, 1, dtype=torch.long),
+    ).view(64, *shape)
+    near = (drawn[..., 1:] - drawn[..., :-1]).square().mean()
+    assert 0.15 < drawn.std() < 0.35
+    assert near < 0.5 * drawn.var()
