@@ -106,7 +106,11 @@ def figures(guesses: Tensor, images: Tensor, candidates: PublicImages) -> Iterat
         record = {"psnr": apart, "candidates": found.candidates}
         for name in ("likeness", "rank", "lead", "foreign"):
             record[name] = float(getattr(found, name)[place])
-        yield {"psnr": apart, "identified": outcome_of(record) in (Outcome.EXACT, Outcome.IDENTIFIED), "rank": int(record["rank"])}
+        yield {
+            "psnr": apart,
+            "identified": outcome_of(record) in (Outcome.EXACT, Outcome.IDENTIFIED),
+            "rank": int(record["rank"]),
+        }
 
 
 def attacked(options: argparse.Namespace, kept: RowFile, model: nn.Module, images: Tensor, labels: Tensor) -> None:
@@ -137,7 +141,9 @@ def attacked(options: argparse.Namespace, kept: RowFile, model: nn.Module, image
                 "worst_rank": max(each["rank"] for each in own),
                 "control_psnr": mean(each["psnr"] for each in control),
                 "control_identified": sum(each["identified"] for each in control),
-                "mean_color_psnr": mean(float(psnr(a[None], b[None])) for a, b in zip(flat, images[place], strict=True)),
+                "mean_color_psnr": mean(
+                    float(psnr(a[None], b[None])) for a, b in zip(flat, images[place], strict=True)
+                ),
                 "seconds": took / len(some),
                 "cpu_seconds": used / len(some),
             }

@@ -98,11 +98,12 @@ class Shown:
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
     """Solve for what entered (V, C, H, W), and return the share (V,) of the right sides that is left too.
 
-    Outputs near zero are on one side of a ReLU in the client's precision and may be on the other here. Of one layer's
+    Outputs near zero are on one side of a ReLU in the client's precision and may be on the other here. Of a layer's
     equations those gates are turned, in place, by which most is gained, while something is.
     """
-    if len(equations) == 1 and equations[0].slopes.open is not None:
-        _turn_gates(equations[0], equations[0].slopes.open)
+    for own in equations:
+        if own.slopes.open is not None and own.layer.module.kernel_size != (1, 1):
+            _turn_gates(own, own.slopes.open)
     return _solved(equations, shown)
 
 

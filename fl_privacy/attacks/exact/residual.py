@@ -186,7 +186,6 @@ def known_between(network: Residual, gradients: Tensors) -> Known:
         missed = _missed(network, {before: guess}, at, known[at])
         fits = missed <= _FITS
         if not (found & fits).any():
-            found = found & fits if len(found) > 1 else found
             break
         found = found & fits
         left, at = left.maximum(torch.where(found, missed, left)), before

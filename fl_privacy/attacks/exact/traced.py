@@ -88,10 +88,19 @@ class Traced:
         return self.logits is not None and self.image not in self.behind(self.logits, {node})
 
 
+class _Tracer(fx.Tracer):
+    """Follows everything but layers that have a kind, also where these are of a class of one's own."""
+
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        """Say whether a module is a node of its own."""
+        own = any(isinstance(module, kind) for kind in _KINDS.values())
+        return own or bool(super().is_leaf_module(module, name))
+
+
 def traced(model: nn.Module) -> Traced | None:
     """Trace a model, or return ``None`` where what it computes depends on values, or on what a trace cannot follow."""
     try:
-        module = fx.symbolic_trace(model)
+        module = fx.GraphModule(model, _Tracer().trace(model))
     except (*UNFORESEEN, TypeError, AttributeError):
         return None
     nodes = list(module.graph.nodes)
