@@ -101,7 +101,7 @@ class _Work(Generic[R]):
         self._elsewhere, self._found = dict[Future[bytes], int](), dict[int, R]()
         self._own, self._done_here, self._began, self._looked = 0, 0.0, time.perf_counter(), 0.0
         self._seconds_here = 0.0
-        self._error: BaseException | None
+        self._error: BaseException | None = None
         self._done = np.zeros(len(parts))
 
     def results(self) -> list[R]:

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # its parts are imported when used: statistics alone take as long as PyTorch
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, special, stats
 
 from fl_privacy import checks
 from fl_privacy.metrics.intervals import binomial_lower, binomial_upper
@@ -27,8 +27,8 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
         return 0.0
     if math.isinf(mu):
         return 1.0
-    low = special.log_ndtr(-epsilon / mu + mu / 2)
-    high = epsilon + special.log_ndtr(-epsilon / mu - mu / 2)
+    low = scipy.special.log_ndtr(-epsilon / mu + mu / 2)
+    high = epsilon + scipy.special.log_ndtr(-epsilon / mu - mu / 2)
     return float(np.exp(low) * -np.expm1(min(high - low, 0.0)))
 
 
@@ -50,7 +50,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(mu, high) > delta:
         high *= 2
-    return float(optimize.brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-9))
+    return float(scipy.optimize.brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-9))
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
@@ -60,7 +60,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(high, epsilon) < delta:
         high *= 2
-    return float(optimize.brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-12))
+    return float(scipy.optimize.brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-12))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,10 +151,10 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
     if pooled <= 1e-12 * shift:
         return math.inf
     t = shift / pooled * size
-    if stats.t.sf(t, degrees) >= error / 2:
+    if scipy.stats.t.sf(t, degrees) >= error / 2:
         return 0.0
     # The noncentral t of so many degrees is normal around its center but for terms of t^2 / (2 degrees).
-    half = stats.norm.isf(error / 2) * math.sqrt(1 + t**2 / (2 * degrees))
+    half = scipy.stats.norm.isf(error / 2) * math.sqrt(1 + t**2 / (2 * degrees))
     return max(0.0, (t - half) / size)
 
 
@@ -168,7 +168,7 @@ def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> fl
         power: in (0, 1).
     """
     size, degrees = math.sqrt(draws / 2), 2 * draws - 2
-    asked, given = stats.norm.isf(error / 2), stats.norm.isf(1 - power)
+    asked, given = scipy.stats.norm.isf(error / 2), scipy.stats.norm.isf(1 - power)
     t = mu * size
     for _ in range(100):
         t = mu * size + asked * math.sqrt(1 + t**2 / (2 * degrees))
@@ -185,7 +185,7 @@ def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
     found = np.asarray(values, dtype=np.float64)
     if len(found) < 20 or float(found.std()) <= 1e-9 * float(np.abs(found).max(initial=0.0)):
         return True
-    return float(stats.normaltest(found).pvalue) >= error
+    return float(scipy.stats.normaltest(found).pvalue) >= error
 
 
 def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
@@ -204,12 +204,12 @@ def one_run_p_value(*, canaries: int, guesses: int, right: int, epsilon: float, 
         epsilon: at least 0.
         delta: in [0, 1).
     """
-    share = special.expit(epsilon)
-    beta = float(stats.binom.sf(right - 1, guesses, share))
+    share = scipy.special.expit(epsilon)
+    beta = float(scipy.stats.binom.sf(right - 1, guesses, share))
     if delta == 0 or right == 0:
         return min(1.0, beta)
     steps = np.arange(1, right + 1)
-    mass = stats.binom.sf(right - steps - 1, guesses, share) - beta
+    mass = scipy.stats.binom.sf(right - steps - 1, guesses, share) - beta
     return float(min(1.0, beta + 2 * canaries * delta * np.max(mass / steps, initial=0.0)))
 
 
@@ -234,7 +234,7 @@ def one_run_epsilon(*, canaries: int, guesses: int, right: int, delta: float, er
     high = 1.0
     while excess(high) > 0 and high < LARGEST_EPSILON:
         high *= 2
-    return float(optimize.brentq(excess, 0.0, high, xtol=1e-9)) if excess(high) <= 0 else LARGEST_EPSILON
+    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-9)) if excess(high) <= 0 else LARGEST_EPSILON
 
 
 def best_one_run_epsilon(
@@ -289,7 +289,7 @@ def two_gaussians_epsilon(*, mean: float, std: float, std_without: float, delta:
     checks.number("delta", delta, above=0, below=1, example=1e-5)
     span = np.concatenate([[mean - 40 * std, mean + 40 * std], [-40 * std_without, 40 * std_without]])
     grid = np.linspace(span.min(), span.max(), 200_001)
-    with_it, without = (stats.norm.logpdf(grid, *at) for at in ((mean, std), (0.0, std_without)))
+    with_it, without = (scipy.stats.norm.logpdf(grid, *at) for at in ((mean, std), (0.0, std_without)))
     width = grid[1] - grid[0]
 
     def largest(epsilon: float) -> float:
@@ -305,4 +305,4 @@ def two_gaussians_epsilon(*, mean: float, std: float, std_without: float, delta:
     high = 1.0
     while largest(high) > 0 and high < LARGEST_EPSILON * 1000:
         high *= 2
-    return float(optimize.brentq(largest, 0.0, high, xtol=1e-6)) if largest(high) <= 0 else math.inf
+    return float(scipy.optimize.brentq(largest, 0.0, high, xtol=1e-6)) if largest(high) <= 0 else math.inf
