@@ -99,6 +99,9 @@ def _members(clients: Sequence[Trained], seen: Watched, seconds: float) -> Survi
     losses = _losses(seen)
     if not any(client.matched.parameters for client in clients):
         raise NotAttackedError("no parameter of the network is among what clients upload")
+    clients = [client for client in clients if all(value.isfinite().all() for value in _after(client).values())]
+    if len(clients) < 2:
+        raise NotAttackedError("fewer than two clients' uploads are finite")
     hidden = [n for c in clients for n in c.matched.withheld if n in c.watched.gradients]
     if hidden:
         raise NotAttackedError("parts of the network that are trained do not leave the client")

@@ -134,7 +134,7 @@ def _rows(again: Any, name: str, *, uploaded: bool) -> list[int] | None:
         value = uploaded_tensors(again.reply, again.matched).get(name)
         before = seen.before[name].float()
         change = None if value is None else value if again.matched.shares != "weights" else _moved(value, before, seen)
-    if change is None:
+    if change is None or not change.isfinite().all():
         return None
     size = change.float().norm(dim=1)
     least = CHANGED * float(size.max()) if uploaded else 0.0  # a gradient is zero where no word is

@@ -322,3 +322,27 @@ def test_words_whose_embedding_does_not_leave_are_said_to_be_not_attacked(tmp_pa
 def test_an_attack_that_breaks_says_nothing_of_the_app() -> None:
     assert reason_of(Failure("NotAttackedError: no loss was seen")) == "no loss was seen"
     assert "tells nothing of the app (AssertionError: odd)" in reason_of(Failure("AssertionError: odd"))
+
+
+LYING = PLAIN.replace(
+    "app = ClientApp()",
+    """
+def lying(msg, context, call):
+    reply = call(msg, context)
+    if int(context.node_config["partition-id"]) == 3:
+        arrays = reply.content["arrays"]
+        for key, array in list(arrays.items()):
+            arrays[key] = Array(array.numpy() * np.float32("nan"))
+        reply.content["metrics"]["num-examples"] = 10**18
+        reply.content["more"] = MetricRecord({"num-examples": 1e18})
+    return reply
+app = ClientApp(mods=[lying])""",
+)
+
+
+def test_nonsense_of_one_client_costs_its_own_rows(tmp_path: Path) -> None:
+    record = audited(tmp_path, "app_lying", LYING, nodes=4, clients=4, victims=4, rounds=1)
+    counts = rung(record, "one")["counts"]
+    assert (counts["read"], counts["judged"], counts["failures"]) == (3, 3, 1)
+    assert survivor(record, "members")["found"] is not None
+    assert survivor(record, "classes")["found"] is not None
