@@ -3,7 +3,8 @@
 A table's *ordering* is reproduced where most pairs of figures that the paper holds apart stand in the same order with
 us, beyond our intervals, and none the other way; it is *reproduced* where, besides, all figures agree with the
 published ones; and *not reproduced* else. What agrees is said in the table's rule: within a distance, within a factor,
-or on the same side of a bound. A verdict on some of a table's figures says on how many, and what is reproduced of them
+or on the same side of a bound. Where the paper prints no figures but says that pairs are alike, the table is reproduced
+where ours differ by no more than its rule says. A verdict on some of a table's figures says on how many, and what is reproduced of them
 alone is counted apart.
 """
 
@@ -37,7 +38,7 @@ COUNTED = tuple(dict.fromkeys(told for outcome in Outcome for told in (str(outco
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What counts as agreement with the published figures; one of the first four, or ``above`` alone.
+    """What counts as agreement with the published figures; one of the first four, ``above`` alone, or ``alike``.
 
     Attributes:
         within: they differ by at most so much.
@@ -46,6 +47,7 @@ class Rule:
         least: ours is the published one at least, or more.
         apart: figures that the paper holds less apart, or by a smaller factor, have no order.
         above: pairs of lines of which the paper has the first above the second, where it prints no figures.
+        alike: pairs of lines that the paper has alike, where it prints none; ours are ``within`` so much of each other.
     """
 
     within: float | None = None
@@ -54,6 +56,7 @@ class Rule:
     least: bool = False
     apart: float = 0.0
     above: Sequence[Sequence[str]] = ()
+    alike: Sequence[Sequence[str]] = ()
 
     def agree(self, published: float, ours: float) -> bool:
         """Say whether our figure is close enough to the published one."""
@@ -136,6 +139,8 @@ def judge(columns: Sequence[Column], figure: str) -> Verdict:
         outcome, reason = _ordered(*_claimed(lines, above), total=len(above))
         measured = sum(line.ours is not None for line in asked)
         return Verdict(outcome=outcome, reason=reason, measured=measured, total=len(asked))
+    if alike := columns[0].rule.alike:
+        return _alike(lines, alike, columns[0].rule.within or 0.0)
     published = sum(line.published is not None for line in lines)
     there = [(line, column.rule) for column in columns for line in column.there]
     if not there:
@@ -185,6 +190,20 @@ def _claimed(lines: Sequence[Line], above: Sequence[Sequence[str]]) -> tuple[lis
     ours = {line.name: line.ours for line in lines}
     there = [(a, b) for a, b in above if ours[a] is not None and ours[b] is not None]
     return [_compare(ours[a], ours[b]) for a, b in there], [f"{a} below {b}" for a, b in there]
+
+
+def _alike(lines: Sequence[Line], alike: Sequence[Sequence[str]], within: float) -> Verdict:
+    """Judge pairs that the paper has alike."""
+    ours = {line.name: line.ours for line in lines}
+    names = {name for pair in alike for name in pair}
+    measured, total = sum(ours[name] is not None for name in names), len(names)
+    there = [(one, other) for a, b in alike if (one := ours[a]) is not None and (other := ours[b]) is not None]
+    if not there:
+        return Verdict(outcome=Outcome.NOT_RUN, reason="", measured=measured, total=total)
+    held = sum(abs(one.mean - other.mean) <= within for one, other in there)
+    reason = f"of {len(alike)} {_pairs(len(alike))} that the paper has alike {held} differ by at most {within:g}."
+    outcome = Outcome.REPRODUCED if held == len(there) else Outcome.NOT
+    return Verdict(outcome=outcome, reason=reason, measured=measured, total=total)
 
 
 def _compare(high: Measured, low: Measured) -> int:

@@ -113,6 +113,9 @@ CASES: Sequence[tuple[Mapping[str, Any], Sequence[tuple[float | None, float | No
     ({"above": [["1", "0"]]}, [(None, 1), (None, 2)], "ordering reproduced"),
     ({"above": [["0", "1"]]}, [(None, 1), (None, 2)], "not reproduced"),
     ({"above": [["0", "1"]]}, [(None, 1), (None, None)], "not run"),
+    ({"within": 1, "alike": [["0", "1"]]}, [(None, 1), (None, 2)], "reproduced"),
+    ({"within": 1, "alike": [["0", "1"]]}, [(None, 1), (None, 2.5)], "not reproduced"),
+    ({"within": 1, "alike": [["0", "1"]]}, [(None, 1), (None, None)], "not run"),
     ({"above": [["1", "0"], ["2", "0"]]}, [(None, 1), (None, 2), (None, None)], "ordering reproduced, 2 of 3 measured"),
 ]
 
