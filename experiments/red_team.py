@@ -152,6 +152,8 @@ def judged(scores: Sequence[Any]) -> Row:
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, tuple[str, ...], Cell]]:
     """Yield the cells that are asked for, all defenses at one kind of cell after the other."""
     for cell in CELLS:
+        if options.uploads and cell.uploads not in options.uploads:
+            continue
         if options.only and not cell.attacker.startswith(options.only):
             continue
         if options.version == "before" and (cell.attacker == "strongest member" or cell.public):
@@ -166,7 +168,7 @@ def run(options: argparse.Namespace, rows: RowFile) -> None:
     for name, overrides, cell in cells(options):
         key = {"version": options.version, "data": options.data, "model": options.model, "defense": name}
         key |= {"attacker": cell.attacker, "uploads": cell.uploads, "public": cell.public}
-        if rows.find(key) is not None or (options.defense and options.defense not in name):
+        if rows.find(key) is not None or (options.defense and not any(part in name for part in options.defense)):
             continue
         if time.monotonic() > end:
             return
@@ -209,7 +211,8 @@ def main() -> None:
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--version", choices=("before", "after"), default="after")
     parser.add_argument("--only", default="", help="attackers whose name begins so")
-    parser.add_argument("--defense", default="", help="defenses whose name contains this")
+    parser.add_argument("--defense", nargs="*", help="defenses whose name contains one of these")
+    parser.add_argument("--uploads", nargs="*", type=int, help="numbers of uploads; all of them by default")
     options = parser.parse_args()
     rows = RowFile(options.out)
     run(options, rows)
