@@ -17,6 +17,7 @@ from kept_rows import attacks_table, batches_table, escaped, honest_table, rows_
 from leaderboard import leaderboard
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from network_tables import networks_table
 from omegaconf import DictConfig, OmegaConf
 from policy_tables import policy_table
 from tree_tables import trees_table
@@ -53,7 +54,6 @@ REFERENCE = {
     "fl_privacy.regression": "Whether an app leaks more than it did.",
     "fl_privacy.errors": "The error that a user is meant to read.",
 }
-MARK = re.compile(r"<!-- (catalog|metrics|rows|leaderboard|honest|trees|policy): ?(\w*) -->")
 FORMULA = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE)
 
 
@@ -219,8 +219,11 @@ MADE = {
     "honest": honest_table,
     "trees": trees_table,
     "policy": policy_table,
+    "networks": networks_table,
 }
 """Mark -> what stands in its place."""
+
+MARK = re.compile(rf"<!-- ({'|'.join(MADE)}): ?(\w*) -->")
 
 
 def _bound(metric: Any) -> str:

@@ -2,7 +2,7 @@
 
     python experiments/trained_resnet.py DATA --victims 16 --out experiments/rows/trained_resnet
 
-DATA holds `weights/cifar10_resnet20.safetensors` (of akamaster/pytorch_resnet_cifar10) and `cifar10_exact/test.parquet`.
+DATA holds `weights/cifar10_resnet20.safetensors` (akamaster/pytorch_resnet_cifar10) and `cifar10_exact/test.parquet`.
 Each victim is a client with one test image, or with several. A row says how near the reconstruction is, whether the
 image is identified among 1,000 others, and the same of the reconstruction of another client's update, as a control.
 Rows that are there are not computed again.
@@ -126,32 +126,32 @@ def attacked(options: argparse.Namespace, kept: RowFile, model: nn.Module, image
         budget = options.budget if options.budget in ("quick", "standard", "thorough") else float(options.budget)
         found = reconstruct(seen, "auto", budget=budget)
         took, used = time.perf_counter() - began, time.process_time() - cpu
+        times = {"seconds": took / len(some), "cpu_seconds": used / len(some)}
         for victim, place, one in zip(some, places, found, strict=True):
             guesses = torch.zeros_like(images[place]) if one.batch is None else one.batch.inputs
             other = (victim + 1) % (len(images) // options.batch)
             foreign = images[other * options.batch : (other + 1) * options.batch]
-            own = list(figures(guesses, images[place], candidates))
-            control = list(figures(guesses, foreign, candidates))
-            flat = images[place].mean((2, 3), keepdim=True).expand_as(images[place])
-            row = {
-                "member": one.member or "none",
-                "psnr": mean(each["psnr"] for each in own),
-                "identified": sum(each["identified"] for each in own),
-                "of": len(own),
-                "worst_rank": max(each["rank"] for each in own),
-                "control_psnr": mean(each["psnr"] for each in control),
-                "control_identified": sum(each["identified"] for each in control),
-                "mean_color_psnr": mean(
-                    float(psnr(a[None], b[None])) for a, b in zip(flat, images[place], strict=True)
-                ),
-                "seconds": took / len(some),
-                "cpu_seconds": used / len(some),
-            }
+            row = {"member": one.member or "none", **compared(guesses, images[place], foreign, candidates), **times}
             print(kept.add({**key, "victim": victim}, row), flush=True)
             if options.pictures:
                 options.pictures.mkdir(parents=True, exist_ok=True)
                 name = f"{options.network}_{options.mode}_{options.batch}_{victim}.png"
                 to_pil_image(pair_of(images[place], guesses)).save(options.pictures / name)
+
+
+def compared(guesses: Tensor, images: Tensor, foreign: Tensor, candidates: PublicImages) -> dict[str, Any]:
+    """Compare guesses with a client's images and, as a control, with those of a client that they are not of."""
+    own, control = (list(figures(guesses, each, candidates)) for each in (images, foreign))
+    flat = images.mean((2, 3), keepdim=True).expand_as(images)
+    return {
+        "psnr": mean(each["psnr"] for each in own),
+        "identified": sum(each["identified"] for each in own),
+        "of": len(own),
+        "worst_rank": max(each["rank"] for each in own),
+        "control_psnr": mean(each["psnr"] for each in control),
+        "control_identified": sum(each["identified"] for each in control),
+        "mean_color_psnr": mean(psnr(flat, images).tolist()),
+    }
 
 
 def pair_of(images: Tensor, guesses: Tensor) -> Tensor:
