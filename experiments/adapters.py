@@ -1,7 +1,7 @@
 """What adapters give away: LoRA by rank, batch, round, optimizer and precision, beside a control of other texts.
 
     python experiments/adapters.py --models bert_tiny gpt_tiny minilm
-    python experiments/adapters.py --models bert_tiny --table
+    python experiments/adapters.py --page
 
 One line of ``--out``/rows.jsonl for each cell, as it comes; ``--minutes`` ends before the next one, and the same
 command goes on. A cell is the upload of one step, weights as ``peft`` saves them, with B still zero (step 1) or after
@@ -30,6 +30,7 @@ from fl_privacy.metrics import evaluate_all
 from fl_privacy.models import ADAPTED, TextModel, build_fitting, with_adapters
 from fl_privacy.types import Batch, Certainty, Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "adapters.md"
 RANKS, BATCHES, STEPS = (4, 8, 16, 64), (1, 4, 16), (1, 10)
 OPTIMIZERS = {"sgd": 0.1, "adamw": 2e-4}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -157,21 +158,53 @@ def cells(options: argparse.Namespace) -> Iterator[Row]:
             yield {"model": model, "rank": rank, "batch": batch, "step": step, "optimizer": optimizer, "dtype": dtype}
 
 
-def table(rows: RowFile, options: argparse.Namespace) -> str:
-    """Write the rows as a table: F1 of words with the share of texts read exactly, by rank and batch."""
+def table(rows: RowFile, model: str) -> str:
+    """Write the rows of ``model`` as a table: F1 of words and what was read of the texts, by rank and batch."""
+    ranks = [r for r in RANKS if rows.find({"model": model, "rank": r})]
     lines = [
-        "| Model | Optimizer | Precision | Step | Batch | " + " | ".join(f"r = {r}" for r in options.ranks) + " |",
-        "|---|---|---|---|---|" + "---|" * len(options.ranks),
+        "| Optimizer | Precision | Step | Batch | Words | " + " | ".join(f"r = {r}" for r in ranks) + " |",
+        "|---|---|---|---|---|" + "---|" * len(ranks),
     ]
-    for model, optimizer, dtype, step, batch in product(options.models, OPTIMIZERS, DTYPES, STEPS, options.batches):
+    for optimizer, dtype, step, batch in product(OPTIMIZERS, DTYPES, STEPS, BATCHES):
         key = {"model": model, "optimizer": optimizer, "dtype": dtype, "step": step, "batch": batch}
-        found = [rows.find({**key, "rank": rank}) for rank in options.ranks]
+        found = [rows.find({**key, "rank": rank}) for rank in ranks]
         if any(found):
-            shown = [
-                "-" if row is None else f"{row['f1']:.2f} ({row['exact']:.0%}, {row['false']:g} false)" for row in found
-            ]
-            lines.append(f"| {model} | {optimizer} | {dtype} | {step} | {batch} | " + " | ".join(shown) + " |")
-    return "\n".join(lines) + "\n"
+            words = next(f"{row['tokens']:.0f}" for row in found if row)
+            shown = ["-" if row is None else f"{row['f1']:.2f}" + _exact(row) for row in found]
+            lines.append(f"| {optimizer} | {dtype} | {step} | {batch} | {words} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def _exact(row: Row) -> str:
+    said = [f"{row['exact']:.0%} exact"] if row["exact"] else []
+    said += [f"{row['proven']:.0%} proven"] if row["proven"] else []
+    said += [f"{row['false']:g} false"] if row["false"] else []
+    return f" ({', '.join(said)})" if said else ""
+
+
+def page(rows: RowFile) -> str:
+    """Write the page of all rows."""
+    every = rows.rows
+    named, false = (sum(row[name] for row in every) for name in ("named", "false"))
+    seconds = statistics.median(row["cpu_seconds"] for row in every)
+    parts = [
+        "# Adapters, cell by cell",
+        "<!-- Written by experiments/adapters.py --page; do not edit. -->",
+        "What the upload of one step gives away of sentences of SST-2 where clients train LoRA adapters beside queries"
+        " and values, and the head. A figure is the F1 of the different words of an update, special tokens left out;"
+        " *step 1* has B still zero, *step 10* comes after nine steps on others' texts; uploads are weights, as `peft`"
+        f" saves them. SGD has a rate of {OPTIMIZERS['sgd']:g}, AdamW of {OPTIMIZERS['adamw']:g}. *Words* is how many"
+        " different ones an update has. In brackets, where there are any: texts read word for word, those of them that"
+        " are proven, and words named on average that are not there.",
+        f"In {len(every)} cells {named:.0f} words were named on average of an update, added up, {false:.0f} of them"
+        f" false; {sum(row['wrongly_proven'] for row in every)} texts were wrongly proven. The control, the same words"
+        f" against another client's texts, has an F1 of at most {max(row['control_f1'] for row in every):.2f}: words"
+        f" that most sentences have. The median is {seconds:.1f} CPU seconds an update.",
+    ]
+    for model in dict.fromkeys(row["model"] for row in every):
+        longest = LONGEST[model]
+        parts += [f"## {model}, {longest} tokens at most", table(rows, model)]
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
@@ -182,12 +215,12 @@ def main() -> None:
     parser.add_argument("--data", default="sst2")
     parser.add_argument("--seconds", type=float, default=60, help="of DAGER for a cell")
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--table", action="store_true", help="write the rows that there are as a table, and no more")
+    parser.add_argument("--page", action="store_true", help=f"write {PAGE.name} from the rows, and no more")
     parser.add_argument("--out", type=Path, default=Path("experiments/rows/adapters"))
     options = parser.parse_args()
     rows, began = RowFile(options.out), time.monotonic()
-    if options.table:
-        print(table(rows, options))
+    if options.page:
+        PAGE.write_text(page(rows), encoding="utf-8")
         return
     torch.set_num_threads(1)
     built: dict[tuple[str, int], tuple[TextModel, TextExamples]] = {}

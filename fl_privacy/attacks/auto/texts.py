@@ -10,7 +10,8 @@ from fl_privacy.attacks.attack import Limit, Progress, seconds_left, within
 from fl_privacy.attacks.auto.budget import LEAST, SOLVED, how_to_repeat, seconds_of, time_of_one
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
-from fl_privacy.attacks.lamp_tag import tag
+from fl_privacy.attacks.gradient_inversion.settings import Rearranging
+from fl_privacy.attacks.lamp_tag import lamp, tag
 from fl_privacy.attacks.presets import inverting_gradients
 from fl_privacy.attacks.text import BagOfWords, Dager
 from fl_privacy.models import TextModel
@@ -25,10 +26,16 @@ _SHOWN = 0.1
 TAG_RATE, TAG_DECAY = 0.2, 0.05
 """More of both than the preset has: embeddings that decay reach words sooner, also behind trained weights."""
 
+ORDERED = Rearranging(tries=100, last=6)
+"""How words that were read are ordered: by the gradient, and by public texts where there are some."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextMembers:
     """DAGER, and for what it does not prove the bag of words and descents on angle and distance of the gradients.
+
+    Descents begin at the words that were read, where there are some, and these are put into other orders as well
+    (LAMP's moves).
 
     Tokens leave no slope, so that the members are compared by how far the gradient of the tokens that each has found is
     from the update; the truth is never seen.
@@ -69,11 +76,11 @@ class TextMembers:
             best[k] = _nearer(observations[k], best[k], replace(bags[k], member="bag of words"), bags[k])
         if not left:
             return best
-        asked, evaluations = [observations[k] for k in left], self.evaluations
+        asked, evaluations = [_knowing(observations[k], bags[k]) for k in left], self.evaluations
         if evaluations is None:
             evaluations = self._affordable(asked, seed)
             logger.info(how_to_repeat(evaluations, len(asked), cut=limit.cut))
-        members = self._members(evaluations)
+        members = self._members(evaluations, asked[0])
         apart, half = {k: _apart(observations[k], best[k]) for k in left}, (1 - _SHOWN) / len(members)
         for number, (name, member) in enumerate(members.items()):
             shown = _part_of(progress, _SHOWN + number * half, _SHOWN + (number + 1) * half)
@@ -84,23 +91,27 @@ class TextMembers:
                 distance = _apart(observations[k], found)
                 if distance < apart[k] or (best[k].batch is None and found.batch is not None):
                     sure = Certainty.CONSISTENT if distance < ROUNDING else Certainty.APPROXIMATE
-                    best[k], apart[k] = replace(found, member=name, certainty=sure), distance
+                    told = f"{name} from the words" if bags[k].batch is not None else name
+                    best[k], apart[k] = replace(found, member=told, certainty=sure), distance
         return best
 
-    def _members(self, evaluations: int) -> dict[str, GradientInversion]:
-        """Return the descents by name, which share ``evaluations`` of a victim."""
+    def _members(self, evaluations: int, first: Observation) -> dict[str, GradientInversion]:
+        """Return the descents by name, which share ``evaluations`` of a victim, and what orders words."""
+        prior = 0.0 if first.knowledge.public_images is None else ORDERED.prior
         each = max(1, evaluations // 2)
         placed = {"device": self.device, "most_victims": self.most_victims}
         return {
             "tag": replace(tag(iterations=each, lr=TAG_RATE, weight_decay=TAG_DECAY), **placed),  # type: ignore[arg-type]
             "inverting gradients": replace(inverting_gradients(iterations=each), **placed),  # type: ignore[arg-type]
+            "order of words": replace(lamp(iterations=1), moves=replace(ORDERED, prior=prior), **placed),  # type: ignore[arg-type]
         }
 
     def _affordable(self, asked: Sequence[Observation], seed: int) -> int:
         """Return the evaluations of a victim that there is time for."""
 
         def seconds_of_each(evaluations: int) -> float:
-            return seconds_of(lambda: self._members(2 * evaluations)["tag"](asked, seed=seed)) / evaluations
+            members = self._members(2 * evaluations, asked[0])
+            return seconds_of(lambda: members["tag"](asked, seed=seed)) / evaluations
 
         return max(LEAST, int(seconds_left() / time_of_one(seconds_of_each)))
 
@@ -130,6 +141,13 @@ def _with_words(found: Reconstruction, bag: Reconstruction) -> Reconstruction:
         tokens = found.batch.inputs
         return replace(found, words=tokens[tokens >= 0].cpu(), words_exact=True)
     return replace(found, words=bag.words, words_exact=bag.words_exact)
+
+
+def _knowing(observation: Observation, bag: Reconstruction) -> Observation:
+    """Return ``observation`` by an attacker that begins at the words of ``bag``, where some were read."""
+    if bag.batch is None or len(bag.batch.inputs) != observation.upload.num_examples:
+        return observation
+    return observation.told(previous=bag.batch.inputs)
 
 
 def _part_of(progress: Progress, begin: float, end: float) -> Progress:

@@ -43,8 +43,16 @@ class WordEmbeddings:
         return int(torch.Size(shape).numel())
 
     def start(self, blank: Blank) -> Tensor:
-        """Return the first variables (B L d,)."""
-        return self.first(blank).flatten()
+        """Return the first variables (B L d,): the embeddings of texts known before, and what is drawn elsewhere."""
+        drawn, texts = self.first(blank), blank.observation.knowledge.previous
+        if texts is None or texts.is_floating_point():
+            return drawn.flatten()
+        batch, longest, _ = blank.shape
+        tokens = torch.full((batch, longest), -1)
+        kept = texts[:batch, :longest].cpu()
+        tokens[: kept.shape[0], : kept.shape[1]] = kept
+        words = self.variables_of(tokens.to(self.table.device)).cpu().to(drawn)
+        return torch.where((tokens >= 0)[..., None], words, drawn.reshape(words.shape)).flatten()
 
     def held(self, blank: Blank) -> Tensor:
         """Return a mask (B L,), 1 where there is a token."""

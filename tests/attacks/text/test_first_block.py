@@ -140,9 +140,7 @@ def test_half_precision_and_little_noise_stop_nothing(change: str) -> None:
     tokens = texts([7])
     seen, rng = observed(own(begun=True), tokens), torch.Generator().manual_seed(0)
     changed = {
-        name: g.bfloat16().float()
-        if change == "bfloat16"
-        else g + 0.01 * g.std() * torch.randn(g.shape, generator=rng)
+        name: g.bfloat16().float() if change == "bfloat16" else g + 0.01 * g.std() * torch.randn(g.shape, generator=rng)
         for name, g in seen.upload.tensors.items()
     }
     found = read(replace(seen, upload=replace(seen.upload, tensors=changed)))
