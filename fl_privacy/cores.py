@@ -22,6 +22,16 @@ def usable_cores() -> int:
     )
 
 
+def processes_that_fit(bytes_each: int, meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return how many processes there are cores for, and free memory of so many bytes for each; at least 1."""
+    try:
+        told = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        free = 1024 * int(told["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return usable_cores()
+    return max(1, min(usable_cores(), free // bytes_each))
+
+
 def shared_among(processes: int) -> dict[str, str]:
     """Return what to set in the environment of each of ``processes`` that share the cores of this one."""
     return {LEFT: str(max(1, usable_cores() // max(1, processes)))}

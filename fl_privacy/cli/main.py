@@ -115,7 +115,9 @@ def attack(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowCon
 def trade_off(
     grid: Annotated[str, typer.Argument(help="A name that `fl-privacy list` shows, or your own YAML file.")],
     overrides: Overrides = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many at once, one CPU thread each.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", help="How many at once, one CPU thread each; all cores by default.")
+    ] = None,
     only_report: Annotated[bool, typer.Option("--only-report", help="Write the page over what has finished.")] = False,
     psnr_below: PsnrBelow = None,
 ) -> None:

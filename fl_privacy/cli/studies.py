@@ -19,6 +19,7 @@ from fl_privacy.checks import number, one_of
 from fl_privacy.cli.completion import complete_override
 from fl_privacy.cli.jobs import expect_reconstructions, say_what_takes_time
 from fl_privacy.config.study import load_grid
+from fl_privacy.cores import processes_that_fit
 from fl_privacy.errors import UserError
 from fl_privacy.files import CONFIG_DIR
 from fl_privacy.results.ongoing import write_planned
@@ -43,7 +44,9 @@ def benchmark(
         str | None,
         typer.Option("--entry", help="Your own defense: my_defense.py, my_defense.py:FUNCTION or an import path."),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many at once, one CPU thread each.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", help="How many at once, one CPU thread each; all cores by default.")
+    ] = None,
     only_report: Annotated[bool, typer.Option("--only-report", help="Write the page over what has finished.")] = False,
 ) -> None:
     """Rank defenses by what attackers read: a fixed track, one leaderboard.
@@ -56,15 +59,14 @@ def benchmark(
 
 
 def run_benchmark(
-    name: str, overrides: Sequence[str], *, entry: str | None, processes: int, only_report: bool, console: Console
+    name: str, overrides: Sequence[str], *, entry: str | None, processes: int | None, only_report: bool, console: Console
 ) -> None:
     """Do what is left of the track ``name`` and write its page.
 
     Raises:
         UserError: the track or the entry is wrong, or jobs failed.
     """
-    if processes < 1:
-        raise UserError(f"--jobs is expected to be at least 1, but got {processes}.")
+    processes = _processes(processes)
     strengths = [override for override in overrides if override.startswith("defense.")]
     if strengths and entry is None:
         raise UserError(f"{strengths[0]} is expected with --entry, whose strength it sets; the track fixes all others.")
@@ -115,7 +117,7 @@ def run_trade_off(
     grid: str,
     overrides: Sequence[str],
     *,
-    processes: int,
+    processes: int | None,
     only_report: bool,
     psnr_below: float | None,
     console: Console,
@@ -126,8 +128,7 @@ def run_trade_off(
         UserError: the grid is wrong, or jobs of it failed.
         NothingReconstructedError: an attack failed on all of its victims.
     """
-    if processes < 1:
-        raise UserError(f"--jobs is expected to be at least 1, but got {processes}.")
+    processes = _processes(processes)
     loaded = load_grid(grid, overrides)
     say_what_takes_time()
     from fl_privacy.experiment.study import plan_sweep  # noqa: PLC0415
@@ -147,6 +148,23 @@ def run_trade_off(
     if failed:
         raise UserError(f"{len(failed)} jobs failed, the page leaves them out; the first: {failed[0]}")
     expect_reconstructions([job.folder for job in list(sweep.stages())[-1] if job.finished])
+
+
+BYTES_OF_A_JOB = 3 * 2**29
+"""Memory that a job may come to, where as many are done at once as fit."""
+
+
+def _processes(asked: int | None) -> int:
+    """Return how many jobs are done at once: as many as asked for, or as there are cores and memory for.
+
+    Raises:
+        UserError: none is asked for.
+    """
+    if asked is None:
+        return processes_that_fit(BYTES_OF_A_JOB)
+    if asked < 1:
+        raise UserError(f"--jobs is expected to be at least 1, but got {asked}.")
+    return asked
 
 
 def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> dict[str, str]:

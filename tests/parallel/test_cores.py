@@ -44,6 +44,14 @@ def test_the_least_of_all_limits_counts(
     assert usable_cores() == expected
 
 
+def test_no_more_processes_than_memory_is_free_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_privacy.cores.usable_cores", lambda: 8)
+    told = tmp_path / "meminfo"
+    told.write_text("MemTotal: 16000000 kB\nMemAvailable:    5000 kB\n")
+    assert [cores.processes_that_fit(size, told) for size in (1000, 10**6, 2 * 10**6, 10**9)] == [8, 5, 2, 1]
+    assert cores.processes_that_fit(10**9, tmp_path / "nothing") == 8
+
+
 def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl_privacy.cores.usable_cores", lambda: 8)
     assert [shared_among(n)[cores.LEFT] for n in (1, 2, 3, 16)] == ["8", "4", "2", "1"]
