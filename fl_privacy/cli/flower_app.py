@@ -4,7 +4,7 @@ import logging
 import math
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -34,18 +34,23 @@ from fl_privacy.federation import Client, ClientSource, Failure, Server
 from fl_privacy.federation.replies import attempt
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
 from fl_privacy.flower._node_memory import SIMULATION_VARIABLE, is_simulation, node_memory, node_secret
+from fl_privacy.flower.answers import in_actor
 from fl_privacy.flower.audit_protocol import is_training
 from fl_privacy.flower.backends import NodeRules
 from fl_privacy.flower.clients import MaskableClient
-from fl_privacy.flower.grids import PromptGrid
-from fl_privacy.flower.nodes import Nodes
-from fl_privacy.flower.records import CLIENT_RAISED, DATA_PATH, PARTITION
+from fl_privacy.flower.grids import PromptGrid, in_simulation_engine
+from fl_privacy.flower.nodes import MOST_NODES, Nodes, partitions_of
+from fl_privacy.flower.records import CLIENT_RAISED, DATA_PATH, PARTITION, PARTITIONS
+from fl_privacy.report.terminal import PAGE, run_in_words
 
 TIMEOUT = "round-timeout"
 AUTHENTICATED = "authenticated-nodes"
 RECONNECT = "reconnect-timeout"
 OWN_DATA_RUN = "own-data"
 """Keys of the run config."""
+
+CLIENTS = "federation.clients"
+"""The setting that follows the number of nodes where overrides leave it out."""
 
 MOST_OF_OVERRIDES = 1 << 14
 """Letters: whoever starts a run chooses them, and nodes read all."""
@@ -66,9 +71,25 @@ server_app = ServerApp()
 
 @server_app.main()
 def run_on_nodes(grid: Grid, context: Context) -> None:
-    """Run the experiment that the run config's ``overrides`` describe, training with the clients behind ``grid``."""
-    config, monitor = calibrated(compose_run(_overrides(context))), RichMonitor(Console(soft_wrap=True))
-    clients = Whereabouts(simulated=is_simulation(), own_data=bool(context.run_config.get(OWN_DATA_RUN, False)))
+    """Run the experiment that the run config's ``overrides`` describe, training with the clients behind ``grid``.
+
+    Raises:
+        UserError: it can't be run, in one line, without the calls that led there.
+    """
+    try:
+        _run_on_nodes(grid, context)
+    except UserError as error:
+        logger.error("%s", error)
+        raise UserError(str(error)) from None
+
+
+def _run_on_nodes(grid: Grid, context: Context) -> None:
+    overrides = _sized(_overrides(context), lambda: partitions_of(grid))
+    config, monitor = calibrated(compose_run(overrides)), RichMonitor(Console(soft_wrap=True))
+    clients = Whereabouts(
+        simulated=is_simulation() or in_simulation_engine(grid),
+        own_data=bool(context.run_config.get(OWN_DATA_RUN, False)),
+    )
     if clients.own_data:
         _expect_nothing_known(config, context)
     if not clients.simulated:
@@ -76,7 +97,16 @@ def run_on_nodes(grid: Grid, context: Context) -> None:
         config = replace(config, out=str(Path(config.out) / DEPLOYED))  # the same, simulated, is another run
     backend = _backend_on(PromptGrid(grid), config, context, clients)
     run_baseline(config, plain_loop, monitor)  # here: the clients behind the grid do defend themselves
-    print(run_experiment(config, backend, monitor, clients=clients).absolute())
+    folder = run_experiment(config, backend, monitor, clients=clients).absolute()
+    print(f"{run_in_words(folder)}\n{folder / PAGE}")
+
+
+def _sized(overrides: list[str], partitions: Callable[[], int | None]) -> list[str]:
+    """Return ``overrides`` with as many clients as there are ``partitions``, unless they say a number."""
+    if any(override.lstrip("+").startswith(f"{CLIENTS}=") for override in overrides):
+        return overrides
+    number = partitions()
+    return overrides if number is None else [*overrides, f"{CLIENTS}={number}"]
 
 
 def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Whereabouts) -> Backend:
@@ -138,12 +168,20 @@ def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: froz
     return _Order(config)
 
 
+def _is_simulated() -> bool:
+    """Say whether this node is simulated: by its operator's word, or since Flower's simulation engine runs it."""
+    return is_simulation() or in_actor()
+
+
 def _order(context: Context) -> _Order:
     """Return what the run of ``context`` asks of this node; a folder of images is its operator's choice."""
-    unread = None
-    if not is_simulation():
+    unread, given = None, _overrides(context)
+    total = context.node_config.get(PARTITIONS)
+    if isinstance(total, int) and 1 <= total <= MOST_NODES:
+        given = _sized(given, lambda: total)
+    if not _is_simulated():
         unread = frozenset({"out", "name", *(("data.root",) if DATA_PATH in context.node_config else ())})
-    return _composed(tuple(_overrides(context)), tuple(_trusted_here()), unread)
+    return _composed(tuple(given), tuple(_trusted_here()), unread)
 
 
 @contextmanager
@@ -154,7 +192,7 @@ def _untold_places() -> Iterator[None]:
     except OpenSettingError:
         raise
     except UserError as error:
-        if is_simulation() or "/" not in str(error):
+        if _is_simulated() or "/" not in str(error):
             raise
         logger.error("The run asks for what this node can't do: %s", error)
         raise UserError("This node can't do what the run asks for; its own log says why.") from None
@@ -167,7 +205,7 @@ def make_client(context: Context) -> PrivacyClient:
     says that this is a simulation.
     """
     order = _order(context)
-    client, memory = _client(order, context), None if is_simulation() else node_memory(context)
+    client, memory = _client(order, context), None if _is_simulated() else node_memory(context)
     if memory is not None:
         client = replace(client, seed=node_secret(context), audit_seed=order.config.seed)
     made: PrivacyClient
@@ -194,7 +232,7 @@ def _client(order: _Order, context: Context) -> Client:
     except OpenSettingError:
         raise
     except UserError as error:  # of the operator's folder nothing is told, not even the names in it
-        if is_simulation():
+        if _is_simulated():
             raise
         logger.error("The node's data can't be used as the run asks: %s", error)
         raise UserError("The node's data can't be used as the run asks; its own log says why.") from None
@@ -235,7 +273,7 @@ def _masking_app(guarded: bool) -> ClientApp:
     return masking_client_app(make_masked, mods=[secagg_guard_mod] if guarded else [])
 
 
-_plain_app = numpy_client_app(make_client, audited=_is_audited, simulated=is_simulation)
+_plain_app = numpy_client_app(make_client, audited=_is_audited, simulated=_is_simulated)
 
 client_app = _NodeApp()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,11 +22,17 @@ if TYPE_CHECKING:
 
 
 def run_jobs(
-    command: Command, overrides: Sequence[str], *, multirun: bool, show_config: bool, console: Console
+    command: Command,
+    overrides: Sequence[str],
+    *,
+    multirun: bool,
+    show_config: bool,
+    console: Console,
+    open_page: bool = False,
 ) -> None:
     """Run ``command`` for the overrides, or with ``multirun`` for every combination of the values they list.
 
-    A job of a sweep that fails is reported and the sweep goes on.
+    A job of a sweep that fails is reported and the sweep goes on. Printed last are what came of it and the page.
 
     Raises:
         UserError: a configuration is wrong, or jobs of a sweep failed.
@@ -49,7 +56,9 @@ def run_jobs(
             expect_not_taken(config, override_keys(job))
     if not multirun:
         folder = run_job(command, configs[0], RichMonitor(console))
-        print(folder)
+        from fl_privacy.report.terminal import PAGE, run_in_words  # noqa: PLC0415
+
+        end_with(run_in_words(folder), folder / PAGE, open_page=open_page)
         expect_reconstructions([folder])
         return
     from fl_privacy.experiment.study import write_plan  # noqa: PLC0415
@@ -68,8 +77,10 @@ def run_jobs(
             console.print(f"[red]error: {escape(failed[-1])}[/red]", highlight=False)
     if folders:
         from fl_privacy.report import write_report  # noqa: PLC0415
+        from fl_privacy.report.terminal import answers_of, run_in_words  # noqa: PLC0415
 
-        print(write_report(folders, None))
+        said = run_in_words(folders[0]) if len(folders) == 1 else answers_of(folders)
+        end_with(said, write_report(folders, None), open_page=open_page)
     if failed:
         raise UserError(f"{len(failed)} of {len(jobs)} runs failed; the first: {failed[0]}")
     expect_reconstructions(folders)
@@ -88,6 +99,22 @@ def _expect_budget_spent(config: RunSettings) -> None:
             f"privacy.epsilon={config.privacy.epsilon:g} is expected with a defense whose noise it sets, but got"
             " defense=none; set defense=dp_sgd, or privacy.epsilon=null."
         )
+
+
+def end_with(sentence: str, page: Path, *, open_page: bool) -> None:
+    """Print what came of the work, and last where its page is; open that where ``open_page`` says so."""
+    print(sentence)
+    print(page)
+    if open_page:
+        open_in_browser(page)
+
+
+def open_in_browser(page: Path) -> None:
+    """Open ``page``, or print that there is no browser here."""
+    import webbrowser  # noqa: PLC0415  (needed by --open alone)
+
+    if not webbrowser.open(page.absolute().as_uri()):
+        print("No browser was found here: copy the page to where there is one, it needs no network.", file=sys.stderr)
 
 
 def say_what_takes_time() -> None:

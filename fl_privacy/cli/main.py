@@ -51,6 +51,7 @@ Overrides = Annotated[
 Multirun = Annotated[
     bool, typer.Option("-m", "--multirun", help="Run every combination of values listed as key=a,b; resumable.")
 ]
+OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in the browser at the end.")]
 ShowConfig = Annotated[bool, typer.Option("--cfg", help="Print the resolved configuration and stop.")]
 
 
@@ -86,7 +87,9 @@ def common_options(
 
 
 @app.command()
-def run(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowConfig = False) -> None:
+def run(
+    overrides: Overrides = None, multirun: Multirun = False, cfg: ShowConfig = False, open_page: OpenPage = False
+) -> None:
     """Train, intercept, attack, report.
 
     The defaults are a small federation on the digits of mnist_mini. Change them by KEY=VALUE: the options that
@@ -96,11 +99,14 @@ def run(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowConfig
     """
     from fl_privacy.cli.jobs import run_jobs  # noqa: PLC0415
 
-    run_jobs("run", overrides or [], multirun=multirun, show_config=cfg, console=_console())
+    asked = {"multirun": multirun, "show_config": cfg, "open_page": open_page}
+    run_jobs("run", overrides or [], console=_console(), **asked)
 
 
 @app.command()
-def attack(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowConfig = False) -> None:
+def attack(
+    overrides: Overrides = None, multirun: Multirun = False, cfg: ShowConfig = False, open_page: OpenPage = False
+) -> None:
     """Attack without training: fresh or given weights, or what a run captured.
 
     Victims come from the data's test split, behind a fresh model: `model=lenet_dlg attack=idlg victims=100`; behind the
@@ -108,11 +114,12 @@ def attack(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowCon
     """
     from fl_privacy.cli.jobs import run_jobs  # noqa: PLC0415
 
-    run_jobs("attack", overrides or [], multirun=multirun, show_config=cfg, console=_console())
+    asked = {"multirun": multirun, "show_config": cfg, "open_page": open_page}
+    run_jobs("attack", overrides or [], console=_console(), **asked)
 
 
 @app.command("trade-off")
-def trade_off(
+def trade_off(  # noqa: PLR0917
     grid: Annotated[str, typer.Argument(help="A name that `fl-privacy list` shows, or your own YAML file.")],
     overrides: Overrides = None,
     jobs: Annotated[
@@ -120,6 +127,7 @@ def trade_off(
     ] = None,
     only_report: Annotated[bool, typer.Option("--only-report", help="Write the page over what has finished.")] = False,
     psnr_below: PsnrBelow = None,
+    open_page: OpenPage = False,
 ) -> None:
     """Accuracy against leakage: every defense of a grid at every strength, one page with curves.
 
@@ -129,7 +137,13 @@ def trade_off(
     from fl_privacy.cli.studies import run_trade_off  # noqa: PLC0415
 
     run_trade_off(
-        grid, overrides or [], processes=jobs, only_report=only_report, psnr_below=psnr_below, console=_console()
+        grid,
+        overrides or [],
+        processes=jobs,
+        only_report=only_report,
+        psnr_below=psnr_below,
+        console=_console(),
+        open_page=open_page,
     )
 
 
@@ -201,6 +215,9 @@ def report(  # noqa: PLR0917
     with_originals: Annotated[
         bool, typer.Option("--with-originals", help="What --share copies also shows attacked images.")
     ] = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write a row for each attacked example there instead.")
+    ] = None,
     brief: Annotated[
         bool, typer.Option("--brief", help="One page to print, of one run: verdict, assumptions, what stays open.")
     ] = False,
@@ -212,7 +229,15 @@ def report(  # noqa: PLR0917
     --brief writes `brief.html`, without pictures, for people who decide.
     """
     from fl_privacy.report import share_report, write_brief, write_report  # noqa: PLC0415
+    from fl_privacy.results.read import run_folder_of  # noqa: PLC0415
 
+    if csv is not None:
+        if brief or share is not None or cap or with_originals or out is not None:
+            raise UserError("--csv is expected with RUN_DIR alone, but got another option; call report once more.")
+        from fl_privacy.results.frames import write_csv  # noqa: PLC0415
+
+        print(write_csv(runs, csv))
+        return
     if brief:
         if len(runs) != 1 or share is not None or cap or with_originals:
             raise UserError(
@@ -227,7 +252,7 @@ def report(  # noqa: PLR0917
         return
     if with_originals:
         raise UserError("--with-originals is expected with --share DEST, but got it alone; a run's own page has them.")
-    print(write_report(runs, out, psnr_below=psnr_below, cap=cap))
+    print(write_report([run_folder_of(run) for run in runs], out, psnr_below=psnr_below, cap=cap))
 
 
 @app.command("list")

@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from fl_privacy.checks import number, one_of
 from fl_privacy.cli.completion import complete_override
-from fl_privacy.cli.jobs import expect_reconstructions, say_what_takes_time
+from fl_privacy.cli.jobs import end_with, expect_reconstructions, say_what_takes_time
 from fl_privacy.config.study import load_grid
 from fl_privacy.cores import processes_that_fit
 from fl_privacy.errors import UserError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fl_privacy.report.advice import MeasuredTable, Threat
 
 
-def benchmark(
+def benchmark(  # noqa: PLR0917
     track: Annotated[str, typer.Argument(help="smoke, laptop, full, table, or your own YAML file.")],
     overrides: Annotated[
         list[str] | None,
@@ -48,6 +48,7 @@ def benchmark(
         int | None, typer.Option("--jobs", "-j", help="How many at once, one CPU thread each; all cores by default.")
     ] = None,
     only_report: Annotated[bool, typer.Option("--only-report", help="Write the page over what has finished.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser at the end.")] = False,
 ) -> None:
     """Rank defenses by what attackers read: a fixed track, one leaderboard.
 
@@ -55,11 +56,19 @@ def benchmark(
     `--entry my_defense.py defense.share=0.01,0.1` your own defense is ranked beside the shipped ones.
     `fl-privacy advise --table FOLDER` answers from what was measured.
     """
-    run_benchmark(track, overrides or [], entry=entry, processes=jobs, only_report=only_report, console=Console())
+    how = {"entry": entry, "processes": jobs, "only_report": only_report, "open_page": open_page}
+    run_benchmark(track, overrides or [], console=Console(), **how)  # type: ignore[arg-type]
 
 
 def run_benchmark(
-    name: str, overrides: Sequence[str], *, entry: str | None, processes: int | None, only_report: bool, console: Console
+    name: str,
+    overrides: Sequence[str],
+    *,
+    entry: str | None,
+    processes: int | None,
+    only_report: bool,
+    console: Console,
+    open_page: bool = False,
 ) -> None:
     """Do what is left of the track ``name`` and write its page.
 
@@ -70,7 +79,6 @@ def run_benchmark(
     strengths = [override for override in overrides if override.startswith("defense.")]
     if strengths and entry is None:
         raise UserError(f"{strengths[0]} is expected with --entry, whose strength it sets; the track fixes all others.")
-    from fl_privacy.cli.jobs import say_what_takes_time  # noqa: PLC0415  (help goes without)
     from fl_privacy.config.study import load_track  # noqa: PLC0415
 
     track = load_track(name, [override for override in overrides if override not in strengths])
@@ -93,7 +101,7 @@ def run_benchmark(
             failed = {folder: why for folder, why in failed.items() if folder not in {j.folder.name for j in stage}}
             failed |= do_all(title, left, processes, console)
             write_problems(planned.out, failed)
-    print(planned.write())
+    end_with(planned.in_words(), planned.write(), open_page=open_page)
     if failed and not only_report:
         raise UserError(
             f"{len(failed)} jobs failed, and what they would have measured counts as unknown; the first:"
@@ -121,6 +129,7 @@ def run_trade_off(
     only_report: bool,
     psnr_below: float | None,
     console: Console,
+    open_page: bool = False,
 ) -> None:
     """Do what is left of the grid ``grid`` and write the page over all of it.
 
@@ -132,7 +141,7 @@ def run_trade_off(
     loaded = load_grid(grid, overrides)
     say_what_takes_time()
     from fl_privacy.experiment.study import plan_sweep  # noqa: PLC0415
-    from fl_privacy.report import write_trade_off  # noqa: PLC0415
+    from fl_privacy.report import trade_off_in_words, write_trade_off  # noqa: PLC0415
 
     sweep = plan_sweep(loaded)
     if not only_report:
@@ -144,7 +153,7 @@ def run_trade_off(
         if not only_report:
             failed += [f"{folder}: {why}" for folder, why in do_all(title, left, processes, console).items()]
     page = write_trade_off(sweep.outcomes(), sweep.out / "trade_off.html", psnr_below=psnr_below)
-    print(page)
+    end_with(trade_off_in_words(sweep.outcomes(), psnr_below=psnr_below), page, open_page=open_page)
     if failed:
         raise UserError(f"{len(failed)} jobs failed, the page leaves them out; the first: {failed[0]}")
     expect_reconstructions([job.folder for job in list(sweep.stages())[-1] if job.finished])

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from fl_privacy.checks import number, one_of, whole
+from fl_privacy.cli.jobs import open_in_browser
 from fl_privacy.errors import UserError
 
 SANDBOXED = "FL_PRIVACY_SANDBOXED"
@@ -44,6 +45,7 @@ def audit(  # noqa: PLR0917
     sandbox: Annotated[
         bool, typer.Option("--sandbox", help="Run the app without network, in a folder of its own.")
     ] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser at the end.")] = False,
 ) -> None:
     """Run a Flower app as it is and show what its clients' uploads give away: nothing of it is edited.
 
@@ -72,7 +74,10 @@ def audit(  # noqa: PLR0917
         budget=budget,
         seconds=seconds,
     )
-    print(audit_app(read_app(app), asked).line)
+    done = audit_app(read_app(app), asked)
+    print(done.line)
+    if open_page:
+        open_in_browser(done.page)
 
 
 def review(

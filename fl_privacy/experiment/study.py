@@ -34,7 +34,7 @@ from fl_privacy.files import write_whole
 from fl_privacy.foreign_files import read_text
 from fl_privacy.report.advice import MEASURED, MeasuredTable, write_tables
 from fl_privacy.report.benchmark import Measured, Tried, measured_of, read_standings
-from fl_privacy.report.benchmark_page import benchmark_as_plain, render_benchmark
+from fl_privacy.report.benchmark_page import benchmark_as_plain, benchmark_in_words, render_benchmark
 from fl_privacy.report.trade_off import SweepEntry
 from fl_privacy.results import is_finished, read_environment, read_summary
 from fl_privacy.results.ongoing import write_planned
@@ -225,6 +225,10 @@ class Benchmark:
         page = self.out / PAGE
         write_whole(page, render_benchmark(measured))
         return page
+
+    def in_words(self) -> str:
+        """Say which defense leaks least, as far as it was measured."""
+        return benchmark_in_words(self.measured())
 
     def _table(self, measured: Measured, training: str) -> MeasuredTable | None:
         """Build the table of one training; ``None`` unless the undefended one and a defense finished."""

@@ -129,7 +129,7 @@ class Answers:
     @property
     def forgets(self) -> bool:
         """Say whether the node is simulated: by its operator's word, in this process, or in an actor of Ray."""
-        return isinstance(self.context, SimulatedContext) or is_simulation() or _in_actor()
+        return isinstance(self.context, SimulatedContext) or is_simulation() or in_actor()
 
     def _most(self) -> int | None:
         told = self.context.run_config.get(ROUNDS_OF_RUN)
@@ -218,7 +218,7 @@ def digest_of_records(kind: str, content: RecordDict) -> str:
     return found.hexdigest()
 
 
-def _in_actor() -> bool:
+def in_actor() -> bool:
     """Say whether this process is one of Flower's simulation on Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None

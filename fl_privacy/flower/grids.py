@@ -30,6 +30,11 @@ FIRST_NODE = 1000
 """Node of partition 0."""
 
 
+def in_simulation_engine(grid: Grid) -> bool:
+    """Say whether ``grid`` is that of Flower's simulation engine, whose nodes live in this machine's processes."""
+    return type(grid).__name__ == "InMemoryGrid"
+
+
 class LocalGrid(Grid):
     """Nodes ``FIRST_NODE``, ... with a context each; a message is answered where it is sent.
 

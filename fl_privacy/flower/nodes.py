@@ -22,6 +22,33 @@ TRIES = 3
 """How often a node that fails is asked; one that is silent, once."""
 
 
+MOST_NODES = 100_000
+"""Of a federation; a larger claim of a node is none."""
+
+_ASKED, _FIRST_SECONDS = 8, 60.0
+"""Nodes that are asked how many there are, and seconds to wait for the first of them."""
+
+
+def partitions_of(grid: Grid) -> int | None:
+    """Ask the first nodes behind ``grid`` of how many partitions theirs is one; ``None`` where they don't agree."""
+    deadline = time.monotonic() + _FIRST_SECONDS
+    while not (nodes := sorted(grid.get_node_ids())) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    questions = [Message(RecordDict(), node, MessageType.QUERY) for node in nodes[:_ASKED]]
+    replies = grid.send_and_receive(questions, timeout=ANSWER_SECONDS) if questions else ()
+    told = Counter[int]()
+    for _, reply in pair(questions, replies):
+        if isinstance(reply, Failure):
+            continue
+        total = attempt(lambda: _integer(reply.content.config_records[CLIENT], PARTITIONS))  # noqa: B023
+        if isinstance(total, int) and 1 <= total <= MOST_NODES:
+            told[total] += 1
+    if not told:
+        return None
+    number, votes = told.most_common(1)[0]
+    return number if 2 * votes > told.total() else None
+
+
 class Nodes:
     """Nodes of the partitions ``clients``; node ids are random, so each node is asked once which partition it holds.
 

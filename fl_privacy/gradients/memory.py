@@ -1,4 +1,4 @@
-"""How much memory a computation writes, how much of it there is, and keeping it from one evaluation to the next; devices."""
+"""Find out how much memory a computation writes and there is, keep it between evaluations, and name devices."""
 
 import ctypes
 import os

@@ -106,11 +106,23 @@ class PageRow:
         return {name: "" if v is None else min(v, 1e9) for name, v in values.items()}
 
 
+def benchmark_in_words(measured: Measured) -> str:
+    """Say which defense leaks least by what was ``measured``, in sentences."""
+    board = _chosen(measured)
+    return f"{_headline(measured, board)}. {' '.join(_found(measured, board))}".strip()
+
+
+def _chosen(measured: Measured) -> Board:
+    """Return the board that the page opens with: all attackers, the middle one of the losses of accuracy."""
+    losses = measured.track.accuracy_loss
+    middle = losses[len(losses) // 2]
+    return next(b for b in measured.boards if b.threat == "malicious" and b.accuracy_loss == middle)
+
+
 def render_benchmark(measured: Measured) -> str:
     """Render the HTML of what was ``measured``."""
     track, standings, boards = measured.track, measured.standings, measured.boards
-    losses = track.accuracy_loss
-    chosen = next(b for b in boards if b.threat == "malicious" and b.accuracy_loss == losses[len(losses) // 2])
+    losses, chosen = track.accuracy_loss, _chosen(measured)
     return render(
         "benchmark.html.j2",
         script=SCRIPT,
@@ -188,7 +200,12 @@ def _headline(measured: Measured, board: Board) -> str:
 
 
 def _lede(measured: Measured, board: Board) -> str:
-    sentences, best = [measured.track.about], board.best
+    return " ".join([*_found(measured, board), measured.track.about])
+
+
+def _found(measured: Measured, board: Board) -> list[str]:
+    """Say what was found, in sentences."""
+    sentences, best = list[str](), board.best
     if measured.jobs_done < measured.jobs:
         sentences.append(
             f"Not finished: {measured.jobs_done} of {measured.jobs} jobs are done; what the others will show is open."
@@ -202,13 +219,13 @@ def _lede(measured: Measured, board: Board) -> str:
     whole = [standing for standing in board.defended if not standing.missing(board.threat)]
     found_by = [found for s in whole if (found := s.candidate(board.threat)) is not None]
     if not found_by:
-        return " ".join(sentences)
+        return sentences
     hide = sum(found.unread() for found in found_by)
     sentences.append(
         f"{hide or 'None'} of {len(found_by)} within that loss {'leaves' if hide == 1 else 'leave'} no attacked image"
         " read."
     )
-    return " ".join(sentences)
+    return sentences
 
 
 def _tiles(measured: Measured) -> list[tuple[str, str, str]]:

@@ -56,8 +56,7 @@ class FamilyCurve:
 
 def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float | None) -> str:
     """Render the HTML over ``rows``, with links relative to the file ``out``."""
-    asked = asked_of([finding for row in rows for finding in row.findings])
-    candidates = [candidate for row in rows if (candidate := row.candidate(asked))]
+    asked, candidates = _asked_and_candidates(rows)
     best = best_unread(candidates, psnr_below)
     versus = list(dict.fromkeys(v for row in rows for v in row.leakage))
     attacks = list(dict.fromkeys(v.attack for v in versus))
@@ -88,12 +87,25 @@ def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float
     )
 
 
+def trade_off_sentences(rows: Sequence[DefenseRow], *, psnr_below: float | None) -> str:
+    """Say which defense to take by ``rows``, and what it rests on."""
+    _, candidates = _asked_and_candidates(rows)
+    headline = _headline(candidates, best_unread(candidates, psnr_below), psnr_below)
+    return f"{headline}. {answer(candidates, psnr_below)}".strip()
+
+
+def _asked_and_candidates(rows: Sequence[DefenseRow]) -> tuple[Any, list[Candidate]]:
+    """Return what was asked beside examples, and the defenses that were both trained and attacked."""
+    asked = asked_of([finding for row in rows for finding in row.findings])
+    return asked, [candidate for row in rows if (candidate := row.candidate(asked))]
+
+
 def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_below: float | None) -> str:
     """Say which defense to take, by what the attacks reconstructed behind it, or why none is named."""
     if not candidates:
         return "Nothing was both trained and attacked yet"
     if best is not None:
-        few = ", as far as so few tell" if best.rests_on_few else ""
+        few = ", which is too few to rely on" if best.rests_on_few else ""
         return f"Behind {best.name}, the most accurate of its kind, the attacks read nothing: {read_of(best)}{few}"
     if (plain := unread_undefended(candidates)) is not None:
         return f"The attacks read nothing undefended either: {read_of(plain)}"

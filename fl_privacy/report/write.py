@@ -19,7 +19,7 @@ from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import Sample, ppc_view_of, samples_of_rows
 from fl_privacy.report.run_page import Shown, render_run
 from fl_privacy.report.trade_off import SweepEntry, read_rows, row_as_plain
-from fl_privacy.report.trade_off_page import render_trade_off
+from fl_privacy.report.trade_off_page import render_trade_off, trade_off_sentences
 from fl_privacy.results import Run, read_run
 from fl_privacy.results.records import dump_json
 from fl_privacy.results.share import copy_run
@@ -97,6 +97,11 @@ def write_trade_off(outcomes: Sequence[SweepEntry], page: Path, *, psnr_below: f
     except OSError as error:
         raise UserError(f"{page} can't be written ({error.strerror}); choose another place with out=FOLDER.") from error
     return page
+
+
+def trade_off_in_words(outcomes: Sequence[SweepEntry], *, psnr_below: float | None = None) -> str:
+    """Say in a few sentences which defense a sweep speaks for, as its page does."""
+    return trade_off_sentences(read_rows(outcomes), psnr_below=psnr_below)
 
 
 def _write_caps(page: Path, samples: Sequence[Sample]) -> None:

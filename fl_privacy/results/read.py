@@ -105,6 +105,11 @@ class Run:
         return read_films(self.path / "reconstructions")
 
 
+def run_folder_of(path: Path) -> Path:
+    """Return the folder of a run for itself, or for the page in it, which is what commands print last."""
+    return path.parent if path.suffix == ".html" and (path.parent / IDENTITY).is_file() else path
+
+
 def read_run(path: Path) -> Run:
     """Read what the run in folder ``path`` recorded; a killed run gives what it had written.
 
@@ -112,7 +117,7 @@ def read_run(path: Path) -> Run:
         UserError: ``path`` is not the folder of a run, or was damaged by something else than a kill.
     """
     register_plugin_metrics()
-    path = path.resolve()
+    path = run_folder_of(path).resolve()
     if not path.is_dir():
         raise UserError(f"{path} is expected to be the folder of a run, but there is no such folder.")
     if not (path / IDENTITY).is_file():

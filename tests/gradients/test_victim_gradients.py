@@ -1,6 +1,6 @@
-from collections.abc import warnings
+import warnings
+from collections.abc import Callable
 
-import Callable
 import pytest
 import torch
 from torch import Tensor, nn
