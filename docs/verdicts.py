@@ -4,8 +4,8 @@ A table's *ordering* is reproduced where most pairs of figures that the paper ho
 us, beyond our intervals, and none the other way; it is *reproduced* where, besides, all figures agree with the
 published ones; and *not reproduced* else. What agrees is said in the table's rule: within a distance, within a factor,
 or on the same side of a bound. Where the paper prints no figures but says that pairs are alike, the table is reproduced
-where ours differ by no more than its rule says. A verdict on some of a table's figures says on how many, and what is reproduced of them
-alone is counted apart.
+where ours differ by no more than its rule says. A verdict on some of a table's figures says on how many, and what is
+reproduced of them alone is counted apart.
 """
 
 import math

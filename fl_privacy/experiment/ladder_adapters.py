@@ -88,8 +88,9 @@ def texts_seen(seen: Watched) -> SeenTexts | None:
 def _network(part: nn.Module) -> Any:
     """Return the network of transformers in ``part``, itself as a rule; ``None`` where there is none."""
     for module in (part, *part.children()):
-        if hasattr(module, "get_input_embeddings") and hasattr(module, "config"):
-            embeddings = module.get_input_embeddings()
+        embeddings_of: Any = getattr(module, "get_input_embeddings", None)
+        if embeddings_of is not None and hasattr(module, "config"):
+            embeddings = embeddings_of()
             return module if isinstance(embeddings, nn.Embedding) else None
     return None
 
@@ -185,8 +186,8 @@ def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
     if len(kinds) != 1 or (kind := next(iter(kinds))) not in OPTIMIZERS:
         raise NotAttackedError(f"steps of {', '.join(sorted(kinds)) or 'no optimizer'} are not undone")
     settings: Counter[tuple[tuple[str, Any], ...]] = Counter()
-    for (_, told), times in seen.optimizers.items():
-        settings[told] += times
+    for (_, own), times in seen.optimizers.items():
+        settings[own] += times
     told = dict(settings.most_common(1)[0][0])
     return LocalPlan(
         shares=shares,  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ def test_quotas_of_both_versions_and_of_the_groups_around_are_found(tmp_path: Pa
     [(8, "max", None, 8), (8, "250000", None, 3), (2, "900000", None, 2), (8, "max", "2", 2), (8, "50000", "5", 1),
      (4, "max", "0", 1), (4, "max", "many", 4)],
 )  # fmt: skip
-def test_the_least_of_all_limits_counts(
+def test_the_least_of_all_limits_counts(  # noqa: PLR0917
     bound: int, quota: str, left: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cgroup").write_text("0::/\n")

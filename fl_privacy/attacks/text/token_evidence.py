@@ -87,7 +87,7 @@ class Candidates:
 
     def parts(self, width: int) -> Iterator[Tensor]:
         """Yield all tokens in parts that fit into memory."""
-        yield from torch.arange(self.size).split(max(1, _AT_ONCE // (self.length * width)))
+        yield from torch.split(torch.arange(self.size), max(1, _AT_ONCE // (self.length * width)))
 
     def sample(self, path: str) -> Tensor:
         """Return what enters ``path`` (m, L, d) for some tokens at each position, float64."""
