@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_data import make_mirror
-from flower_examples import ADULT, CIFAR, Setting, audit_of, is_measured, lines_of
+from flower_examples import ADULT, CIFAR, Setting, audit_of, is_measured, lines_of, without_places
 from row_file import RowFile
 
 HERE = Path(__file__).resolve().parent
@@ -197,6 +197,7 @@ def main() -> None:
                 shutil.copytree(mirror / app.placed[0], into, dirs_exist_ok=True)
             place = asked.apps / app.repository.replace("/", "+") / app.setting.folder
             row = audit_of(name, place, app.setting, mirror, asked)
+            row = without_places(row, {str(asked.apps / app.repository.replace("/", "+")): "CHECKOUT"})
             told = {"repository": app.repository, "commit": app.commit, "about": app.about}
             kept.add({"example": name}, row | told)
             print(f"{name}: {row.get('headline') or row.get('reason')} ({row['seconds']:.0f} s)", flush=True)

@@ -19,8 +19,9 @@ OPTIONS = {
     "fl_privacy/models/alexnet_vgg.py:__init__": "facts of the data, the layers' sizes and kinds, normalization",
     "fl_privacy/models/resnet.py:__init__": "likewise, with strides",
     "fl_privacy/models/torchvision_models.py:__init__": "likewise, of a transformer",
+    "fl_privacy/types.py:of_update": "what an attacker knows of a client, of which a caller names the few that matter",
 }
-"""Whose parameters are the options of ``conf/``, which a user sets one by one -> why there are so many."""
+"""Whose parameters are the options of ``conf/`` or of a call, which a user sets one by one -> why there are so many."""
 
 
 def sources(root: Path) -> Iterator[tuple[str, ast.Module, int]]:

@@ -61,6 +61,14 @@ def run_jobs(
         end_with(run_in_words(folder), folder / PAGE, open_page=open_page)
         expect_reconstructions([folder])
         return
+    _run_sweep(command, jobs, configs, console, open_page=open_page)
+
+
+def _run_sweep(
+    command: Command, jobs: Sequence[list[str]], configs: Sequence[RunSettings], console: Console, *, open_page: bool
+) -> None:
+    """Run ``command`` for each of ``configs``, whose overrides are ``jobs``; go on where one fails."""
+    from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
     from fl_privacy.experiment.study import write_plan  # noqa: PLC0415
 
     with suppress(*STOPPING):  # what keeps a job from beginning is told when it is its turn

@@ -117,17 +117,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
     first = next((call for call in program.calls if call.part >= 0), None)
     if first is None:
         raise NotAttackedError("the loss does not come from a module of PyTorch")
-    leaves = _leaves(program, first)
-    floats = [n for n in leaves if program.constants[n].is_floating_point()]
-    batch = next((len(program.constants[n]) for n in leaves if program.constants[n].dim()), 0)
-    variables = [n for n in floats if program.constants[n].dim() and len(program.constants[n]) == batch]
-    if not variables and any(program.constants[n].dim() > 1 for n in leaves):
-        raise NotAttackedError(
-            "words, or other categories, enter its network by their numbers; they are read from the rows of the"
-            " embedding that they choose, and these are not among what is uploaded"
-        )
-    if not variables or not batch:
-        raise NotAttackedError("what enters its network is not made of numbers that can be searched for")
+    variables, batch = _searched(program, _leaves(program, first))
     parts = tuple(cleaned(part) for part in program.parts)
     plain = replace(program, parts=parts)
     shapes = [tuple(program.constants[n].shape[1:]) for n in variables]
@@ -164,6 +154,25 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
         sent=sent,
         notes=notes,
     )
+
+
+def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:
+    """Return the inputs among ``leaves`` that can be searched for, and the number of examples.
+
+    Raises:
+        NotAttackedError: there are none.
+    """
+    floats = [n for n in leaves if program.constants[n].is_floating_point()]
+    batch = next((len(program.constants[n]) for n in leaves if program.constants[n].dim()), 0)
+    variables = [n for n in floats if program.constants[n].dim() and len(program.constants[n]) == batch]
+    if not variables and any(program.constants[n].dim() > 1 for n in leaves):
+        raise NotAttackedError(
+            "words, or other categories, enter its network by their numbers; they are read from the rows of the"
+            " embedding that they choose, and these are not among what is uploaded"
+        )
+    if not variables or not batch:
+        raise NotAttackedError("what enters its network is not made of numbers that can be searched for")
+    return variables, batch
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
