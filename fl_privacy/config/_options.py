@@ -51,7 +51,7 @@ def config_folders() -> tuple[Path, ...]:
     return tuple(folders)
 
 
-MOST_NAMED = 30
+MOST_NAMED = 24
 """Names in an error."""
 
 

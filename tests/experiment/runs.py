@@ -27,7 +27,7 @@ class Run:
     Attributes:
         status: its exit status.
         printed: lines on standard output.
-        path: what the last one names.
+        path: what the last one names; of a single run the folder that its page is in.
     """
 
     status: int
@@ -35,7 +35,8 @@ class Run:
 
     @property
     def path(self) -> Path:
-        return Path(self.printed[-1])
+        named = Path(self.printed[-1])
+        return named.parent if (named.parent / "metrics.jsonl").exists() else named
 
     def json(self, name: str) -> Any:
         return json.loads((self.path / name).read_text())

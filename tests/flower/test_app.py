@@ -152,8 +152,9 @@ def test_server_and_nodes_agree_on_what_is_simulated(
     server_says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fl_privacy.cli.flower_app.is_simulation", lambda: server_says == "1")
-    monkeypatch.setenv("FL_PRIVACY_SIMULATION", "0" if server_says == "1" else "1")
+    seen_by = "in_simulation_engine" if server_says == "1" else "in_actor"
+    monkeypatch.setattr(f"fl_privacy.cli.flower_app.{seen_by}", lambda *_: True)
+    monkeypatch.setenv("FL_PRIVACY_SIMULATION", "0")
 
     with pytest.raises(UserError, match="set FL_PRIVACY_SIMULATION alike"):
         run_app(PROBED, nodes=2)

@@ -162,7 +162,7 @@ def test_the_trade_off_judges_by_the_same_rule(adaptive, silent, tmp_path):
     few = record(tmp_path, label="few", changes=defended(scale=0.9), noise=0.9, victims=3)
     outcomes[1] = SweepEntry(family="few", strength="1", training=few, attacks={"DLG": few})
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "as far as so few tell<" in text and 'class="chosen few"' in text
+    assert "which is too few to rely on<" in text and 'class="chosen few"' in text
     alone = write_trade_off(outcomes[:1], tmp_path / "trade_off.html").read_text()
     assert "No defense leaves no attacked image read" in alone
 

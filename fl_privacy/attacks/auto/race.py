@@ -350,7 +350,7 @@ class Race:
         precision = self._victims[attempt.member][position].observation.precision
         return Winner(
             member=f"{attempt.given}, then {own}" if attempt.given else own,
-            batch=Batch(images.clamp(0, 1).to(precision).cpu(), loss.answers(labels).cpu()),
+            batch=Batch(images.clamp(0, 1).float().to(precision).cpu(), loss.answers(labels).cpu()),
             mismatch=attempt.mismatch,
             history=attempt.history,
             label_source=self._victims[attempt.member][position].label_source,

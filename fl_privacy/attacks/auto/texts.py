@@ -152,7 +152,7 @@ def _knowing(observation: Observation, bag: Reconstruction) -> Observation:
 
 def _part_of(progress: Progress, begin: float, end: float) -> Progress:
     """Map the progress of a part of the work to the span from ``begin`` to ``end`` of the whole."""
-    return lambda done, total: progress(int(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
+    return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 
 def of_texts(observations: Sequence[Observation]) -> bool:

@@ -366,7 +366,7 @@ class ModelInversion:
             filmed=filmed_rows(o for o in observations for _ in range(restarts)),
         )
         films = films_of(problem, found)
-        images = problem.images(found.variables).clamp(0, 1).float().cpu()
+        images = problem.images(found.variables).clamp(0, 1).float().to(first.precision).cpu()
         sentences = (JOINTLY,) if joint and first.knowledge.defense is not None else ()
         return [
             best_reconstruction(

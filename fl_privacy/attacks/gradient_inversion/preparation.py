@@ -251,7 +251,8 @@ class Prepared:
         if isinstance(source, WordEmbeddings):
             return source.read(inputs).cpu()
         as_they_come = isinstance(source, TableRows) or self.settings.as_they_come
-        return (inputs if as_they_come else inputs.clamp(0, 1)).to(self.victims[0].observation.precision).cpu()
+        found = (inputs if as_they_come else inputs.clamp(0, 1)).float()  # finer digits depend on the size of batches
+        return found.to(self.victims[0].observation.precision).cpu()
 
     @property
     def _obstacle(self) -> str | None:

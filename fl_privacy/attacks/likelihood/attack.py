@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.adaptive import looks_noisy
 from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
@@ -232,7 +233,8 @@ class MaximumAPosteriori:
             found = self._descend(start, prepared, ranked[:, attempt], attempt=attempt, report=meter)
             best = found if best is None else _better(best, found)
         assert best is not None
-        said = _sentences(likelihood, prior)
+        parts = victims[0].observation.knowledge.defense or ()
+        said = _sentences(likelihood, prior, noisy=any(looks_noisy(part.effect) for part in parts))
         posterior = Posterior(likelihood, prior, best.images, best.labels)
         return {victim.position: _answer(best, row, victim, said, posterior) for row, victim in enumerate(victims)}
 
@@ -423,7 +425,7 @@ def _better(one: Explained, other: Explained) -> Explained:
     )
 
 
-def _sentences(likelihood: Likelihood, prior: PixelPrior) -> tuple[str, ...]:
+def _sentences(likelihood: Likelihood, prior: PixelPrior, *, noisy: bool) -> tuple[str, ...]:
     known = (
         f"learned from {prior.images} public images"
         if prior.images
@@ -431,7 +433,8 @@ def _sentences(likelihood: Likelihood, prior: PixelPrior) -> tuple[str, ...]:
     )
     number = likelihood.uploads
     said = [
-        "It looks for the likeliest image by the probability of what was observed under the defense.",
+        "It looks for the likeliest image by the probability of what was observed under the"
+        f" {'noise and all else that the defense does' if noisy else 'defense'}.",
         f"Images are drawn to a normal distribution, {known}.",
     ]
     if number > 1:

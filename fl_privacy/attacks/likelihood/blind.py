@@ -192,14 +192,14 @@ class BlindDeconvolution:
     often readable by itself.
 
     Attributes:
-        recovery: of the features.
         turns: of alternating least squares.
         starts: public images of the class among the starts.
+        recovery: of the features.
     """
 
-    recovery: Recovery = field(default_factory=lambda: Recovery(matching=_matching()))
     turns: int = 60
     starts: int = 4
+    recovery: Recovery = field(init=False, default_factory=lambda: Recovery(matching=_matching()))
 
     def __post_init__(self) -> None:
         whole("attack.turns", self.turns, at_least=1, example=60)

@@ -78,7 +78,7 @@ def test_contract(name: str) -> None:
     assert found[1].failure and found[1].batch is None
     for result in (found[0], found[2]):
         assert result.batch is not None and result.failure is None
-        assert result.batch.inputs.shape == (1, *SHAPE) and result.batch.inputs.dtype == torch.float32
+        assert result.batch.inputs.shape == (1, *SHAPE) and result.batch.inputs.dtype == victims[0].precision
         assert result.batch.inputs.min() >= 0
         assert result.batch.inputs.max() <= 1
         assert result.batch.labels.shape == (1,) and 0 <= result.batch.labels.item() < CLASSES
@@ -111,7 +111,7 @@ def test_an_image_of_the_attackers_own_as_start() -> None:
     attack = replace(inverting_gradients(iterations=1, lr=1e-9, dtype="float64"), start=Given(images=image))
     found = attack([victim], seed=0)[0]
     assert found.batch is not None
-    torch.testing.assert_close(found.batch.inputs[0], image)
+    torch.testing.assert_close(found.batch.inputs[0], image, check_dtype=False)
     with pytest.raises(UserError, match="resize"):
         replace(attack, start=Given(images=image[:, :4]))([victim], seed=0)
 
@@ -134,7 +134,7 @@ def test_an_earlier_guess_as_start() -> None:
     attack = inverting_gradients(iterations=1, lr=1e-9, dtype="float64", start="previous")
     found = attack([victim.told(previous=previous)], seed=0)[0]
     assert found.batch is not None
-    torch.testing.assert_close(found.batch.inputs, previous)
+    torch.testing.assert_close(found.batch.inputs, previous, check_dtype=False)
     unknown, normal = attack([victim], seed=0)[0], replace(attack, start=STARTS["normal"])([victim], seed=0)[0]
     assert unknown.loss == normal.loss
 

@@ -59,7 +59,7 @@ def test_guesses_are_pushed_away_from_noise(tmp_path: Path) -> None:
         attack = refiner_aware(radius=None, iterations=20, away_from_noise=weight, evaluator=str(file))
         batch = attack(victims, seed=0)[0].batch
         assert batch is not None
-        return float(network(batch.inputs).detach())
+        return float(network(batch.inputs.float()).detach())
 
     assert noise_ratio(100.0) < noise_ratio(0.0)
 
