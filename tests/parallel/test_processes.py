@@ -161,9 +161,10 @@ def test_parts_are_larger_the_less_a_victim_takes() -> None:
 
 
 ORPHANS = """
-import os, sys, time
+import os, signal, sys, time
 from functools import partial
 from fl_privacy import processes
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which whoever starts tests in the background takes away
 from tests.parallel.test_processes import slow
 processes._WATCHED, processes.STARTING, processes._LOOK_EVERY = 0.0, -1e9, 0.0
 processes.in_processes([partial(slow, sys.argv[1], n) for n in range(2)], weights=[1.0, 1.0], processes=2)
