@@ -139,6 +139,8 @@ class Knowledge:
         features_at: the module that ``features`` enter, where it is not the first public layer.
         front: of the colluding client's model after its local training, where ``features`` are of the victim's so.
         lengths: (B,) tokens of each text.
+        bounds: by name, least and largest value of each element of the gradient, where the client's optimizer left no
+            more of it; ``None`` where it is the one uploaded.
     """
 
     labels: Tensor | None = None
@@ -153,6 +155,7 @@ class Knowledge:
     features_at: str | None = None
     front: ModelState | None = None
     lengths: Tensor | None = None
+    bounds: Mapping[str, tuple[Tensor, Tensor]] | None = None
 
     def describe(self) -> list[str]:
         """Describe each thing known in a sentence."""

@@ -11,6 +11,7 @@ from fl_privacy.attacks.feature_inversion import ModelInversion
 from fl_privacy.attacks.feature_presets import model_inversion
 from fl_privacy.attacks.ggl_gifd import ggl, gifd
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
+from fl_privacy.attacks.gradient_inversion.sme import SurrogateModel
 from fl_privacy.attacks.lamp_tag import lamp, tag
 from fl_privacy.attacks.likelihood import BlindDeconvolution, MaximumAPosteriori
 from fl_privacy.attacks.presets import adam_dlg, ats_attack, dlg, grad_inversion, idlg, inverting_gradients, sapag
@@ -29,6 +30,7 @@ __all__ = [
     "ModelInversion",
     "Progress",
     "ReconstructionAttack",
+    "SurrogateModel",
     "adam_dlg",
     "ats_attack",
     "dlg",

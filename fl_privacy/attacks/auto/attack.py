@@ -21,7 +21,14 @@ from fl_privacy.attacks.auto.budget import (
     seconds_of,
     time_of_one,
 )
-from fl_privacy.attacks.auto.likeliest import ROUNDS_RACED, likelier, likeliest, read_blindly
+from fl_privacy.attacks.auto.likeliest import (
+    ROUNDS_RACED,
+    likelier,
+    likeliest,
+    on_the_way,
+    read_blindly,
+    too_many_steps,
+)
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
 from fl_privacy.attacks.auto.tables import TableMembers, of_tables
@@ -35,6 +42,7 @@ from fl_privacy.attacks.feature_presets import model_inversion
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
+from fl_privacy.attacks.gradient_inversion.sme import SurrogateModel
 from fl_privacy.attacks.likelihood import MaximumAPosteriori
 from fl_privacy.checks import one_of, whole
 from fl_privacy.effects import Transformed
@@ -150,10 +158,16 @@ class AutoAttack:
                 Group({position: one.observations[position] for position in rest}, one.earlier) for one in group.earlier
             ]
             group = Group(rest, earlier)
-            features = _features_of(group, seed)
+            features = _features_of(group, seed) if group.first.knowledge.bounds is None else {}
         blind = read_blindly(group, seed, part_of(report, _SHOWN, 1.0))
         if len(blind) == len(rest):
             return results | blind
+        steps = SurrogateModel(dtype=self.dtype, device=self.device)
+        at_once = on_the_way(group, steps, self._named, seed, part_of(report, _SHOWN, _LIKELIEST))
+        if too_many_steps(group.first) and len(at_once) == len(rest):
+            return results | at_once
+        for position, one in at_once.items():
+            partly.setdefault(position, []).extend([(one.batch, one.member)] if one.batch else [])
         answers = likeliest(group, self._likeliest, self._named, seed, part_of(report, _SHOWN, _LIKELIEST))
         group = Group(group.observations, group.earlier[-ROUNDS_RACED + 1 :])
         race, evaluations = self._race(group, partly, features, seed)
@@ -207,6 +221,8 @@ def _solved(
         return _from_features(group, seed, evaluations, report), {}
     if any(isinstance(part.effect, Transformed) for part in group.first.knowledge.defense or ()):
         return {}, {}  # equations give the transformed images
+    if group.first.knowledge.bounds is not None:
+        return {}, {}  # equations take all of a gradient
     rounds = max(1, evaluations // 12) if evaluations else 400
     apart = _taken_apart(group, seed, steps=min(20, rounds), report=part_of(report, 0.0, 0.5))
     results = {position: one for position, one in apart.items() if one.certainty is not Certainty.APPROXIMATE}

@@ -1,4 +1,4 @@
-"""What ``attack=auto`` makes of defended updates by their likelihood, and of private layers blindly."""
+"""What ``attack=auto`` makes of defended updates by their likelihood, of private layers blindly, of many steps at once."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,9 +6,11 @@ from dataclasses import replace
 from fl_privacy.attacks.attack import Report, seconds_left, within
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import Group
+from fl_privacy.attacks.gradient_inversion.sme import SurrogateModel
 from fl_privacy.attacks.likelihood.attack import Answer, MaximumAPosteriori
 from fl_privacy.attacks.likelihood.blind import BlindDeconvolution
-from fl_privacy.effects import OtherImages, PrivateLayers, PrivateLoss, Transformed
+from fl_privacy.effects import OtherImages, PrivateLayers, PrivateLoss
+from fl_privacy.gradients import number_of_steps
 from fl_privacy.types import Certainty, Observation, Reconstruction
 
 Answers = Mapping[int, Answer]
@@ -17,13 +19,20 @@ Answers = Mapping[int, Answer]
 _SHARE = 0.25
 """Of the evaluations of a victim that go into its likeliest images, and of the seconds."""
 
+_SEVERAL_STEPS, _MANY_STEPS = 4, 32
+"""Local steps from which the surrogate model is tried, and beyond which those over several images are not replayed: each
+evaluation takes as many times as long, and their order, which nobody knows, decides more than what is found."""
+
+_SURROGATE = 1000
+"""Iterations at most."""
+
 _MOST_ITERATIONS, _LEAST_ITERATIONS, _ATTEMPTS = 150, 25, 2
 
 ROUNDS_RACED = 8
 """Rounds of the same examples that descents match; the likelihood is of all."""
 
-_WITHOUT_LIKELIHOOD = (Transformed, PrivateLoss, PrivateLayers, OtherImages)
-"""Effects that change what the guess has to go through, which descents do."""
+_WITHOUT_LIKELIHOOD = (PrivateLoss, PrivateLayers, OtherImages)
+"""Effects that no likelihood is of; descents answer them."""
 
 
 def has_likelihood(observation: Observation) -> bool:
@@ -94,3 +103,30 @@ def read_blindly(group: Group, seed: int, report: Report) -> dict[int, Reconstru
     except NotAttackableError:
         return {}
     return {position: one for position, one in found.items() if one.failure is None}
+
+
+def too_many_steps(observation: Observation) -> bool:
+    """Say whether the steps behind an update are too many to be replayed."""
+    plan, size = observation.plan, observation.upload.num_examples
+    return plan.shares != "gradient" and size > 1 and number_of_steps(size, plan) > _MANY_STEPS
+
+
+def on_the_way(
+    group: Group, placed: SurrogateModel, evaluations: int | None, seed: int, report: Report
+) -> dict[int, Reconstruction]:
+    """Find, by position, images behind many steps that nobody defended; empty where there are few."""
+    first = group.first
+    plan, size, known = first.plan, first.upload.num_examples, first.knowledge
+    if plan.shares == "gradient" or number_of_steps(size, plan) < _SEVERAL_STEPS:
+        return {}
+    if known.defense or known.private is not None or known.features is not None:
+        return {}
+    share = 1.0 if too_many_steps(first) else _SHARE
+    number = _SURROGATE if evaluations is None else max(_LEAST_ITERATIONS, int(share * evaluations))
+    attack = replace(placed, iterations=min(_SURROGATE, number))
+    try:
+        with within(seconds_left() if evaluations else share * seconds_left()):
+            found = attack.solve(group, seed, report)
+    except NotAttackableError:
+        return {}
+    return {position: replace(one, member="surrogate model") for position, one in found.items() if one.batch is not None}

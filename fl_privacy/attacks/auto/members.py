@@ -11,7 +11,7 @@ from fl_privacy.attacks.adaptive import Circumstances, KnownDefense, all_known
 from fl_privacy.attacks.gradient_inversion import GradientInversion, LabelPolicy
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.noise import noise_over_gradient
-from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
+from fl_privacy.attacks.gradient_inversion.objectives import L2, BalancedCosine, Cosine
 from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics, ColorRange, TotalVariation
 from fl_privacy.attacks.gradient_inversion.starts import Blank, PublicMean
 from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded, needs_unrolling
@@ -28,6 +28,9 @@ _ROUGH = (
 _THIN, _HELD = 0.25, 0.1
 """Values known of a smooth model for each pixel below which smoothness decides more than the fit, and the weight of
 total variation that is not eased there; behind kinks that is so as soon as there are fewer values than pixels."""
+
+_BEHIND_ADAM = 0.02
+"""Weight of total variation beside the balanced angle of what a step of Adam leaves, which is not eased."""
 
 _MOVES = 20
 """Of an iteration of L-BFGS."""
@@ -88,7 +91,9 @@ def entries(
     curved, layered, squared, signed, usual = found
     smooth = _is_smooth(observation.model)
     thin = _share_known(observation)
-    if thin < (_THIN if smooth else 1):
+    if observation.knowledge.bounds is not None:
+        chosen = _behind_adam(signed, curved)
+    elif thin < (_THIN if smooth else 1):
         smoothed = replace(signed, attack=replace(signed.attack, priors=(TotalVariation(weight=_HELD),)))
         chosen = [(smoothed, 0, 1e-1), (smoothed, 1, 1e-1), (smoothed, 2, 3e-1), (curved, 0, 3e-1), (layered, 0, 1e-1)]
     elif thin < 1:
@@ -114,6 +119,17 @@ def entries(
         chosen += [(contender, start, weight) for contender, weight in more]
         start += 1
     return chosen[:most]
+
+
+def _behind_adam(signed: Contender, curved: Contender) -> list[Entry]:
+    """List attempts at what a step of Adam leaves of a gradient: small values, in all tensors, of which none is small.
+
+    Large values are not known, so that it is not the output layer that the angle is of.
+    """
+    attack = replace(signed.attack, objective=BalancedCosine(), priors=(TotalVariation(weight=_BEHIND_ADAM),))
+    balanced = replace(signed, name="balanced cosine by signed Adam", attack=attack)
+    free = replace(curved, name="balanced cosine by L-BFGS", attack=replace(curved.attack, objective=BalancedCosine()))
+    return [(balanced, 0, 0.0), (free, 0, 1e-3), (balanced, 1, 0.0), (signed, 0, 1e-1), (balanced, 2, 1e-1)]
 
 
 def _contenders(observation: Observation) -> Sequence[Contender]:

@@ -106,7 +106,8 @@ def seen_through(observations: Sequence[Observation], *, clips: bool = False) ->
     usual: dict[tuple[object, ...], Usual | None] = {}
     seen = []
     for observation in observations:
-        if observation.knowledge.defense is None and why_not_attackable(observation) is None:
+        whole = observation.knowledge.bounds is None
+        if observation.knowledge.defense is None and whole and why_not_attackable(observation) is None:
             shape = observation.upload.num_examples, observation.input_shape, observation.num_classes
             key = id(observation.model), id(observation.sent), *shape
             if key not in usual:

@@ -253,7 +253,8 @@ def read_group(
 
 def expect_gradient(observation: Observation) -> None:
     """Raise ``NotAttackableError`` where the update is no gradient, nor a sum of some."""
-    if observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd":
+    of_adam = observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd"
+    if of_adam or observation.knowledge.bounds is not None:
         raise NotAttackableError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
 
 
@@ -273,6 +274,7 @@ def _key(observation: Observation) -> tuple[object, ...]:
         repr(observation.knowledge.defense),
         None if observation.knowledge.labels is None else observation.knowledge.labels.dim(),
         observation.knowledge.features_at,
+        observation.knowledge.bounds is None,
         observation.loss,
     )
 

@@ -119,7 +119,7 @@ class Prepared:
 
     def _unsmoothed(self, victims: Sequence[PreparedVictim], restarts: Sequence[int], attempts: int = 1) -> Problem:
         labels = [m.labels for m in victims if m.labels is not None]
-        constraints = Constraints(transform=self._transform(victims, restarts), unknowns=self.rounds[0].unknowns)
+        constraints = Constraints(transform=self.transform(victims, restarts), unknowns=self.rounds[0].unknowns)
         return Problem(
             settings=self.settings,
             shape=self.shape,
@@ -151,7 +151,8 @@ class Prepared:
         )
         return {victim.position: own for victim, own in zip(known, found or (), strict=bool(found))}
 
-    def _transform(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> AssumedTransform | None:
+    def transform(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> AssumedTransform | None:
+        """Return the transformation that each attempt assumes; ``None`` where the clients are known to do none."""
         transforms = self.rounds[0].known.transforms
         if not transforms:
             return None

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fl_privacy.attacks.adaptive import Circumstances, KnownDefense, Unknowns
+from fl_privacy.attacks.adaptive.bounds import Bounds, widest
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
@@ -65,7 +66,12 @@ class PreparedRound:
         values = stack(
             [self.matched(o) for o in observations], list(self.victim_model.names), parameter.device, parameter.dtype
         )
-        known = self.known.update_constraints(observations, self.matched).to(parameter.device, parameter.dtype)
+        known = self.known.update_constraints(observations, self.matched)
+        known = replace(known, bounds=widest([known.bounds, _left_by_optimizers(observations)]))
+        known = known.to(parameter.device, parameter.dtype)
+        for name, (low, high) in _left_by_optimizers(observations).items():
+            unmatched = (low.isinf() & high.isinf()).to(parameter.device)
+            values[name] = values[name].masked_fill(unmatched, 0) if name in values else values[name]
         targets = {name: Target.of(value, known.bounds.get(name)) for name, value in values.items()}
         factors = {}
         for name, rank in self.ranks.items():
@@ -74,6 +80,15 @@ class PreparedRound:
                 factors[name], targets[name] = found, targets[name].without_value()
         compared = () if known.clip or known.bounds else self.compared
         return Round(gradients=self.gradients, targets=targets, factors=factors, clip=known.clip, compared=compared)
+
+
+def _left_by_optimizers(observations: Sequence[Observation]) -> Bounds:
+    """Stack what the clients' optimizers left of their gradients; empty where it is all of them."""
+    each = [o.knowledge.bounds for o in observations]
+    told = [bounds for bounds in each if bounds is not None]
+    if len(told) < len(each):
+        return {}
+    return {name: (torch.stack([b[name][0] for b in told]), torch.stack([b[name][1] for b in told])) for name in told[0]}
 
 
 def prepare_round(settings: Settings, group: Group, *, device: torch.device, dtype: torch.dtype) -> PreparedRound:

@@ -1,4 +1,4 @@
-"""What nobody says of a client, found out before it is attacked: its loss, its mode, its scale of inputs."""
+"""What nobody says of a client, found out before it is attacked: loss, mode, scale of inputs, what Adam left."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.gradient_inversion.adam_step import without_adam
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.clients_loss import ASSUMED, SOFT_LABELS, WHOLE_LABELS, found_loss
 from fl_privacy.gradients import frozen_copy
@@ -79,7 +80,7 @@ def _disclosed(observation: Observation, states: dict[tuple[int, int], ModelStat
     try:
         seen = _once_each(observation, states)
         seen = _in_unit_range(_without_draws(seen))
-        return Disclosed(_with_loss(seen))
+        return Disclosed(without_adam(_with_loss(seen)))
     except NotAttackableError as reason:
         return Disclosed(observation, str(reason))
 

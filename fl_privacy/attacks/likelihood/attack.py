@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.adaptive import looks_noisy
+from fl_privacy.attacks.adaptive import AssumedTransform, looks_noisy
 from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
@@ -56,9 +56,11 @@ class Likelihood:
     Attributes:
         states: of each model sent, how gradients are computed and what was uploaded from it.
         uploads: of each victim.
+        transform: what the clients may have done to their images, done to the guesses; ``None`` where they did nothing.
     """
 
     states: Sequence[tuple["Guesser", Sequence[Channel]]]
+    transform: AssumedTransform | None = None
 
     @property
     def uploads(self) -> int:
@@ -77,6 +79,7 @@ class Likelihood:
         chosen = list(range(len(self.states)))
         if rng is not None and len(chosen) > _ROUNDS_AT_ONCE:
             chosen = torch.randperm(len(chosen), generator=rng)[:_ROUNDS_AT_ONCE].tolist()
+        images = images if self.transform is None else self.transform(images)
         terms = []
         for place in chosen:
             guesser, channels = self.states[place]
@@ -133,12 +136,14 @@ class Explained:
         labels: (V, B).
         loss: (V,) negative log of the posterior density, up to a constant.
         history: (T, V).
+        transform: that the images were assumed to have gone through; ``None`` where there is none.
     """
 
     images: Tensor
     labels: Tensor
     loss: Tensor
     history: Tensor
+    transform: AssumedTransform | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,20 +227,26 @@ class MaximumAPosteriori:
     def _explain(self, prepared: Prepared, victims: Sequence[PreparedVictim], report: Report) -> dict[int, "Answer"]:
         first, like = victims[0].observation, next(prepared.observer.parameters())
         prior = self.prior_of(first).to(like)
+        if prepared.rounds[0].known.transforms:  # which are drawn anew in each round
+            prepared = replace(prepared, rounds=prepared.rounds[:1])
         likelihood = likelihood_of_victims(prepared, victims)
-        start, best = Posterior(likelihood, prior), None
-        ranked, doubtful = _likely_labels(start, prepared, victims, self.attempts)
-        for attempt in range(doubtful):
+        transforms, best = len(prepared.rounds[0].known.transforms), None
+        ranked, doubtful = _likely_labels(Posterior(likelihood, prior), prepared, victims, self.attempts)
+        doubtful = 1 if transforms else doubtful
+        number = max(doubtful, transforms)
+        for attempt in range(number):
 
             def meter(share: float, attempt: int = attempt) -> None:
-                report((attempt + share) / doubtful)
+                report((attempt + share) / number)
 
-            found = self._descend(start, prepared, ranked[:, attempt], attempt=attempt, report=meter)
+            likelihood = replace(likelihood, transform=prepared.transform(victims, [attempt] * len(victims)))
+            start, labels = Posterior(likelihood, prior), ranked[:, attempt if attempt < doubtful else 0]
+            found = self._descend(start, prepared, labels, attempt=0 if transforms else attempt, report=meter)
             best = found if best is None else _better(best, found)
         assert best is not None
         parts = victims[0].observation.knowledge.defense or ()
         said = _sentences(likelihood, prior, noisy=any(looks_noisy(part.effect) for part in parts))
-        posterior = Posterior(likelihood, prior, best.images, best.labels)
+        posterior = Posterior(replace(likelihood, transform=best.transform), prior, best.images, best.labels)
         return {victim.position: _answer(best, row, victim, said, posterior) for row, victim in enumerate(victims)}
 
     def prior_of(self, observation: Observation) -> PixelPrior:
@@ -270,7 +281,9 @@ class MaximumAPosteriori:
         images = prior.images_of(variables.detach(), labels).reshape(shape).clamp(0, 1)
         with differentiable_twice(), torch.no_grad():
             loss = posterior(images, labels)
-        return Explained(images, labels, loss.nan_to_num(torch.inf), torch.stack(history))
+        return Explained(
+            images, labels, loss.nan_to_num(torch.inf), torch.stack(history), posterior.likelihood.transform
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -422,7 +435,16 @@ def _better(one: Explained, other: Explained) -> Explained:
         labels=torch.where(rows[:, None], other.labels, one.labels),
         loss=torch.minimum(other.loss, one.loss),
         history=torch.where(rows, other.history[: len(one.history)], one.history[: len(other.history)]),
+        transform=_likelier_transform(rows, one.transform, other.transform),
     )
+
+
+def _likelier_transform(
+    rows: Tensor, one: AssumedTransform | None, other: AssumedTransform | None
+) -> AssumedTransform | None:
+    if one is None or other is None:
+        return one
+    return replace(one, chosen=torch.where(rows[:, None], other.chosen, one.chosen))
 
 
 def _sentences(likelihood: Likelihood, prior: PixelPrior, *, noisy: bool) -> tuple[str, ...]:

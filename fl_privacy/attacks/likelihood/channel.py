@@ -28,6 +28,7 @@ from fl_privacy.effects import (
     SlicedNoise,
     Sparse,
     Summed,
+    Transformed,
 )
 from fl_privacy.types import Tensors
 
@@ -393,6 +394,12 @@ def _of_sparsity(effect: Sparse, setting: Setting) -> Step | None:
         for name in names:
             hidden[name] = torch.where(setting.observed[name] == 0, limit, 0.0)
     return lambda belief: replace(belief, hidden=hidden).noisier(float(effect.noise_std))
+
+
+@likelihood_of.register
+def _of_transforms(effect: Transformed, setting: Setting) -> Step:
+    """Leave the update as it is: the guess goes through the transformations."""
+    return _unchanged
 
 
 @likelihood_of.register

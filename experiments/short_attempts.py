@@ -1,0 +1,191 @@
+"""Ideas of thirty lines against defenses and clients that resist the strongest member, each beside it and its control.
+
+    python experiments/short_attempts.py --out experiments/rows/short_attempts --minutes 60
+    python experiments/short_attempts.py --minutes 5 --only InstaHide
+
+Digits behind a model that nobody has trained, whose attacker knows the defense and 4,000 public images. A row is an
+idea against a setting: PSNR, images read by the verdict's rule, and the same of the guesses held against another victim.
+"the mean of the class" knows the label and nothing of the update. Rows that are there are not computed again.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from red_team import Cell, attacked
+from row_file import RowFile, takes_rows
+from torch import Tensor
+
+from fl_privacy.attacks import AutoAttack, MaximumAPosteriori, Progress, ReconstructionAttack, SurrogateModel
+from fl_privacy.attacks.attack import no_progress
+from fl_privacy.attacks.likelihood.pixel_prior import learn_prior
+from fl_privacy.config.compose import compose_run
+from fl_privacy.experiment.setup import build_untrained
+from fl_privacy.types import Batch, Observation, Reconstruction
+
+
+@dataclass(frozen=True)
+class ClassMean:
+    """Guess the mean public image of the label that the update gives away."""
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        """Return a guess for each observation."""
+        labeled = MaximumAPosteriori(iterations=1, attempts=1)(observations, seed=seed)
+        return [replace(one, batch=_drawn(o, one), member="class mean") for o, one in zip(observations, labeled)]
+
+
+def _drawn(observation: Observation, found: Reconstruction) -> Batch | None:
+    known = observation.knowledge
+    if found.batch is None or known.public_images is None or known.public_labels is None:
+        return None
+    means = [known.public_images[known.public_labels == label].mean(0) for label in found.batch.labels]
+    return Batch(torch.stack(means), found.batch.labels)
+
+
+@dataclass(frozen=True)
+class Unmixed:
+    """Undo InstaHide: of each upload the mixture is found, its signs are folded, and what all have in common is kept.
+
+    A flip turns x into 1 - x, so that |x - 1/2| is that of the mixture. Over uploads the victim's image comes back with
+    a share of 1 / k on the average, and others that are drawn anew, whose mean is that of public images. The image is
+    brought to what a prior of public ones allows.
+    """
+
+    k: int
+    evaluations: int = 600
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        """Return a guess for each observation, of all uploads of the same victim."""
+        alone = [replace(o, knowledge=replace(o.knowledge, defense=None, same_data=None)) for o in observations]
+        found = AutoAttack(evaluations=self.evaluations)(alone, seed=seed)
+        victims: dict[object, list[int]] = {}
+        for place, observation in enumerate(observations):
+            victims.setdefault(observation.knowledge.same_data or place, []).append(place)
+        results = list(found)
+        for places in victims.values():
+            for place in places:
+                results[place] = self._common(observations[place], [found[p] for p in places], found[place])
+        return results
+
+    def _common(
+        self, observation: Observation, mixtures: Sequence[Reconstruction], own: Reconstruction
+    ) -> Reconstruction:
+        seen = [one.batch for one in mixtures if one.batch is not None]
+        known = observation.knowledge
+        if not seen or known.public_images is None or known.public_labels is None:
+            return own
+        folded = torch.stack([0.5 - (batch.inputs[0] - 0.5).abs() for batch in seen]).mean(0)
+        votes = torch.stack([_shares(batch.labels, observation.num_classes) for batch in seen]).sum(0)
+        label = votes.argmax()
+        image = self.k * folded - (self.k - 1) * known.public_images.mean(0)
+        prior = learn_prior(known.public_images, known.public_labels, observation.num_classes)
+        guess = _projected(image.flatten(), prior.means[label], prior.bases[label], noise=0.5 * self.k / len(seen) ** 0.5)
+        batch = Batch(guess.view_as(image)[None].clamp(0, 1), label[None])
+        return replace(own, batch=batch, failure=None, member="unmixed")
+
+
+def _shares(labels: Tensor, classes: int) -> Tensor:
+    """Return the share (K,) of each class in the labels (1,) or (1, K) of a mixture."""
+    return labels[0] if labels.dim() == 2 else torch.nn.functional.one_hot(labels[0], classes).float()
+
+
+def _projected(image: Tensor, mean: Tensor, basis: Tensor, *, noise: float) -> Tensor:
+    """Return the likeliest image (N,) under a normal prior, behind noise of a standard deviation."""
+    sizes = basis.square().sum(1)
+    inside = basis @ (image - mean) / (sizes + noise**2)
+    return mean + inside @ basis
+
+
+UNTRAINED = ("data=mnist_mini", "model=lenet")
+Attack = Callable[[], ReconstructionAttack]
+
+LONGER = "ten times the iterations"
+WHOLE = "auto, quick, with the prior"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An idea against a setting.
+
+    Attributes:
+        setting: as the table names it.
+        overrides: of the run.
+        idea: as the table names it.
+        attack: that is it.
+        uploads: of each victim.
+    """
+
+    setting: str
+    overrides: tuple[str, ...]
+    idea: str
+    attack: Attack
+    uploads: int = 1
+
+
+def attempts() -> list[Attempt]:
+    """List all attempts, a few for each setting."""
+    found = []
+    for setting, overrides in SETTINGS.items():
+        ideas: dict[str, Attack] = {"the mean of the class": ClassMean, "strongest member": MaximumAPosteriori}
+        ideas[LONGER] = lambda: MaximumAPosteriori(iterations=1500)
+        ideas[WHOLE] = lambda: AutoAttack(budget="quick")
+        found += [Attempt(setting, overrides, idea, attack) for idea, attack in ideas.items()]
+        if "steps" in setting:
+            found.append(Attempt(setting, overrides, "surrogate model", lambda: SurrogateModel()))
+        if setting.startswith("InstaHide"):
+            k = int(setting.split()[-1])
+            more = [Attempt(setting, overrides, "unmixed", lambda k=k: Unmixed(k), number) for number in (1, 10, 100)]
+            found += more
+    return found
+
+
+SETTINGS = {
+    "ATS 3-43-15": (*UNTRAINED, "defense=ats", "defense.policies=3-43-15"),
+    "ATS 13-43-18": (*UNTRAINED, "defense=ats", "defense.policies=13-43-18"),
+    "Soteria 0.95": (*UNTRAINED, "defense=soteria", "defense.scores=estimated", "defense.rate=0.95"),
+    "InstaHide 2": (*UNTRAINED, "defense=instahide", "defense.k=2"),
+    "InstaHide 4": (*UNTRAINED, "defense=instahide", "defense.k=4"),
+    "20 local steps": (
+        *UNTRAINED,
+        "federation=fedavg",
+        "federation.plan.epochs=null",
+        "federation.plan.steps=20",
+        "federation.plan.lr=0.05",
+    ),
+    "batch norm in training mode": ("data=mnist_mini", "model=convnet8", "federation.plan.probe_batch_norm=train"),
+    "ViT": ("data=mnist_mini", "model=vit"),
+    "RecUP-FL": ("data=olivetti_halves", "model=lenet", "defense=recup_fl"),
+    "DC": (*UNTRAINED, "defense=dc"),
+    "DP-MERF 10": (*UNTRAINED, "defense=dp_merf", "defense.epsilon=10"),
+    "GS-WGAN 10": (*UNTRAINED, "defense=gs_wgan", "defense.epsilon=10"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    takes_rows(parser)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--victims", type=int, default=4)
+    parser.add_argument("--only", default="", help="settings whose name begins so")
+    options = parser.parse_args()
+    kept, end = RowFile(options.out), time.monotonic() + 60 * options.minutes
+    for one in attempts():
+        key = {"setting": one.setting, "idea": one.idea, "uploads": one.uploads}
+        if kept.find(key) is not None or not one.setting.startswith(options.only):
+            continue
+        if time.monotonic() > end:
+            return
+        setup = build_untrained(compose_run([f"victims={options.victims}", *one.overrides]))
+        seen = [o for r in range(one.uploads) for o in setup.observe(setup.server.state, round=r)]
+        row = attacked(setup, Cell(one.idea, one.uploads, 4000), seen, one.attack())
+        print(kept.add(key, row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The gradient behind a single step of Adam, whose size it hides far less than it seems to."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fl_privacy.gradients.fastest import number_of_steps
+from fl_privacy.schema import schema_of
+from fl_privacy.types import Observation, Tensors
+
+EPSILON = 1e-8
+"""PyTorch's, beside the root of the second moment; another one scales the whole gradient that is found."""
+
+_ARITHMETIC = 4.0
+"""Units of rounding by which the quotient of both moments may be off by itself."""
+
+_ROUNDS, _SOUND = 30, 3.0
+"""Of alternating least squares, and the median error of what is known, in its own units, up to which a gradient is
+taken for a product of two vectors."""
+
+_KNOWN = 0.5
+"""Of its size, that a value may be uncertain by to count as known."""
+
+_MATCHED = 0.2
+"""The same, up to which it is matched."""
+
+_LEAST_KNOWN = 2
+"""Values known of a row, or of a column, from which the others of it follow."""
+
+
+def without_adam(observation: Observation) -> Observation:
+    """Return the observation of the gradient g behind one step of Adam; any other observation stays the same.
+
+    The first step of Adam divides the gradient by its own size: ``-delta / lr = g / (|g| + eps)``. What it leaves is
+    not the sign alone: ``|g| = eps r / (1 - r)`` for the size r of the quotient, which a weight in single precision
+    holds to half of its last digit over the learning rate. With PyTorch's settings sizes below 1e-3 are known, to a few
+    percent below 1e-4; of larger ones that they are larger. The gradient of a linear layer for one example is a product
+    of two vectors, so that there the rest follows from what is known.
+
+    An upload whose steps are longer than Adam's came through something else, and stays as it is.
+    """
+    plan = observation.plan
+    if plan.shares == "gradient" or plan.optimizer == "sgd" or observation.knowledge.defense:
+        return observation
+    if number_of_steps(observation.upload.num_examples, plan) != 1 or schema_of(observation.model) is not None:
+        return observation
+    sent = observation.sent.parameters
+    lows, highs, signs = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
+    decay = plan.weight_decay if plan.optimizer == "adamw" else 0.0
+    for name, delta in observation.update().items():
+        if name not in sent or sent[name].shape != delta.shape:
+            return observation
+        step, error = _quotient(delta, sent[name], lr=plan.lr, decay=decay)
+        if bool((step.abs() > 1 + error).any()):
+            return observation
+        lows[name], highs[name], signs[name] = _size(step.abs() - error), _size(step.abs() + error), step.sign()
+    if observation.upload.num_examples == 1:
+        for name in [name for name in lows if name.endswith(".weight") and lows[name].dim() == 2]:
+            _complete(lows, highs, signs, name)
+    penalty = plan.weight_decay if plan.optimizer == "adam" else 0.0
+    return _of_gradient(observation, (lows, highs, signs), penalty)
+
+
+def _quotient(delta: Tensor, sent: Tensor, *, lr: float, decay: float) -> tuple[Tensor, Tensor]:
+    """Return what Adam multiplied by the learning rate, in double precision, and by how much each may be off."""
+    rounding = torch.finfo(sent.dtype).eps
+    before = sent.double()
+    after = before + delta.double()
+    step = -delta.double() / lr - decay * before
+    digit = torch.maximum(before.abs(), after.abs()).clamp_min(torch.finfo(torch.float32).tiny).log2().floor().exp2()
+    roundings = 2 if decay else 1
+    return step, roundings * rounding * digit / (2 * lr) + _ARITHMETIC * rounding * step.abs()
+
+
+def _size(quotient: Tensor) -> Tensor:
+    """Return |g| for |g| / (|g| + eps), infinite from 1 on."""
+    inside = quotient.clamp_min(0)
+    return torch.where(inside < 1, EPSILON * inside / (1 - inside).clamp_min(1e-300), torch.inf)
+
+
+def _complete(lows: dict[str, Tensor], highs: dict[str, Tensor], signs: Tensors, name: str) -> None:
+    """Find the unknown sizes of the gradient (M, N) of a linear layer's weight and bias by the product that it is."""
+    bias = name.removesuffix("weight") + "bias"
+    names = [name, bias] if bias in lows and lows[bias].shape == lows[name].shape[:1] else [name]
+    low, high, sign = (torch.cat([t[n].reshape(len(t[name]), -1) for n in names], 1) for t in (lows, highs, signs))
+    silent = sign == 0
+    middle = torch.where(high.isfinite(), (low + high) / 2, low).clamp_min(torch.finfo(torch.float64).tiny)
+    spread = torch.where(high.isfinite(), (high - low) / 2, torch.inf) / middle
+    known = (spread < _KNOWN) & ~silent
+    if not known.any():
+        return
+    weights = torch.where(known, spread.clamp_min(1e-6).square().reciprocal(), 0.0)
+    rows, columns = _product(middle.log(), weights, known)
+    found = (rows[:, None] + columns[None]).exp()
+    unsure = (1 / weights.sum(1, keepdim=True) + 1 / weights.sum(0, keepdim=True)).sqrt()
+    off = ((found - middle).abs() / (spread * middle))[known]
+    sound = float(off.median()) < _SOUND and float((off < 2 * _SOUND).double().mean()) > _KNOWN
+    told = (known.sum(1, keepdim=True) >= _LEAST_KNOWN) & (known.sum(0, keepdim=True) >= _LEAST_KNOWN)
+    filled = told & ~silent & ~known & sound & (found >= low) & (found <= high)
+    room = (_SOUND * unsure).clamp(max=_KNOWN)
+    least, most = torch.maximum(low, found * (1 - room)), torch.minimum(high, found * (1 + room))
+    low, high = torch.where(filled, least, low), torch.where(filled, most, high)
+    widths = [lows[n].reshape(len(lows[name]), -1).shape[1] for n in names]
+    for n, one, other in zip(names, low.split(widths, 1), high.split(widths, 1), strict=True):
+        lows[n], highs[n] = one.reshape(lows[n].shape), other.reshape(highs[n].shape)
+
+
+def _product(logs: Tensor, weights: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """Fit the logarithms (M, N) by sums of one number a row and one a column; zeros where nothing is known."""
+    columns = logs.new_zeros(logs.shape[1])
+    of_rows, of_columns = weights.sum(1).clamp_min(1e-300), weights.sum(0).clamp_min(1e-300)
+    values = torch.where(known, logs, 0.0)
+    for _ in range(_ROUNDS):
+        rows = (weights * (values - columns[None])).sum(1) / of_rows
+        columns = (weights * (values - rows[:, None])).sum(0) / of_columns
+    return rows, columns
+
+
+def _of_gradient(
+    observation: Observation, found: tuple[Tensors, Tensors, Tensors], penalty: float
+) -> Observation:
+    """Return the observation of a gradient between the bounds found, without the L2 penalty on the weights."""
+    lows, highs, signs = found
+    sent, matched, total = observation.sent.parameters, 0, 0
+    tensors, bounds = dict[str, Tensor](), dict[str, tuple[Tensor, Tensor]]()
+    for name, sign in signs.items():
+        low, high = lows[name], highs[name]
+        known = (high.isfinite() & (high - low <= _MATCHED * (high + low))) | (sign == 0)
+        least = torch.where(high.isfinite(), (low + high) / 2, low.nan_to_num(posinf=0.0))
+        value = (sign * least - penalty * sent[name].double()).to(sent[name].dtype)
+        infinite = torch.full_like(value, torch.inf)
+        tensors[name] = value  # of those that are not matched the sign and the least size, which labels follow from
+        bounds[name] = torch.where(known, value, -infinite), torch.where(known, value, infinite)
+        matched += int((known & (sign != 0)).sum())
+        total += int((sign != 0).sum())
+    note = (
+        f"The client's step of Adam gave away {matched / max(total, 1):.0%} of the values of its gradient, size and sign;"
+        " the others were left out."
+    )
+    return replace(
+        observation,
+        upload=replace(observation.upload, tensors=tensors),
+        plan=replace(observation.plan, shares="gradient", optimizer="sgd", steps=None, epochs=None, weight_decay=0.0),
+        knowledge=replace(observation.knowledge, bounds=bounds),
+        notes=(*observation.notes, note),
+    )

@@ -1,0 +1,59 @@
+"""The surrogate model: updates of many local steps matched by one gradient on the way."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from fl_privacy import reconstruct
+from fl_privacy.attacks import SurrogateModel
+from fl_privacy.errors import UserError
+from fl_privacy.metrics.images import psnr
+from fl_privacy.types import LocalPlan, Observation
+from tests.attacks.gradient_inversion.test_adam_step import image, lenet
+
+
+def after(epochs: int, *, images: torch.Tensor, labels: torch.Tensor, number: int = 0) -> Observation:
+    """Train a client for some epochs of one image a step, and observe its weights."""
+    net = lenet()
+    work = deepcopy(net)
+    steps = torch.optim.SGD(work.parameters(), lr=0.01)
+    for _ in range(epochs):
+        for place in torch.randperm(len(images)):
+            steps.zero_grad()
+            nn.functional.cross_entropy(work(images[place][None]), labels[place][None]).backward()
+            steps.step()
+    plan = LocalPlan(shares="delta", lr=0.01, epochs=epochs, batch_size=1)
+    told = {"input_shape": (1, 16, 16), "num_examples": len(images), "loss": "cross_entropy"}
+    return Observation.of_update(net, work.state_dict(), plan, number=number, **told)
+
+
+def test_an_image_behind_twenty_steps_is_read() -> None:
+    found = reconstruct(after(20, images=image(), labels=torch.tensor([3])), "sme", iterations=400)
+    assert float(psnr(found.batch.inputs, image())) > 18
+    assert found.notes and "of the way from the model sent" in found.notes[-1]
+
+
+def test_a_model_on_the_way_fits_better_than_the_one_sent() -> None:
+    images = torch.stack([image()[0], 1 - image()[0], image()[0].flip(1), image()[0].mT])
+    seen = after(20, images=images, labels=torch.tensor([0, 1, 2, 3]))
+    between = reconstruct(seen, "sme", iterations=200)
+    sent = reconstruct(seen, "sme", iterations=200, between=0.0, between_lr=0.0)
+    assert between.loss < sent.loss
+
+
+def test_victims_do_not_depend_on_each_other_and_seeds_repeat() -> None:
+    one = after(2, images=image(), labels=torch.tensor([3]))
+    other = after(2, images=1 - image(), labels=torch.tensor([3]), number=1)
+    both, alone = reconstruct([one, other], "sme", iterations=5), reconstruct(one, "sme", iterations=5)
+    assert torch.equal(both[0].batch.inputs, alone.batch.inputs)
+
+
+def test_gradients_are_refused_in_a_line_and_settings_are_checked() -> None:
+    net = lenet()
+    gradient = torch.autograd.grad(nn.functional.cross_entropy(net(image()), torch.tensor([3])), list(net.parameters()))
+    observed = Observation.of_gradients(net, gradient, input_shape=(1, 16, 16), batch_size=1)
+    assert "a gradient was shared" in reconstruct(observed, "sme").failure
+    with pytest.raises(UserError, match="attack.between is expected"):
+        SurrogateModel(between=2)
