@@ -181,31 +181,6 @@ class Cosine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BalancedCosine:
-    """1 - cosine of guessed and observed gradient, each tensor in units of the length of the observed one.
-
-    Small tensors count as much as large ones, and unlike the mean of their cosines, it also counts how large the
-    guessed tensors are beside each other. Tensors without an observed value do not count.
-    """
-
-    layers: LayerWeights = field(default_factory=dict)
-    elementwise: bool = field(default=False, init=False)
-    by_layer: bool = field(default=True, init=False)
-
-    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Return the loss (V,) in [0, 2]."""
-        tiny = torch.finfo(next(iter(statistics.values())).target.squared.dtype).tiny
-        there = {name: s.target.squared > tiny for name, s in statistics.items()}
-        units = {n: torch.where(there[n], s.target.squared, 1).rsqrt() * there[n] for n, s in statistics.items()}
-        squares = {name: units[name].square() * s.squared for name, s in statistics.items()}
-        total, observed = _weighted_sum(self.layers, squares), _weighted_sum(self.layers, there)
-        absent = (total < tiny) | (observed < tiny)
-        length, observed_length = (values.masked_fill(absent, 1).sqrt() for values in (total, observed))
-        apart = {n: s.apart(units[n] / length, units[n] / observed_length) for n, s in statistics.items()}
-        return torch.where(absent, 1, _weighted_sum(self.layers, apart) / 2)
-
-
-@dataclass(frozen=True, kw_only=True)
 class GaussianKernel:
     """Sum over layers of Q_l (1 - exp(-||g' - g||^2 / sigma_l^2)) (SAPAG, Wang et al. 2020, Eq. 4 and 5).
 
