@@ -17,11 +17,15 @@ def red_team_table(name: str, folder: Path = ROWS) -> str:
         return f"{NOT_RUN.capitalize()}."
     kinds = sorted(dict.fromkeys(_kind(row) for row in rows), key=_order)
     lines = []
-    for data, defense in sorted(dict.fromkeys((row["data"], row["defense"]) for row in rows), key=lambda pair: -len(pair[0])):
+    for data, defense in sorted(
+        dict.fromkeys((row["data"], row["defense"]) for row in rows), key=lambda pair: -len(pair[0])
+    ):
         own = {_kind(row): row for row in rows if (row["data"], row["defense"]) == (data, defense)}
         best = max((row["control_psnr"] for row in own.values() if row["control_psnr"] is not None), default=None)
         control = "" if best is None else f"{best:.1f}"
-        lines.append([defense + (", CIFAR-10" if "cifar" in data else ""), *(_cell(own.get(k)) for k in kinds), control])
+        lines.append(
+            [defense + (", CIFAR-10" if "cifar" in data else ""), *(_cell(own.get(k)) for k in kinds), control]
+        )
     return markdown(["defense", *(_title(kind) for kind in kinds), "control, at most"], lines)
 
 

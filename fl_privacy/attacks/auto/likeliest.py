@@ -1,4 +1,4 @@
-"""What ``attack=auto`` makes of defended updates by their likelihood, of private layers blindly, of many steps at once."""
+"""What ``attack=auto`` makes of defenses by their likelihood, of private layers blindly, of many steps at once."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,8 +20,8 @@ _SHARE = 0.25
 """Of the evaluations of a victim that go into its likeliest images, and of the seconds."""
 
 _SEVERAL_STEPS, _MANY_STEPS = 4, 32
-"""Local steps from which the surrogate model is tried, and beyond which those over several images are not replayed: each
-evaluation takes as many times as long, and their order, which nobody knows, decides more than what is found."""
+"""Local steps from which the surrogate model is tried, and beyond which those over several images are not replayed:
+each evaluation takes as many times as long, and their order, which nobody knows, decides more than what is found."""
 
 _SURROGATE = 1000
 """Iterations at most."""
@@ -129,4 +129,6 @@ def on_the_way(
             found = attack.solve(group, seed, report)
     except NotAttackableError:
         return {}
-    return {position: replace(one, member="surrogate model") for position, one in found.items() if one.batch is not None}
+    return {
+        position: replace(one, member="surrogate model") for position, one in found.items() if one.batch is not None
+    }

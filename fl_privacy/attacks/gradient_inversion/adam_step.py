@@ -102,7 +102,7 @@ def _complete(lows: dict[str, Tensor], highs: dict[str, Tensor], signs: Tensors,
     least, most = torch.maximum(low, found * (1 - room)), torch.minimum(high, found * (1 + room))
     low, high = torch.where(filled, least, low), torch.where(filled, most, high)
     widths = [lows[n].reshape(len(lows[name]), -1).shape[1] for n in names]
-    for n, one, other in zip(names, low.split(widths, 1), high.split(widths, 1), strict=True):
+    for n, one, other in zip(names, torch.split(low, widths, 1), torch.split(high, widths, 1), strict=True):
         lows[n], highs[n] = one.reshape(lows[n].shape), other.reshape(highs[n].shape)
 
 
@@ -117,9 +117,7 @@ def _product(logs: Tensor, weights: Tensor, known: Tensor) -> tuple[Tensor, Tens
     return rows, columns
 
 
-def _of_gradient(
-    observation: Observation, found: tuple[Tensors, Tensors, Tensors], penalty: float
-) -> Observation:
+def _of_gradient(observation: Observation, found: tuple[Tensors, Tensors, Tensors], penalty: float) -> Observation:
     """Return the observation of a gradient between the bounds found, without the L2 penalty on the weights."""
     lows, highs, signs = found
     sent, matched, total = observation.sent.parameters, 0, 0
@@ -135,8 +133,8 @@ def _of_gradient(
         matched += int((known & (sign != 0)).sum())
         total += int((sign != 0).sum())
     note = (
-        f"The client's step of Adam gave away {matched / max(total, 1):.0%} of the values of its gradient, size and sign;"
-        " the others were left out."
+        f"The client's step of Adam gave away {matched / max(total, 1):.0%} of the values of its gradient, size and"
+        " sign; the others were left out."
     )
     return replace(
         observation,

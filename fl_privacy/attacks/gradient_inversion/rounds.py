@@ -88,7 +88,9 @@ def _left_by_optimizers(observations: Sequence[Observation]) -> Bounds:
     told = [bounds for bounds in each if bounds is not None]
     if len(told) < len(each):
         return {}
-    return {name: (torch.stack([b[name][0] for b in told]), torch.stack([b[name][1] for b in told])) for name in told[0]}
+    return {
+        name: (torch.stack([b[name][0] for b in told]), torch.stack([b[name][1] for b in told])) for name in told[0]
+    }
 
 
 def prepare_round(settings: Settings, group: Group, *, device: torch.device, dtype: torch.dtype) -> PreparedRound:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,7 +115,8 @@ class SurrogateModel:
         images = start.to(model.sent[model.names[0]]).requires_grad_()
         between = torch.tensor(self.between).to(images).requires_grad_()
         assert victim.labels is not None
-        optimizer = torch.optim.Adam([{"params": [images]}, {"params": [between], "lr": self.between_lr}], lr=self.lr)
+        groups: list[dict[str, Any]] = [{"params": [images]}, {"params": [between], "lr": self.between_lr}]
+        optimizer = torch.optim.Adam(groups, lr=self.lr)
         history = list[float]()
         for step in timely(range(self.iterations)):
             drops = sum(step >= share * self.iterations for share in _DROPS)
@@ -131,7 +133,9 @@ class SurrogateModel:
             history.append(float(angle.detach()))
             report((step + 1) / self.iterations)
         found = Batch((0.5 + _STD * images.detach()).clamp(0, 1).float().cpu(), victim.labels.cpu())
-        at = f"It matches the gradient at {float(between):.2f} of the way from the model sent to the one that came back."
+        at = (
+            f"It matches the gradient at {float(between):.2f} of the way from the model sent to the one that came back."
+        )
         return Reconstruction(
             id=victim.observation.id,
             batch=found if math.isfinite(history[-1]) else None,
@@ -193,6 +197,6 @@ class _Between:
 
 
 def _roughness(images: Tensor) -> Tensor:
-    """Return the mean absolute difference of neighboring pixels, of images (B, C, H, W), in both directions together."""
+    """Return the mean absolute difference of neighboring pixels of images (B, C, H, W), of both directions together."""
     down, right = images.diff(dim=-2), images.diff(dim=-1)
     return down.abs().mean() + right.abs().mean()
