@@ -69,7 +69,7 @@ class Unmixed:
         found = AutoAttack(evaluations=self.evaluations)(alone, seed=seed)
         victims: dict[object, list[int]] = {}
         for place, observation in enumerate(observations):
-            victims.setdefault(observation.knowledge.same_data or place, []).append(place)
+            victims.setdefault((observation.id.client, observation.id.probe), []).append(place)
         results = list(found)
         for places in victims.values():
             for place in places:

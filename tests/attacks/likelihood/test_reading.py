@@ -94,3 +94,16 @@ def test_photographs_are_smooth(shape):
     near = (drawn[..., 1:] - drawn[..., :-1]).square().mean()
     assert 0.15 < drawn.std() < 0.35
     assert near < 0.5 * drawn.var()
+
+
+def test_images_are_read_through_the_transformations_of_ats():
+    seen, truth = uploads("defense=ats", "defense.policies=3-43-15")
+    own, control, found = errors(MaximumAPosteriori(iterations=100, attempts=1), seen, truth)
+    assert own.min() > 14 and control.max() < 12
+    assert {each.member for each in found} == {"maximum a posteriori"}
+
+
+def test_rounds_of_ats_are_no_single_transformation():
+    seen, _ = uploads("defense=ats", "defense.policies=3-43-15", victims=1, rounds=2)
+    found = MaximumAPosteriori(iterations=2, attempts=1)(seen, seed=0)[-1]
+    assert found.batch is not None and not any("2 updates" in sentence for sentence in found.countermeasures)
