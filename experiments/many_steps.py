@@ -59,7 +59,6 @@ RUNGS = (
     Rung("quickstart", 8, 4, 5, "momentum"),
     Rung("quickstart", 8, 4, 5, "adam", 0.001),
     Rung("quickstart", 8, 1, 20),
-    Rung("quickstart", 50, 10, 1),
     Rung("quickstart", 50, 10, 20),
     Rung("lenet", 8, 4, 5),
     Rung("lenet", 8, 4, 5, "adam", 0.001),

@@ -36,16 +36,9 @@ _WITHOUT_LIKELIHOOD = (PrivateLoss, PrivateLayers, OtherImages)
 
 
 def has_likelihood(observation: Observation) -> bool:
-    """Say whether likelihoods are worth a try: of a defense, known or evident, or of public images beside no defense.
-
-    Without a defense the update is taken for noisy to an unknown degree; what public images say then reads single
-    digits behind twenty local steps.
-    """
-    known = observation.knowledge
-    parts = known.defense or ()
-    if known.bounds is not None or any(isinstance(part.effect, _WITHOUT_LIKELIHOOD) for part in parts):
-        return False
-    return bool(parts) or (known.public_images is not None and not too_many_steps(observation))
+    """Say whether the defense of ``observation``, known or evident, is one whose likelihood is worth a try."""
+    parts = observation.knowledge.defense or ()
+    return bool(parts) and not any(isinstance(part.effect, _WITHOUT_LIKELIHOOD) for part in parts)
 
 
 def likeliest(group: Group, placed: MaximumAPosteriori, evaluations: int | None, seed: int, report: Report) -> Answers:
