@@ -36,6 +36,8 @@ SPECIAL = {
     " threat_model=strongest",
     "attack-blind_deconvolution": "model=lenet defense=split_fed attack=blind_deconvolution threat_model=strongest",
     "attack-exact": "model=mlp attack=exact",
+    "attack-sme": "model=lenet federation=fedavg federation.plan.epochs=null federation.plan.steps=20"
+    " federation.plan.lr=0.01 federation.plan.momentum=0 attack=sme",
     "attack-adam_dlg": "attack=adam_dlg attack.iterations=1000 attack.lr=0.1",
     "attack-inverting_gradients": "model=lenet attack=inverting_gradients attack.iterations=300",
     "attack-grad_inversion": "attack=grad_inversion attack.iterations=300",
