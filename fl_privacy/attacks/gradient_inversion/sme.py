@@ -133,7 +133,8 @@ class SurrogateModel:
             history.append(float(angle.detach()))
             report((step + 1) / self.iterations)
         found = Batch((0.5 + _STD * images.detach()).clamp(0, 1).float().cpu(), victim.labels.cpu())
-        at = f"It matches the gradient at {float(between.detach()):.2f} of the way from the model sent to the one that came back."
+        share = float(between.detach())
+        at = f"It matches the gradient at {share:.2f} of the way from the model sent to the one that came back."
         return Reconstruction(
             id=victim.observation.id,
             batch=found if math.isfinite(history[-1]) else None,

@@ -13,7 +13,6 @@ from fl_privacy.attacks.gradient_inversion.undisclosed import disclosed
 from fl_privacy.metrics.images import psnr
 from fl_privacy.types import LocalPlan, Observation, Upload
 
-
 LR = 0.01
 """Of the client: the larger, the finer the quotient that weights in single precision keep."""
 
