@@ -227,7 +227,7 @@ def advise(
     Each measurement of the settings that are named has its own answer.
     `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, answers from your runs;
     `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark. What came with the package is
-    of rows, `fl-privacy advise data=adult`; figures of images are withdrawn until they are measured again.
+    of rows, `fl-privacy advise data=adult`, and of texts, `fl-privacy advise data=sst2`; figures of images are withdrawn until they are measured again.
     """
     bounds, settings = _asked(asked or [])
     if grid is not None and table is not None:
@@ -302,7 +302,8 @@ def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
     if found := [table for table in tables if table.matches(settings)]:
         return found
     told = f" {' '.join(settings)}" if settings else ""
-    grid = "tables" if any(map(_names_a_table, settings)) else "quick"
+    loaders = {"load_table": "tables", "load_text": "text"}
+    grid = next((loaders[one] for one in map(_loader_of, settings) if one in loaders), "quick")
     raise UserError(
         f"Settings that were measured are expected, which are {_there(tables)}; figures of images that came with the"
         " package are withdrawn until they are measured again: they took empty pictures for read ones and readable"
@@ -311,11 +312,13 @@ def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
     )
 
 
-def _names_a_table(setting: str) -> bool:
-    """Say whether ``setting`` is ``data=`` with a table of rows."""
+def _loader_of(setting: str) -> str:
+    """Name the function that loads the data of ``setting``, ``data=NAME``; empty for other settings."""
     key, _, name = setting.partition("=")
     file = CONFIG_DIR / "data" / f"{name}.yaml"
-    return key == "data" and name.isidentifier() and file.is_file() and "load_table" in file.read_text(encoding="utf-8")
+    if key != "data" or not name.isidentifier() or not file.is_file():
+        return ""
+    return next((one for one in ("load_table", "load_text") if one in file.read_text(encoding="utf-8")), "")
 
 
 def _there(tables: Sequence[MeasuredTable]) -> str:

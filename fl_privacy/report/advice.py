@@ -136,7 +136,7 @@ def _measured_row(row: DefenseRow, overrides: Sequence[str], asked: set[str]) ->
         return None
     heard: dict[Threat, list[Reading]] = {"honest": [r for r in row.readings if r.attacker is Attacker.PLAIN]}
     adaptive = {versus.attack for versus in row.leakage if versus.attacker is Attacker.ADAPTIVE}
-    if row.outcome.undefended or adaptive == set(row.outcome.attacks):
+    if row.outcome.undefended or not _defends(overrides) or adaptive == set(row.outcome.attacks):
         heard["adaptive"] = list(row.readings)
     found: dict[Threat, Candidate] = {}
     for threat, read in heard.items():
@@ -157,6 +157,11 @@ def _measured_row(row: DefenseRow, overrides: Sequence[str], asked: set[str]) ->
         epsilon=privacy.epsilon if privacy else None,
         delta=privacy.delta if privacy else None,
     )
+
+
+def _defends(overrides: Sequence[str]) -> bool:
+    """Say whether there is a defense to know of; what is trained and uploaded alone, everybody knows."""
+    return any(o.startswith("defense=") and o != "defense=none" for o in overrides)
 
 
 def write_tables(path: Path, tables: Sequence[MeasuredTable]) -> None:
