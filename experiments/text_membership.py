@@ -5,8 +5,8 @@
 
 Four clients train with AdamW for a few rounds; the server, which follows the protocol, asks about their texts and as
 many that nobody has. The control asks the same of clients that trained on texts of which none is asked about. One
-line of ``--out``/rows.jsonl for each method and cell, as it comes; ``--minutes`` ends before the next cell, and the same
-command goes on.
+line of ``--out``/rows.jsonl for each method and cell, as it comes; ``--minutes`` ends before the next cell, and the
+same command goes on.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,8 +33,8 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, VictimId
 
 CLIENTS = 4
 METHODS = (
-    ("loss", "cosine", "gradient_norm", "fedmia", "fedmia_loss", "min_k")
-    + ("final_loss", "final_reference", "final_min_k")
+    "loss", "cosine", "gradient_norm", "fedmia", "fedmia_loss", "min_k",
+    "final_loss", "final_reference", "final_min_k",
 )  # fmt: skip
 TRAINED = {"all": None, "adapters": 8}
 """What clients train and upload: every parameter, or adapters of this rank and the head."""
@@ -46,12 +47,14 @@ DEFENSES = {
 
 
 def federated(
-    model: TextModel, examples: TextExamples, owned: Tensor, plan: LocalPlan, cell: Row, rounds: int
+    model: TextModel, examples: TextExamples, owned: Tensor, plan: LocalPlan, *, defense: str, rounds: int
 ) -> list[tuple[ModelState, list[Observation]]]:
     """Train on the texts at ``owned``, dealt out to the clients; return what the server sent and saw in each round."""
     parts = owned.view(CLIENTS, -1)
     clients = {
-        k: Client(id=k, examples=examples, indices=part, model=model, plan=plan, defense=DEFENSES[cell["defense"]](), seed=1)
+        k: Client(
+            id=k, examples=examples, indices=part, model=model, plan=plan, defense=DEFENSES[defense](), seed=1
+        )
         for k, part in enumerate(parts)
     }  # fmt: skip
     states = {k: ClientState() for k in clients}
@@ -136,10 +139,11 @@ def measured(cell: Row, options: argparse.Namespace) -> dict[str, Row]:
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
     members, others, strangers = (order[k * number : (k + 1) * number] for k in range(3))
     asked, began = examples.batch(torch.cat([members, others])), time.process_time()
-    found = federated(model, examples, members, plan, cell, options.rounds)
+    how: dict[str, Any] = {"defense": cell["defense"], "rounds": options.rounds}
+    found = federated(model, examples, members, plan, **how)
     answers = answered(found, asked)
     seconds = (time.process_time() - began) / options.rounds
-    control = answered(federated(model, examples, strangers, plan, cell, options.rounds), asked)
+    control = answered(federated(model, examples, strangers, plan, **how), asked)
     final = ReadRound(observations=tuple(found[-1][1]), candidates=asked).published
     losses = {
         "loss_of_members": round(loss_of(model, final, examples.batch(members)), 3),
@@ -148,7 +152,8 @@ def measured(cell: Row, options: argparse.Namespace) -> dict[str, Row]:
     rows = {}
     for name, scores in answers.items():
         beside = separated(control[name], number)
-        rows[name] = {**separated(scores, number), "control_auc": beside["auc"], "control_tpr": beside["tpr_at_1_percent"]}
+        rows[name] = separated(scores, number) | {"control_auc": beside["auc"]}
+        rows[name] |= {"control_tpr": beside["tpr_at_1_percent"]}
         rows[name] |= {**losses, "cpu_seconds_a_round": round(seconds, 1)}
     return rows
 

@@ -3,8 +3,8 @@
     python experiments/word_cases.py
 
 Each case is a run of ``fl-privacy`` with a text an upload. *Descents* is what ``attack=tag``, which looks for no words,
-reads of the same uploads; the rows of ``attack=auto`` are judged once as if no word had been looked for, and once as its
-page judges them. One line of ``--out``/rows.jsonl for each, as it comes.
+reads of the same uploads; the rows of ``attack=auto`` are judged once as if no word had been looked for, and once as
+its page judges them. One line of ``--out``/rows.jsonl for each, as it comes.
 """
 
 import argparse

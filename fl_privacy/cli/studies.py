@@ -227,7 +227,8 @@ def advise(
     Each measurement of the settings that are named has its own answer.
     `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, answers from your runs;
     `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark. What came with the package is
-    of rows, `fl-privacy advise data=adult`, and of texts, `fl-privacy advise data=sst2`; figures of images are withdrawn until they are measured again.
+    of rows, `fl-privacy advise data=adult`, and of texts, `fl-privacy advise data=sst2`; figures of images are
+    withdrawn until they are measured again.
     """
     bounds, settings = _asked(asked or [])
     if grid is not None and table is not None:

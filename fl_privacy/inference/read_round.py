@@ -231,7 +231,7 @@ def lowest_tokens(model: nn.Module, state: ModelState, texts: Batch) -> Tensor:
 
 
 def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute losses (N,) from logits (N, K) and classes (N,), or (N, K, L) and tokens (N, L), of which -100 is none."""
+    """Compute losses (N,) from logits (N, K) and classes (N,), or (N, K, L) and tokens (N, L), -100 for none."""
     found = F.cross_entropy(logits, labels, reduction="none")
     return found if labels.dim() == 1 else _mean_there(found, labels)
 

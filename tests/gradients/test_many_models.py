@@ -61,7 +61,9 @@ def test_many_are_one_by_one(plan: LocalPlan, norm: bool, alone_from: float, mon
             expected = torch.func.functional_call(
                 model.eval(), {**values.parameters, **values.buffers}, (POOL.inputs[:7],)
             )
-        torch.testing.assert_close(found.measured(POOL, lambda logits, _: logits)[place, :7], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            found.measured(POOL, lambda logits, _: logits)[place, :7], expected, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_orders_visit_each_example_once_an_epoch() -> None:

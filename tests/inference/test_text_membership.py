@@ -1,4 +1,4 @@
-"""Texts that clients learn by heart are told from others, by each update and by the final model; a stranger's tell none."""
+"""Texts that clients learn by heart are told from others, by each update and by the final model; strangers' are not."""
 
 from functools import cache
 
@@ -17,6 +17,8 @@ from fl_privacy.metrics.roc import Separation, auc
 from fl_privacy.models import gpt_tiny
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, VictimId
+from tests.inference.rounds import asked as pictures
+from tests.inference.rounds import rounds
 
 CLIENTS, OWN, OTHERS, WORDS, LENGTH = (0, 3), 12, 24, 60, 8
 PLAN = LocalPlan(shares="delta", lr=0.3, epochs=6, batch_size=4)
@@ -89,9 +91,6 @@ def test_clients_of_other_texts_tell_nothing_of_these(name: str) -> None:
 
 
 def test_methods_of_tokens_are_left_out_where_none_is_predicted() -> None:
-    from tests.inference.rounds import asked as pictures
-    from tests.inference.rounds import rounds
-
     watch = Membership(methods=("loss", "min_k")).begin(len(pictures()), (0, 3, 4, 7), 4)
     watch.add(rounds(1)[0])
     assert set(watch.answers()) == {"loss"}

@@ -22,7 +22,9 @@ def causal(*, adapters: bool = True) -> TextModel:
     """Predict next tokens, with adapters that have begun to learn."""
     torch.manual_seed(1)
     sizes = {"width": 64, "layers": 2, "heads": 2, "hidden": 64}
-    model: TextModel = Gpt(vocabulary_size=VOCABULARY, max_length=LONGEST, num_classes=VOCABULARY, next_token=True, **sizes)
+    model: TextModel = Gpt(
+        vocabulary_size=VOCABULARY, max_length=LONGEST, num_classes=VOCABULARY, next_token=True, **sizes
+    )
     if adapters:
         model = with_adapters(model, rank=16)
         for module in model.modules():
