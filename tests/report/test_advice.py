@@ -344,3 +344,12 @@ def test_what_does_not_fit_is_one_line(
     monkeypatch.chdir(tmp_path)
     assert run_command_line(["advise", *arguments]) == 2
     assert line in " ".join(capfd.readouterr().err.split())
+
+
+def test_the_package_has_an_answer_of_texts_and_recommends_nothing_behind_which_words_are_read(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command_line(["advise", "data=sst2"]) == 0
+    said = capfd.readouterr().out
+    (taken,) = (line for line in said.splitlines() if line.startswith("Take "))
+    assert "none of 6 texts read" in taken and "of 6 texts read, mean token F1" in said

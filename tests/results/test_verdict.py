@@ -202,3 +202,17 @@ def test_the_first_line_says_how_many_words_of_how_many_texts_were_read():
     assert said.tone == "leak" and said.text.endswith("; 41 of 44 words of 4 texts were read")
     assert "1 named beside them was in no text" in said.basis
     assert "words" not in headline_of(replace(verdict_on(counts_of(images(NEGATIVE))), kind="image")).text
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "read"), [(3, 0, True), (12, 0, True), (2, 0, False), (3, 6, False), (0, 3, False)]
+)
+def test_few_words_that_are_surely_there_are_read_however_few_of_the_text_they_are(right, wrong, read):
+    record = TEXT | {
+        "words_read": right,
+        "words_false": wrong,
+        "words_there": 60,
+        "word_f1": 0.1,
+        "word_control_f1": 0.2,
+    }
+    assert (counts_of([record]).read == 1) is read
