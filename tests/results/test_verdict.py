@@ -209,6 +209,9 @@ def test_the_first_line_says_how_many_words_of_how_many_texts_were_read():
 )
 def test_few_words_that_are_surely_there_are_read_however_few_of_the_text_they_are(right, wrong, read):
     record = TEXT | {
+        "id": "a",
+        "words_of": 1,
+        "token_f1": 0.1,
         "words_read": right,
         "words_false": wrong,
         "words_there": 60,
