@@ -217,7 +217,7 @@ def _read(step: Step) -> str:
     assert counts is not None
     of = f"{counts.read} of {counts.judged} {what}{'s' * (counts.judged != 1)}"
     how = "The server read"
-    if step.kind == "text":
+    if step.kind in _READ_IN_WORDS:
         how = "The server read the words of"
         of = of if step.size == 1 else f"{counts.read} of {counts.judged} upload{'s' * (counts.judged != 1)}"
     return f"{how} {of} from what clients upload of {_made_of(step)}"
@@ -259,10 +259,17 @@ def _view(step: Step, number: int) -> dict[str, Any]:
         "control": "none: one upload" if control is None else f"{control.read} of {control.judged + control.failures}",
         "labels": "" if step.labels is None else f"{step.labels[0]} of {step.labels[1]}",
         "seconds": seconds(step.seconds) if step.counts is not None else "",
-        "pictures": [_picture(one) for one in step.shown] if step.kind == "image" else [],
-        "rows": [_row(one) for one in step.shown] if step.kind == "row" else [],
-        "words": [_words(one) for one in step.shown] if step.kind == "text" else [],
+        **dict.fromkeys(("pictures", "rows", "words"), []),
+        **_shown(step),
     }
+
+
+def _shown(step: Step) -> dict[str, list[dict[str, Any]]]:
+    """Return what the page shows of a step, by the name that its template has for examples of that kind."""
+    if step.kind not in _VIEWS:
+        return {}
+    name, view = _VIEWS[step.kind]
+    return {name: [view(one) for one in step.shown]}
 
 
 def _survivor(one: Survivor) -> dict[str, Any]:
@@ -301,3 +308,14 @@ def _row(one: Any) -> dict[str, Any]:
 def _words(one: Any) -> dict[str, Any]:
     truth, guess = set(one.original), set(one.guess)
     return {"right": len(truth & guess), "there": len(truth), "wrong": len(guess - truth), "read": one.read}
+
+
+_VIEWS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    "image": ("pictures", _picture),
+    "row": ("rows", _row),
+    "text": ("words", _words),
+}
+"""Kind of examples -> the name in the page's template of those shown, and how one is shown."""
+
+_READ_IN_WORDS = {"text"}
+"""Kinds of which words are read, one by one."""
