@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fl_privacy.data import LabelledExamples
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import defenders_examples, held_out
 from fl_privacy.experiment.setup import Setup
@@ -99,7 +100,7 @@ def ask(setup: Setup, members: int, others: int) -> Asked:
     public = left.nonzero().flatten()
     public = public[torch.randperm(len(public), generator=rng)[:PUBLIC]]
     parts, known = [own.batch(chosen), source.batch(outside)], setup.unattacked.attributes
-    inside, outer, *rest = _as_wide([*parts, setup.unattacked.batch(public)] if len(public) else parts)
+    inside, outer, *rest = _as_wide([*parts, setup.unattacked.batch(public)] if len(public) else parts, source)
     alike = _alike(owners[chosen], own.labels[chosen], source.labels[outside], rng)
     return Asked(
         examples=Batch(torch.cat([inside.inputs, outer.inputs]), torch.cat([inside.labels, outer.labels])),
@@ -113,9 +114,9 @@ def ask(setup: Setup, members: int, others: int) -> Asked:
     )
 
 
-def _as_wide(batches: Sequence[Batch]) -> list[Batch]:
-    """Fill up texts with no tokens, so that all ``batches`` are as wide as the widest; others stay."""
-    if batches[0].inputs.dim() != 2 or batches[0].inputs.is_floating_point():
+def _as_wide(batches: Sequence[Batch], source: LabelledExamples) -> list[Batch]:
+    """Fill up texts of ``source`` with no tokens, so that all ``batches`` are as wide as the widest; others stay."""
+    if source.modality.continuous:
         return list(batches)
     widest = max(batch.inputs.shape[1] for batch in batches)
 

@@ -1,6 +1,6 @@
 """The page on a Flower app as it is: what leaves in clear, then what was read, from the worst case up."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -259,7 +259,7 @@ def _view(step: Step, number: int) -> dict[str, Any]:
         "control": "none: one upload" if control is None else f"{control.read} of {control.judged + control.failures}",
         "labels": "" if step.labels is None else f"{step.labels[0]} of {step.labels[1]}",
         "seconds": seconds(step.seconds) if step.counts is not None else "",
-        **dict.fromkeys(("pictures", "rows", "words"), []),
+        **{name: [] for name, _ in _VIEWS.values()},
         **_shown(step),
     }
 
