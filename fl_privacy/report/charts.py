@@ -171,9 +171,9 @@ def scatter_chart(
                 capsize=2.5,
             )
         axes.margins(0.15)
-        widen(axes)
         if bound is not None:
             draw_bound(axes, bound, bound_label)
+        widen(axes)
         axes.set(xlabel=x, ylabel=y)
         (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
         near = _LABEL_SIZE[0] * (right - left), _LABEL_SIZE[1] * (high - low)
@@ -244,7 +244,7 @@ def _free_side(axes: Axes, bound: float) -> int:
 def widen(axes: Axes) -> None:
     """Widen axes so that small differences look small: across at least ten points, up at least a quarter of the top.
 
-    The horizontal axis is of percents.
+    The horizontal axis is of percents. All that belongs into the axes has to be drawn before.
     """
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     if (missing := LEAST_POINTS - (right - left)) > 0:

@@ -266,9 +266,9 @@ def trade_off_chart(
             circle: dict[str, Any] = {"markersize": 13, "markerfacecolor": "none", "markeredgecolor": INK}
             axes.plot(ring[0], min(ring[1], top), "o", markeredgewidth=1.3, **circle)
         axes.margins(0.06)
-        widen(axes)
         if bound is not None:
             draw_bound(axes, bound, bound_label)
+        widen(axes)
         axes.set(xlabel=x, ylabel=y)
 
     return draw_svg(draw, alt)

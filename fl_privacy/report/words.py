@@ -42,7 +42,7 @@ TERMS = {
     "Honest but curious": (r"honest but curious", "a server that does all as agreed, and reads what it receives"),
     "Identified": (
         r"\b[Ii]dentified",
-        "the original is nearer to the guess than about a thousand other examples, even after changes that hide nothing,"
+        "the original is nearer to the guess than about a thousand others, also after changes that hide nothing,"
         " such as a negative or a mirror image",
     ),
     "Label": (r"[Ll]abel", "the class that an example belongs to"),
@@ -51,7 +51,7 @@ TERMS = {
     "Membership": (r"took part|[Mm]embership", "whether an example is among those that a client trains on"),
     "MSE, rMSE": (
         r"\br?MSE\b",
-        "mean squared error of the pixels, and the error relative to the image; 0 for equal images",
+        "squared error of the pixels, and the error relative to the image; 0 for equal images",
     ),
     "Proven exact": (r"[Pp]roven", "the attacker itself can show that no other example fits the upload"),
     "PSNR": (

@@ -1,6 +1,7 @@
 """Figures of a run in the loggers that others have."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -60,10 +61,14 @@ def test_tensorboards_own_files_hold_them(trained: Path, tmp_path: Path) -> None
 def test_an_active_run_of_mlflow_is_used_and_not_ended(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[tuple[str, float, int]] = []
     ended: list[bool] = []
+
+    def log_metric(name: str, value: float, step: int) -> None:
+        logged.append((name, value, step))
+
     mlflow: Any = ModuleType("mlflow")
-    mlflow.log_metric = lambda name, value, step: logged.append((name, value, step))
+    mlflow.log_metric = log_metric
     mlflow.set_tag = lambda name, value: None
-    mlflow.active_run, mlflow.end_run = lambda: object(), lambda: ended.append(True)
+    mlflow.active_run, mlflow.end_run = lambda: object(), partial(ended.append, True)
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     assert log_run(trained, "mlflow") == len(logged) and not ended
     mlflow.active_run = lambda: None
