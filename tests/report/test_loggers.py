@@ -68,7 +68,7 @@ def test_an_active_run_of_mlflow_is_used_and_not_ended(trained: Path, monkeypatc
     mlflow: Any = ModuleType("mlflow")
     mlflow.log_metric = log_metric
     mlflow.set_tag = lambda name, value: None
-    mlflow.active_run, mlflow.end_run = lambda: object(), partial(ended.append, True)
+    mlflow.active_run, mlflow.end_run = object, partial(ended.append, True)
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     assert log_run(trained, "mlflow") == len(logged) and not ended
     mlflow.active_run = lambda: None

@@ -89,8 +89,8 @@ def test_the_answer_names_it_with_its_price():
     assert text.startswith("2 of 3 have no attacked image read")
     assert (
         "the most accurate is good (accuracy 50.0 %, 83.3 % of the undefended; none of 20 images read, so that up to"
-        " 16 % of such images may be readable [adaptive attacker], mean PSNR 12.9 dB (95 % sure: below 13.4 dB), 13.9 dB"
-        " for the image that was read best)" in text
+        " 16 % of such images may be readable [adaptive attacker], mean PSNR 12.9 dB (95 % sure: below 13.4 dB), 13.9"
+        " dB for the image that was read best)" in text
     )
     assert "open comes closest (20 of 20 images read, mean PSNR 30.0 dB" in answer([OPEN])
     assert answer([OPEN, USELESS]).startswith("Of 2, only useless (")
