@@ -94,12 +94,12 @@ def run_benchmark(
     if not only_report:
         _make_evaluators(planned, console)
     failed = read_problems(planned.out)
-    for title, stage in zip(("Training", "Attacking"), planned.stages(), strict=True):
+    for title, stage in zip(STAGES, planned.stages(), strict=True):
         left = [job for job in stage if not job.finished]
         console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
         if not only_report:
             failed = {folder: why for folder, why in failed.items() if folder not in {j.folder.name for j in stage}}
-            failed |= do_all(title, left, processes, console)
+            failed |= do_all(stage_in_words(title), left, processes, console)
             write_problems(planned.out, failed)
     end_with(planned.in_words(), planned.write(), open_page=open_page)
     if failed and not only_report:
@@ -147,16 +147,26 @@ def run_trade_off(
     if not only_report:
         write_planned(sweep.out, [job.folder.name for stage in sweep.stages() for job in stage])
     failed: list[str] = []
-    for title, stage in zip(("Training", "Attacking"), sweep.stages(), strict=True):
+    for title, stage in zip(STAGES, sweep.stages(), strict=True):
         left = [job for job in stage if not job.finished]
         console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
         if not only_report:
-            failed += [f"{folder}: {why}" for folder, why in do_all(title, left, processes, console).items()]
+            failed += [
+                f"{folder}: {why}" for folder, why in do_all(stage_in_words(title), left, processes, console).items()
+            ]
     page = write_trade_off(sweep.outcomes(), sweep.out / "trade_off.html", psnr_below=psnr_below)
     end_with(trade_off_in_words(sweep.outcomes(), psnr_below=psnr_below), page, open_page=open_page)
     if failed:
         raise UserError(f"{len(failed)} jobs failed, the page leaves them out; the first: {failed[0]}")
     expect_reconstructions([job.folder for job in list(sweep.stages())[-1] if job.finished])
+
+
+STAGES = ("Training", "Attacking")
+
+
+def stage_in_words(title: str) -> str:
+    """Say which of the two stages this is, since the time left is of it alone."""
+    return f"{title} (stage {STAGES.index(title) + 1} of {len(STAGES)})"
 
 
 BYTES_OF_A_JOB = 3 * 2**29

@@ -308,7 +308,7 @@ def advice_from(
     allowed = f"{accuracy_loss:g} points of accuracy"
     lines = [
         f"Measured on {_measured_on(table)}: {len(known)} defenses, of which {len(affordable)} cost at most"
-        f" {allowed} and {len(safe)} of these leave {goal_in_words(candidates, psnr_below)}.",
+        f" {allowed} and {len(safe)} of these have {goal_in_words(candidates, psnr_below)}.",
         *_unknown([*table.unknown, *(d.name for d in defended if d not in known)]),
         f"Undefended: {_figures(undefended, undefended, threat)}.",
     ]
@@ -323,7 +323,9 @@ def advice_from(
     lines.append(f"None does both: no defense here costs at most {allowed} and hides every one.")
     if affordable:
         least = min(affordable, key=lambda d: _leak(d, threat))
-        lines.append(f"Least is read of {least.name}, which is not enough: {_figures(least, undefended, threat)}.")
+        lines.append(
+            f"The least is read behind {least.name}, which is not enough: {_figures(least, undefended, threat)}."
+        )
     hiding = [d for d in known if d.by_threat[threat].unread(psnr_below)]
     if hiding:
         costly = max(hiding, key=lambda d: d.accuracy)

@@ -109,7 +109,9 @@ class PageRow:
 def benchmark_in_words(measured: Measured) -> str:
     """Say which defense leaks least by what was ``measured``, in sentences."""
     board = _chosen(measured)
-    return f"{_headline(measured, board)}. {' '.join(_found(measured, board))}".strip()
+    open_end = f" Not finished: {measured.jobs_done} of {measured.jobs} jobs are done; the same command goes on."
+    said = f"{_headline(measured, board)}.{open_end * (measured.jobs_done < measured.jobs)}"
+    return f"{said} {' '.join(_found(measured, board))}".strip()
 
 
 def _chosen(measured: Measured) -> Board:
@@ -132,6 +134,8 @@ def render_benchmark(measured: Measured) -> str:
         tiles=_tiles(measured),
         foreign_code=measured.code if len(measured.code) > 1 else (),
         missing=[(s.tried.name, why) for s in standings if (why := why_incomplete(s))],
+        jobs=measured.jobs,
+        jobs_done=measured.jobs_done,
         defenses=len({s.tried.family for s in standings}) - 1,
         strengths=len(standings),
         standings=standings,
@@ -206,15 +210,11 @@ def _lede(measured: Measured, board: Board) -> str:
 def _found(measured: Measured, board: Board) -> list[str]:
     """Say what was found, in sentences."""
     sentences, best = list[str](), board.best
-    if measured.jobs_done < measured.jobs:
-        sentences.append(
-            f"Not finished: {measured.jobs_done} of {measured.jobs} jobs are done; what the others will show is open."
-        )
     if best is not None and not best.missing(board.threat) and (found := best.candidate(board.threat)) is not None:
-        at_most = f", at most {metric(found.upper, 'psnr')}" if found.upper < 100 else ""
+        below = f" (95 % sure: below {metric(found.upper, 'psnr')})" if found.upper < 100 else ""
         sentences.append(
             f"Behind {best.tried.name}: {read_of(found)} by the worst attacker{f' [{found.by}]' if found.by else ''},"
-            f" mean PSNR {metric(found.psnr, 'psnr')}{at_most}."
+            f" mean PSNR {metric(found.psnr, 'psnr')}{below}."
         )
     whole = [standing for standing in board.defended if not standing.missing(board.threat)]
     found_by = [found for s in whole if (found := s.candidate(board.threat)) is not None]
@@ -222,8 +222,7 @@ def _found(measured: Measured, board: Board) -> list[str]:
         return sentences
     hide = sum(found.unread() for found in found_by)
     sentences.append(
-        f"{hide or 'None'} of {len(found_by)} within that loss {'leaves' if hide == 1 else 'leave'} no attacked image"
-        " read."
+        f"Behind {hide or 'none'} of {len(found_by)} defenses that were measured to the end no attacked image was read."
     )
     return sentences
 

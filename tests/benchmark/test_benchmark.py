@@ -230,7 +230,7 @@ def test_what_was_not_measured_ranks_last_and_says_why(track: str, copied: Path)
     assert entered["worst"]["malicious"] is None
     assert all(place["defense"] != "never_sent" for board in found["boards"] for place in board["ranked"])
     assert all("never_sent" in {place["defense"] for place in board["beyond"]} for board in found["boards"])
-    assert "settings are not complete" in (copied / "benchmark.html").read_text()
+    assert "settings are incomplete" in (copied / "benchmark.html").read_text()
 
 
 def test_an_image_that_no_attack_read_makes_its_cell_unknown() -> None:
@@ -259,7 +259,7 @@ def test_a_page_of_half_of_the_jobs_says_which_half(track: str, copied: Path) ->
     page = copied / "benchmark.html"
     text = page.read_text()
     assert "Not finished: 9 of 15 jobs are done" in text and "<h1>No defense was measured to the end" in text
-    assert "settings are not complete" in text and "not run" in text and 'class="tag bounded"' not in text
+    assert "settings are incomplete" in text and "not run" in text and 'class="tag bounded"' not in text
     assert not (copied / "measured.json").exists(), "of the whole, which was in this folder"
 
 

@@ -233,7 +233,7 @@ def test_no_defense_is_taken_where_the_undefended_was_not_read() -> None:
     first, *rest = TABLE.defenses
     deaf = replace(TABLE, defenses=(replace(first, by_threat={"adaptive": read(10)}), *rest))
     (line,) = advice_from(deaf, accuracy_loss=100, threat="adaptive", psnr_below=15)
-    assert line.startswith("Measured on") and "not told: none was read undefended either" in line
+    assert line.startswith("Measured on") and "without one no image was read either" in line
 
 
 def test_tables_without_the_threat_leave_the_others_their_answer(
@@ -264,7 +264,7 @@ def test_of_what_is_not_enough_what_failed_counts_as_read() -> None:
     )
     table = replace(TABLE, defenses=(TABLE.defenses[0], failed, seen))
     said = " ".join(advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=15))
-    assert "Least is read of seen" in said
+    assert "The least is read behind seen" in said
     table = replace(table, defenses=table.defenses[:2])
     said = " ".join(advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=15))
     assert "while an attack failed on 9" in said
