@@ -109,7 +109,7 @@ APPS: Mapping[str, Found] = {
         repository="danieloladele7/g-pfl-ids",
         commit="a88e033b45",
         about="intrusion detection, graph network",
-        setting=Setting(),
+        setting=Setting(nodes=10, note="drawn graphs of 60 hosts stand in for IoT-23", files="graphs", path="src"),
     ),
     "choice-of-clients": Found(
         repository="eljonathas/cifar10-pow-strategy",
@@ -165,6 +165,58 @@ APPS: Mapping[str, Found] = {
         about="pictures, attacks of clients, robust strategies",
         setting=Setting(note=CIFAR, config='dataset="uoft-cs/cifar10" num-total-clients=4'),
     ),
+    "uneven": Found(
+        repository="RoaringRoyel/fl-flwr-app",
+        commit="24d64e5c5b",
+        about="pictures, clients with few classes each, state between rounds",
+        setting=Setting(nodes=8, note="1,000 Fashion-MNIST images", config="local-epochs=1 fraction-fit=1.0"),
+    ),
+    "own-records": Found(
+        repository="natiShimelis/fl-fashionmnist-flower",
+        commit="c5697d2cd6",
+        about="pictures, own server loop and records without names",
+        setting=Setting(
+            note="480 Fashion-MNIST images", files="distributed", config='local-epochs=1 client-algorithm="fedavg"'
+        ),
+    ),
+    "intrusion-rows": Found(
+        repository="vinic011/intrusion-fl",
+        commit="094ca5b2f4",
+        about="intrusion detection, autoencoder of rows",
+        setting=Setting(note="1,600 drawn flows stand in for CICIDS2017", files="flows"),
+    ),
+    "health-pictures": Found(
+        repository="MagnusS0/fl-for-ai-health",
+        commit="bea505ba39",
+        about="tissue pictures, ResNet-18, mixed precision; segmentation takes another pyproject.toml",
+        setting=Setting(
+            nodes=3, note="300 CIFAR-10 images of nine classes stand in for tissue", config="from-disk=false"
+        ),
+    ),
+    "graph-recommender": Found(
+        repository="Yang-Li86/recommender",
+        commit="0258b115e4",
+        about="ratings of things, graph network",
+        setting=Setting(nodes=3),
+    ),
+    "energy": Found(
+        repository="VarshaBadgujar/timeseries-flwr-app",
+        commit="9f660f8998",
+        about="time series of energy, LSTM, TensorFlow",
+        setting=Setting(nodes=3),
+    ),
+    "sensors": Found(
+        repository="Sal0089/flwr-edge-remote",
+        commit="9a45e916b5",
+        about="time series of a sensor, attention",
+        setting=Setting(nodes=3, node_config="client-id={partition}"),
+    ),
+    "masked-medmnist": Found(
+        repository="mohres/federated-dp-sec_agg-flower",
+        commit="a53840b5e7",
+        about="medical pictures, LocalDpMod and SecAgg+",
+        setting=Setting(nodes=5),
+    ),
     "green": Found(
         repository="Redcom94/Green-FL-Project",
         commit="2f79e07d66",
@@ -189,7 +241,7 @@ def main() -> None:
     if not asked.table:
         if asked.apps is None or asked.data is None:
             parser.error("--apps and --data are expected, or --table alone")
-        mirror = make_mirror(asked.data.absolute(), asked.out.absolute() / "mirror")
+        mirror = make_mirror(asked.data.absolute(), asked.out.absolute() / "mirror", of_others=True)
         for name in asked.only or APPS:
             app = APPS[name]
             if app.placed is not None:

@@ -1,6 +1,7 @@
 """A grid in this process that looks into every message, and on while clients answer, and changes neither."""
 
 import copy
+import math
 import re
 import threading
 import time
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fl_privacy.experiment.fitted_uploads import FittedUploads
@@ -301,7 +302,7 @@ def _described(content: RecordDict, direction: str, kind: str, number: int, node
     values: dict[tuple[str, str], Any] = {}
     for record, held in content.array_records.items():
         for key, array in held.items():
-            made = attempt(array.numpy)
+            made = attempt(lambda: _values(array))  # noqa: B023
             if isinstance(made, Failure):
                 values[record, key] = bytes(array.data)
             else:
@@ -311,6 +312,17 @@ def _described(content: RecordDict, direction: str, kind: str, number: int, node
             for key, value in said.items():
                 values[record, key] = value
     return Sent(direction=direction, kind=kind, round=number, node=node, arrays=arrays, values=values)
+
+
+def _values(array: Array) -> np.ndarray:
+    """Decode an array, also one whose bytes are plain, without the header of NumPy's files, as apps write by hand."""
+    try:
+        return array.numpy()
+    except Exception:
+        kind = np.dtype(array.dtype)
+        if kind.hasobject or kind.itemsize * math.prod(array.shape) != len(array.data):
+            raise
+        return np.frombuffer(array.data, kind).reshape(array.shape)
 
 
 def _flat(sent: Sent) -> dict[str, np.ndarray]:
