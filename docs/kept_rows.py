@@ -54,7 +54,8 @@ def value_of(row: Row, name: str) -> Any:
     """Look up a field of a row, of its run's settings, or within a field (``figures.bpmse``)."""
     if name in row:
         return row[name]
-    if name in (settings := row.get("settings", {})):
+    settings = row.get("settings")
+    if isinstance(settings, Mapping) and name in settings:
         return settings[name]
     first, _, rest = name.partition(".")
     inner = row.get(first)

@@ -85,8 +85,8 @@ def leaderboard(track: str, kept: Path = KEPT) -> str:
         f"[The page of the track `{track}`](benchmarks/{track}.html), version {told['track']['version']}:"
         f" {finished} of {planned} jobs are done"
         + ("." if finished == planned else "; what is not is named there, and may leak more than all that is ranked.")
-        + f" {who} count too, and defenses that cost at most {LOSS:g} points of accuracy; of each the strength that leaks"
-        " least.",
+        + f" {who} count too, and defenses that cost at most {LOSS:g} points of accuracy; of each the strength that"
+        " leaks least.",
         markdown(heads, lines),
     ]
     if told["beyond"]:

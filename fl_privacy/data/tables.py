@@ -220,11 +220,17 @@ def _dataset(frames: Sequence[Any], names: Sequence[str] | None, reading: _Readi
     _expect_classes(whole[target], target, reading, name)
     sizes = [len(frame) for frame in frames]
     labels, classes = _codes(whole[target], names, target, name, setting="data.target")
-    owners = None if reading.group_column is None else _codes(
-        whole[reading.group_column], None, reading.group_column, name, setting="data.group_column"
+    owners = (
+        None
+        if reading.group_column is None
+        else _codes(whole[reading.group_column], None, reading.group_column, name, setting="data.group_column")
     )
-    traits = None if reading.attribute_column is None else _codes(
-        whole[reading.attribute_column], None, reading.attribute_column, name, setting="data.attribute_column"
+    traits = (
+        None
+        if reading.attribute_column is None
+        else _codes(
+            whole[reading.attribute_column], None, reading.attribute_column, name, setting="data.attribute_column"
+        )
     )
     found = [_column(whole[column], column, reading) for column in features]
     if not found:
@@ -292,8 +298,8 @@ def _expect_classes(values: Any, target: str, reading: _Reading, name: str) -> N
         what = "a quantity" if is_number else "a name"
         raise UserError(
             f"Target {target} of table {name} is expected to hold classes, but has {distinct} different values in"
-            f" {len(values)} rows, as {what} has; regression is not supported: put it into ranges, such as low and high,"
-            f" set data.target to another column, or, if these are codes of classes, data.categories=[{target}]."
+            f" {len(values)} rows, as {what} has; regression is not supported: put it into ranges, such as low and"
+            f" high, set data.target to another column, or, if these are codes of classes, data.categories=[{target}]."
         )
 
 
