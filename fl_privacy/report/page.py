@@ -61,6 +61,7 @@ def _environment() -> Environment:
         "ratio": numbers.ratio,
         "interval": numbers.interval,
         "title_of": numbers.title,
+        "title_within": numbers.title_within,
         "few": readings.few,
         "read_in_words": headline.read_in_words,
     }
