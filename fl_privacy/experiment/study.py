@@ -23,7 +23,7 @@ from fl_privacy.config.compose import merge_overrides, override_keys
 from fl_privacy.config.keys import is_within, keys_of
 from fl_privacy.config.settings import Role
 from fl_privacy.config.study import AttackCell, Grid, GridPoint, Track, grid_points
-from fl_privacy.data import Examples
+from fl_privacy.data import images_of
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError, in_one_line
 from fl_privacy.experiment.app_captures import app_captures, as_captured
@@ -361,8 +361,8 @@ def _data_hashes(planned: PlannedPoint) -> dict[str, str]:
             continue
         dataset, content = build_dataset(config.data), hashlib.sha256()
         for split in (dataset.train, dataset.test):
-            if isinstance(split, Examples):
-                for tensor in (split.images, split.labels):
+            if (images := images_of(split)) is not None:
+                for tensor in (images.images, images.labels):
                     content.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
                     content.update(tensor.contiguous().numpy().tobytes())
         found[name] = content.hexdigest()

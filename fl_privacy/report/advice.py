@@ -17,8 +17,8 @@ from fl_privacy.files import write_whole
 from fl_privacy.foreign_files import read_text
 from fl_privacy.inference.kinds import About
 from fl_privacy.metrics import METRICS
-from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.metrics.roc import promises_little
+from fl_privacy.modality import modality_judged_by
 from fl_privacy.report.numbers import percent, seconds, size
 from fl_privacy.report.recommendation import doubts, goal_in_words, leakage_in_words, nothing_told, read_of
 from fl_privacy.report.trade_off import DefenseRow
@@ -95,7 +95,7 @@ class MeasuredTable:
     @property
     def by_the_strongest(self) -> bool:
         """Say whether the strongest attacker tried: only then is a defense of images recommended."""
-        images = all(c.judged_by == IMAGE_METRIC for d in self.defenses for c in d.by_threat.values())
+        images = all(modality_judged_by(c.judged_by).pixels for d in self.defenses for c in d.by_threat.values())
         return not images or ("auto" in self.attacks and STRONGEST in self.attackers)
 
     def matches(self, wanted: Sequence[str]) -> bool:

@@ -13,6 +13,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.foreign_files import expect_file_name
 from fl_privacy.metrics.roc import balanced_accuracy_bound
+from fl_privacy.modality import ROWS, TEXTS
 from fl_privacy.report.claims import claim_views
 from fl_privacy.report.headline import headline_of, read_in_words
 from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
@@ -126,9 +127,9 @@ def render_brief(run: Run) -> str:
     """Render the HTML of the page; pictures, texts and paths of the run are not in it."""
     verdict = verdict_of(run)
     found = verdict.readings
-    others = (SENTENCE_FILES, ROW_FILES)
-    texts = any(file for pattern in others for file in (run.path / "reconstructions").glob(pattern))
-    kind = "text" if texts else verdict.kind
+    folder = run.path / "reconstructions"
+    kept = {TEXTS: SENTENCE_FILES, ROWS: ROW_FILES}
+    kind = next((modality for modality, files in kept.items() if any(folder.glob(files))), verdict.modality).one
     said = headline_of(verdict, kind)
     facts, meaning = _facts(run, verdict, kind), _meaning(verdict, kind)
     attacked = " ".join(filter(None, [what_was_done(run), batch_norm_in_words([run.summary])]))

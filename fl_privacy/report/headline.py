@@ -36,7 +36,7 @@ class Headline:
 
 def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
     """Put ``verdict`` into words, for examples of a ``kind`` that is called otherwise than the verdict does."""
-    kind = kind or verdict.kind
+    kind = kind or verdict.modality.one
     return Headline(_text(verdict, kind), " ".join(_basis(verdict, kind)), verdict.tone)
 
 

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 
 from fl_privacy.inference.kinds import About
-from fl_privacy.metrics.registry import IMAGE_METRIC, TABLE_METRIC
+from fl_privacy.metrics.registry import IMAGE_METRIC
+from fl_privacy.modality import modality_judged_by
 from fl_privacy.report.numbers import metric, percent, points, title_within
 from fl_privacy.results.candidates import (
     ATTRIBUTE_AT_MOST,
@@ -25,7 +26,7 @@ def goal_in_words(candidates: Sequence[Candidate], psnr_below: float | None) -> 
 
 def kind_in_words(candidate: Candidate) -> str:
     """Name the kind of example that was attacked."""
-    return {IMAGE_METRIC: "image", TABLE_METRIC: "row"}.get(candidate.judged_by, "text")
+    return modality_judged_by(candidate.judged_by).one
 
 
 def nothing_told(candidate: Candidate) -> str:
