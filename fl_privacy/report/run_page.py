@@ -297,6 +297,8 @@ OF_PAPERS = {
     *("token_precision", "rouge_1", "rouge_2", "word_precision", "count_f1"),
 }
 """Metrics that papers compare by and that say little to others: behind a click."""
+
+
 def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
     """Return tiles of the last attacked round and the first, each by the attacker with the larger mean."""
     rounds = sorted({reading.round for reading in found})
