@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_data import make_mirror
-from flower_examples import ADULT, CIFAR, Setting, audit_of, is_measured, lines_of, without_places
+from flower_examples import ADULT, CIFAR, Setting, audit_of, is_measured, lines_of, why_none, without_places
 from row_file import RowFile
 
 HERE = Path(__file__).resolve().parent
@@ -183,7 +183,7 @@ APPS: Mapping[str, Found] = {
         repository="vinic011/intrusion-fl",
         commit="094ca5b2f4",
         about="intrusion detection, autoencoder of rows",
-        setting=Setting(note="1,600 drawn flows stand in for CICIDS2017", files="flows"),
+        setting=Setting(note="1,600 drawn flows stand in for CICIDS2017", files="flows", config="batch-size=8"),
     ),
     "health-pictures": Found(
         repository="MagnusS0/fl-for-ai-health",
@@ -209,7 +209,7 @@ APPS: Mapping[str, Found] = {
         repository="Sal0089/flwr-edge-remote",
         commit="9a45e916b5",
         about="time series of a sensor, attention",
-        setting=Setting(nodes=3, node_config="client-id={partition}"),
+        setting=Setting(nodes=3, node_config='client-id="{partition}"'),
     ),
     "masked-medmnist": Found(
         repository="mohres/federated-dp-sec_agg-flower",
@@ -259,7 +259,7 @@ def main() -> None:
 def table(rows: list[dict[str, Any]]) -> str:
     """Render the page for the docs."""
     rows = sorted(rows, key=lambda row: str(row["example"]))
-    pages = [row for row in rows if "headline" in row]
+    pages = [row for row in rows if not why_none(row)]
     measured = [row for row in pages if is_measured(row)]
     lines = [
         "# Flower apps of others, audited as they are",
@@ -267,7 +267,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         "<!-- Written by experiments/third_party_apps.py --table; do not edit. -->",
         "",
         f"{len(rows)} apps of public repositories were found by searching and run by `fl-privacy audit APP --sandbox`,"
-        f" not a line of them edited: {len(pages)} ended in a page, {len(measured)} of them with a measured attack; of"
+        f" not a line of them edited: {len(pages)} ended in a page on what their clients upload,"
+        f" {len(measured)} of them with a measured attack; of"
         " the others the reason is named. Columns are those of [Flower's examples](flower_examples.md).",
         "",
         "| App | Repository | Commit | About |",

@@ -115,8 +115,8 @@ class AppPage:
 
     @property
     def silent(self) -> bool:
-        """Say whether clients were asked and none sent anything."""
-        return bool(self.lines) and all(line["direction"] != "client to server" for line in self.lines)
+        """Say whether no client sent anything, be it asked or not."""
+        return all(line["direction"] != "client to server" for line in self.lines)
 
     @property
     def further(self) -> list[str]:
@@ -194,7 +194,10 @@ class AppPage:
                 " of these attacks, and is no guarantee"
             )
         if self.silent:
-            return "Nothing to audit: no client that was asked sent anything"
+            asked = (
+                "no client that was asked sent anything" if self.lines else "the server asked no client for anything"
+            )
+            return f"Nothing to audit: {asked}"
         return "Not attacked: no attack here fits what this app uploads, and what leaves is listed below"
 
 

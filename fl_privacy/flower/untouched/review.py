@@ -240,7 +240,7 @@ def _local_claim(node: ast.Call) -> str:
     if sensitivity < clip:  # type: ignore[operator]
         said += (
             f"; its noise is that of a sensitivity of {sensitivity:g}, but updates are clipped to {clip:g}: it is"
-            f" {clip / sensitivity:.3g} times too small for the claim"  # type: ignore[operator]
+            f" {clip / sensitivity:.3g} times too small for the claim"
             if sensitivity
             else "; it adds no noise, since its sensitivity is 0"
         )
