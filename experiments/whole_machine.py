@@ -69,12 +69,18 @@ def cpu_of_tree(root: int) -> float:
     return sum(seconds.get(process, 0.0) for process in inside)
 
 
+def environment() -> dict[str, str]:
+    """Return the variables of a user's shell: byte code is kept, and one thread is all that PyTorch begins with."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "OMP_NUM_THREADS": "1"}
+
+
 def used(arguments: Sequence[str], out: str) -> Row:
     """Run a command; return its seconds, CPU seconds and the share of all cores that it used, moment by moment."""
     began, cores, shares = time.perf_counter(), usable_cores(), list[float]()
+    out = re.sub(r"[^\w/.-]+", "_", out)  # a comma would list several values
     command = [sys.executable, "-m", "fl_privacy", *arguments, f"out={out}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment()) as process:
         before, at, most = 0.0, began, 0.0
         while process.poll() is None:
             time.sleep(EVERY)
@@ -130,7 +136,9 @@ def phases(out: str) -> dict[str, float]:
     """Measure the seconds of each phase of the first command of a new user."""
     imports = ["torch", "fl_privacy.experiment.attack", "fl_privacy.experiment.run", "fl_privacy.cli.main"]
     program = INSIDE.format(phases=PHASES, imports=imports, arguments=[*FIRST, f"out={out}", "overwrite=true"])
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment()
+    )
     found = re.search(r"PHASES (\{.*\})", done.stderr)
     assert found is not None
     told: dict[str, float] = json.loads(found[1])
