@@ -7,6 +7,8 @@ here. Rows are in ``experiments/rows/third_party_apps``; ``--table`` writes docs
 """
 
 import argparse
+import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +22,9 @@ from row_file import RowFile
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows" / "third_party_apps"
 PAGE = HERE.parent / "docs" / "third_party_apps.md"
+HOMES = re.compile(r"/(home|Users)/\w+")
+"""Folders of the machine on which an app was written, which its code names."""
+
 RATINGS = "36,240 drawn ratings stand in for MovieLens"
 
 
@@ -250,6 +255,7 @@ def main() -> None:
             place = asked.apps / app.repository.replace("/", "+") / app.setting.folder
             row = audit_of(name, place, app.setting, mirror, asked)
             row = without_places(row, {str(asked.apps / app.repository.replace("/", "+")): "CHECKOUT"})
+            row = json.loads(HOMES.sub("HOME_OF_ITS_AUTHOR", json.dumps(row)))
             told = {"repository": app.repository, "commit": app.commit, "about": app.about}
             kept.add({"example": name}, row | told)
             print(f"{name}: {row.get('headline') or row.get('reason')} ({row['seconds']:.0f} s)", flush=True)
