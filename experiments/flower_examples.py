@@ -280,13 +280,14 @@ def table() -> str:
     """Render the page for the docs."""
     rows = sorted(RowFile(ROWS).rows, key=lambda row: str(row["example"]))
     measured = [row for row in rows if is_measured(row)]
-    pages = [row for row in rows if "headline" in row]
+    pages = [row for row in rows if not why_none(row)]
     lines = [
         "# Flower's examples, audited as they are",
         "",
         "<!-- Written by experiments/flower_examples.py --table; do not edit. -->",
         "",
-        f"Of {len(rows)} folders in Flower's `examples`, `fl-privacy audit` made a page of {len(pages)},"
+        f"Of {len(rows)} folders in Flower's `examples`, `fl-privacy audit` made a page on what clients of {len(pages)}"
+        " upload,"
         f" {len(measured)} of them with a measured attack; of the others the reason is named. Nothing was edited."
         " *Read* is how many single examples, or examples of a batch, the quick attack read of those attacked,"
         " beside how many guesses at other examples' uploads would have read; *Fitted*: rows behind a model that is not"
@@ -303,17 +304,26 @@ def table() -> str:
 
 def lines_of(rows: list[dict[str, Any]]) -> list[str]:
     """Render two tables: the audited apps, and the reasons why others have no page."""
-    pages = [row for row in rows if "headline" in row]
+    pages = [row for row in rows if not why_none(row)]
     lines = [
         "| Example | Lines edited | Uploaded | In clear | Gradient of one | One, uploaded | Batch, uploaded"
         " | Last round | Fitted | Classes, whole training | Members | Words | Seconds | Data |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_line(row) for row in pages]
-    lines += ["", "| Example | Why there is no page |", "|---|---|"]
-    lines += [f"| {row['example']} | {_cell(row['reason'])} |" for row in rows if "headline" not in row]
+    lines += ["", "| Example | Why there is no page on what clients upload |", "|---|---|"]
+    lines += [f"| {row['example']} | {_cell(why)} |" for row in rows if (why := why_none(row))]
     lines += ["", "Seconds are of one core of two that others used as well: a ceiling, no benchmark.", ""]
     return lines
+
+
+def why_none(row: Mapping[str, Any]) -> str:
+    """Say why there is no page, or none on anything that clients sent; empty where there is one."""
+    if "headline" not in row:
+        return str(row["reason"]).removeprefix("error: ").removesuffix("; --debug shows the traceback.").rstrip(".")
+    if row["uploaded"] != "no arrays" or row["findings"]:
+        return ""
+    return f"its page says that no client sent anything ({'; '.join(row['problems'][:2]) or 'without an error'})"
 
 
 def is_measured(row: Mapping[str, Any]) -> bool:

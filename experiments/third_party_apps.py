@@ -7,6 +7,8 @@ here. Rows are in ``experiments/rows/third_party_apps``; ``--table`` writes docs
 """
 
 import argparse
+import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from flower_data import make_mirror
-from flower_examples import ADULT, CIFAR, Setting, audit_of, is_measured, lines_of, without_places
+from flower_examples import ADULT, CIFAR, Setting, audit_of, is_measured, lines_of, why_none, without_places
 from row_file import RowFile
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows" / "third_party_apps"
 PAGE = HERE.parent / "docs" / "third_party_apps.md"
+HOMES = re.compile(r"/(home|Users)/\w+")
+"""Folders of the machine on which an app was written, which its code names."""
+
 RATINGS = "36,240 drawn ratings stand in for MovieLens"
 
 
@@ -183,7 +188,7 @@ APPS: Mapping[str, Found] = {
         repository="vinic011/intrusion-fl",
         commit="094ca5b2f4",
         about="intrusion detection, autoencoder of rows",
-        setting=Setting(note="1,600 drawn flows stand in for CICIDS2017", files="flows"),
+        setting=Setting(note="1,600 drawn flows stand in for CICIDS2017", files="flows", config="batch-size=8"),
     ),
     "health-pictures": Found(
         repository="MagnusS0/fl-for-ai-health",
@@ -209,7 +214,7 @@ APPS: Mapping[str, Found] = {
         repository="Sal0089/flwr-edge-remote",
         commit="9a45e916b5",
         about="time series of a sensor, attention",
-        setting=Setting(nodes=3, node_config="client-id={partition}"),
+        setting=Setting(nodes=3, node_config='client-id="{partition}"'),
     ),
     "masked-medmnist": Found(
         repository="mohres/federated-dp-sec_agg-flower",
@@ -250,6 +255,7 @@ def main() -> None:
             place = asked.apps / app.repository.replace("/", "+") / app.setting.folder
             row = audit_of(name, place, app.setting, mirror, asked)
             row = without_places(row, {str(asked.apps / app.repository.replace("/", "+")): "CHECKOUT"})
+            row = json.loads(HOMES.sub("HOME_OF_ITS_AUTHOR", json.dumps(row)))
             told = {"repository": app.repository, "commit": app.commit, "about": app.about}
             kept.add({"example": name}, row | told)
             print(f"{name}: {row.get('headline') or row.get('reason')} ({row['seconds']:.0f} s)", flush=True)
@@ -259,7 +265,7 @@ def main() -> None:
 def table(rows: list[dict[str, Any]]) -> str:
     """Render the page for the docs."""
     rows = sorted(rows, key=lambda row: str(row["example"]))
-    pages = [row for row in rows if "headline" in row]
+    pages = [row for row in rows if not why_none(row)]
     measured = [row for row in pages if is_measured(row)]
     lines = [
         "# Flower apps of others, audited as they are",
@@ -267,7 +273,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         "<!-- Written by experiments/third_party_apps.py --table; do not edit. -->",
         "",
         f"{len(rows)} apps of public repositories were found by searching and run by `fl-privacy audit APP --sandbox`,"
-        f" not a line of them edited: {len(pages)} ended in a page, {len(measured)} of them with a measured attack; of"
+        f" not a line of them edited: {len(pages)} ended in a page on what their clients upload,"
+        f" {len(measured)} of them with a measured attack; of"
         " the others the reason is named. Columns are those of [Flower's examples](flower_examples.md).",
         "",
         "| App | Repository | Commit | About |",

@@ -115,8 +115,8 @@ class AppPage:
 
     @property
     def silent(self) -> bool:
-        """Say whether clients were asked and none sent anything."""
-        return bool(self.lines) and all(line["direction"] != "client to server" for line in self.lines)
+        """Say whether no client sent anything, be it asked or not."""
+        return all(line["direction"] != "client to server" for line in self.lines)
 
     @property
     def further(self) -> list[str]:
@@ -126,10 +126,11 @@ class AppPage:
         found = [_read(step) for step in read if clear or step is not max(read, key=_share)]
         told = [_told(one) for one in self.survivors if one.told]
         own = [step for step in self.steps if step.title.startswith("All its examples")]
+        if read and own and own[0].counts is None:
+            asked = "That is the worst case: clients were asked for such uploads"
+            found.append(f"{asked}; in {own[0].made}, no single example was looked for")
         if told and (read or clear):
             found.append(f"The training's own uploads tell {_and(told)}")
-        if read and own and own[0].counts is None:
-            found.append(f"That is the worst case; in {own[0].made}, no single example was looked for")
         if self._facts and not read and not told:
             found.append(self._nothing_read())
         return found
@@ -194,7 +195,10 @@ class AppPage:
                 " of these attacks, and is no guarantee"
             )
         if self.silent:
-            return "Nothing to audit: no client that was asked sent anything"
+            asked = (
+                "no client that was asked sent anything" if self.lines else "the server asked no client for anything"
+            )
+            return f"Nothing to audit: {asked}"
         return "Not attacked: no attack here fits what this app uploads, and what leaves is listed below"
 
 

@@ -98,7 +98,7 @@ class TappedGrid(LocalGrid):
         node_config: Mapping[str, bool | int | float | str] | None = None,
     ) -> None:
         super().__init__(clients, client_app)
-        self._config, self._node_config = config, dict(node_config or {})
+        self._config, self._node_config, self._made = config, dict(node_config or {}), time.time()
         for partition, context in enumerate(self.contexts.values()):
             self._configure(context, partition)
         self.inventory = Inventory()
@@ -174,7 +174,7 @@ class TappedGrid(LocalGrid):
         context = self.contexts[node]
         kept = self._kept(node, kind) and not _is_probe(message)
         before = (copy.deepcopy(message), _copied(context), streams_now()) if kept else None
-        watch, columns, fitted = Watch(), LoadedBy(self._tables), FittedBy()
+        watch, columns, fitted = Watch(), LoadedBy(self._tables, self._made), FittedBy()
         app = self.client_app
         assert app is not None
         with watch.looking() as seen, columns.looking(), fitted.looking():
