@@ -321,9 +321,11 @@ def why_none(row: Mapping[str, Any]) -> str:
     """Say why there is no page, or none on anything that clients sent; empty where there is one."""
     if "headline" not in row:
         return str(row["reason"]).removeprefix("error: ").removesuffix("; --debug shows the traceback.").rstrip(".")
-    if row["uploaded"] != "no arrays" or row["findings"]:
+    nothing = row["uploaded"] == "no arrays"
+    if row["findings"] or not (nothing or (row["uploaded"].startswith("no arrays") and row["problems"])):
         return ""
-    return f"its page says that no client sent anything ({'; '.join(row['problems'][:2]) or 'without an error'})"
+    what = "sent anything" if nothing else "trained"
+    return f"its page says that no client {what} ({'; '.join(row['problems'][:2]) or 'without an error'})"
 
 
 def is_measured(row: Mapping[str, Any]) -> bool:

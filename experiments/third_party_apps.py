@@ -194,9 +194,7 @@ APPS: Mapping[str, Found] = {
         repository="MagnusS0/fl-for-ai-health",
         commit="bea505ba39",
         about="tissue pictures, ResNet-18, mixed precision; segmentation takes another pyproject.toml",
-        setting=Setting(
-            nodes=3, note="300 CIFAR-10 images of nine classes stand in for tissue", config="from-disk=false"
-        ),
+        setting=Setting(nodes=3, note="240 Tiny ImageNet images stand in for tissue", config="from-disk=false"),
     ),
     "graph-recommender": Found(
         repository="Yang-Li86/recommender",

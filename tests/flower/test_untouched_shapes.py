@@ -10,7 +10,7 @@ import pytest
 
 from fl_privacy.errors import UserError
 from fl_privacy.flower.untouched.app import read_app
-from fl_privacy.flower.untouched.audit import folder_name
+from fl_privacy.flower.untouched.audit import Asked, audit_app, folder_name
 from fl_privacy.flower.untouched.loaded import LoadedBy
 from fl_privacy.flower.untouched.review import review_app
 from fl_privacy.report.untouched import AppPage
@@ -160,10 +160,12 @@ TWO_CONFIGS = SERVER.replace(
 
 def test_what_a_mod_refuses_is_named(tmp_path: Path) -> None:
     clipped = "from flwr.clientapp.mod import fixedclipping_mod\napp = ClientApp(mods=[fixedclipping_mod])"
-    record = audited(tmp_path, "app_two_configs", PLAIN.replace("app = ClientApp()", clipped), TWO_CONFIGS, rounds=1)
-    (problem,) = record["problems"]
+    folder = write(tmp_path, "app_two_configs", PLAIN.replace("app = ClientApp()", clipped), TWO_CONFIGS)
+    found = audit_app(read_app(folder), Asked(nodes=2, out=tmp_path / "out"))
+    (problem,) = found.record["problems"]
     assert "exactly one ConfigRecord" in problem and "2 replies" in problem
-    assert record["tone"] == "open"
+    assert found.record["tone"] == "open"
+    assert problem.rstrip(".") in found.line, "whoever reads the terminal alone knows why"
 
 
 def test_a_server_that_asks_nobody_is_not_called_unattackable() -> None:

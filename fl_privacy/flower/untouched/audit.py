@@ -203,8 +203,11 @@ class _Run:
         assert self.grid is not None
         page = self.write("")
         path = (self.folder / PAGE).absolute()
+        said = [page.headline, *page.further, *(page.problems[:1] if page.silent else ())]
         return Audited(
-            page=path, record=self.record, line=f"audit: {'. '.join([page.headline, *page.further])}. Page: {path}"
+            page=path,
+            record=self.record,
+            line=f"audit: {'. '.join(each.rstrip('.') for each in said)}. Page: {path}",
         )
 
     def _page(self, going_on: str) -> AppPage:
