@@ -53,7 +53,7 @@ TERMS = {
         r"\br?MSE\b",
         "squared error of the pixels, and the error relative to the image; 0 for equal images",
     ),
-    "Proven exact": (r"[Pp]roven", "the attacker itself can show that no other example fits the upload"),
+    "Proven": (r"[Pp]roven", "the attacker itself can show that no other example fits the upload"),
     "PSNR": (
         r"PSNR",
         "likeness of two images in decibels: about 8 for unlike ones, beyond 30 hardly told apart; a flat gray picture"

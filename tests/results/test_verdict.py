@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fl_privacy.metrics.roc import identification_bound
+from fl_privacy.modality import IMAGES, TEXTS
 from fl_privacy.report.headline import headline_of
 from fl_privacy.results import Attacker, Counts, Finding, Leakage, Measure
 from fl_privacy.results.counts import Words, counts_of
@@ -198,10 +199,10 @@ def test_the_first_line_says_how_many_words_of_how_many_texts_were_read():
         TEXT | {"id": str(k), "words_of": 1, "words_there": 11, "words_read": 10 + (k < 1), "words_false": k == 3}
         for k in range(4)
     ]
-    said = headline_of(replace(verdict_on(counts_of(uploads)), kind="text"))
+    said = headline_of(replace(verdict_on(counts_of(uploads)), modality=TEXTS))
     assert said.tone == "leak" and said.text.endswith("; 41 of 44 words of 4 texts were read")
     assert "1 named beside them was in no text" in said.basis
-    assert "words" not in headline_of(replace(verdict_on(counts_of(images(NEGATIVE))), kind="image")).text
+    assert "words" not in headline_of(replace(verdict_on(counts_of(images(NEGATIVE))), modality=IMAGES)).text
 
 
 @pytest.mark.parametrize(
