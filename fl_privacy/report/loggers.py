@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.registry import LARGEST_PSNR
+from fl_privacy.metrics.registry import IMAGE_METRIC, LARGEST_PSNR
 from fl_privacy.report.headline import headline_of
 from fl_privacy.results import Run, read_run, verdict_of
 
@@ -51,10 +51,14 @@ def log_run(run: Run | Path | str, to: Any) -> int:
 
 
 def scalars_of(run: Run) -> Iterator[Scalar]:
-    """Yield the figures of ``run``: name, value, round; infinite ones as 100 (dB), without those that are unknown."""
+    """Yield the figures of ``run``: name, value, round; an infinite PSNR as 100 dB, without those that are unknown.
+
+    An infinite epsilon promises nothing and stays infinite.
+    """
+    decibels = f"{IMAGE_METRIC}_mean"
     for name, value, round in _figures(run):
         if not math.isnan(value):
-            yield name, min(value, LARGEST_PSNR) if math.isinf(value) else value, round
+            yield name, min(value, LARGEST_PSNR) if name.endswith(decibels) else value, round
 
 
 def _figures(run: Run) -> Iterator[Scalar]:

@@ -67,7 +67,10 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
     goal = goal_in_words(candidates, psnr_below) + _limits(candidates)
     if best is None:
         least = min(candidates, key=lambda c: c.extent)
-        return f"None of {len(candidates)} has {goal}; {least.name} comes closest ({leakage_in_words(least)})."
+        return (
+            f"None of {len(candidates)} has {goal}; {least.name} comes closest ({leakage_in_words(least)})."
+            f"{_never_asked(candidates)}"
+        )
     number = sum(c.unread(psnr_below) for c in candidates)
     kept = f", {points(best.pmm)} of the undefended" if best.pmm is not None else ""
     price = f"{best.name} (accuracy {percent(best.accuracy)}{kept}; {leakage_in_words(best)})"
@@ -105,6 +108,18 @@ def _limits(candidates: Sequence[Candidate]) -> str:
         About.ATTRIBUTE: f"and an attribute told at most {100 * ATTRIBUTE_AT_MOST:.0f} points above guessing",
     }
     return "".join(f", {words}" for about, words in limits.items() if about in asked)
+
+
+def _never_asked(candidates: Sequence[Candidate]) -> str:
+    """Name those of which no example was read, but nobody knows what else is told of them; empty if there are none."""
+    open_ones = [
+        c.name
+        for c in candidates
+        if c.images and not (c.undefended or c.read or c.unknown or c.exposed) and None in c.inferred.values()
+    ]
+    return f" Behind {', '.join(open_ones)} no {kind_in_words(candidates[0])} was read; the rest is not known." * bool(
+        open_ones
+    )
 
 
 def told_beside(candidate: Candidate) -> str:

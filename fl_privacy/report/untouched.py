@@ -161,25 +161,29 @@ class AppPage:
             return _read(max(read, key=_share))
         told = [one for one in self.survivors if one.told]
         if told:
-            nothing = " No single example was read" if any(step.counts for step in self.steps) else ""
-            return f"What clients upload tells the server {_and([_told(one) for one in told])}.{nothing}".rstrip(".")
+            said = f"What clients upload tells the server {_and([_told(one) for one in told])}"
+            return f"{said}. {self._of_chance()}" if self._uploads_attacked else said
         if self._facts:
             others = f", and {len(self._facts) - 1} more" if len(self._facts) > 1 else ""
             return f"Clients send facts about their data in clear: {self._facts[0]['what']}{others}"
         return self._nothing_read()
 
+    @property
+    def _uploads_attacked(self) -> list[Step]:
+        return [step for step in self.steps if step.counts is not None and step.counts.judged and step.uploaded]
+
+    def _of_chance(self) -> str:
+        """Say how many examples were read of the upload of which most were, where that is no more than chance."""
+        most = max(self._uploads_attacked, key=_share)
+        assert most.counts is not None
+        of = f"{most.counts.read} of {most.counts.judged} {KINDS[most.kind]}s"
+        return f"The server's attacks read {of} from uploads, no more than chance allows"
+
     def _nothing_read(self) -> str:
         """Word the first line where nothing that leaves was reconstructed."""
         attacked = [step for step in self.steps if step.counts is not None and step.counts.judged]
-        uploaded = [step for step in attacked if step.uploaded]
-        if uploaded:
-            most = max(uploaded, key=lambda step: step.counts.share or 0.0 if step.counts else 0.0)
-            assert most.counts is not None
-            what = KINDS[most.kind]
-            return (
-                f"The server's attacks read {most.counts.read} of {most.counts.judged} {what}s from uploads, no more"
-                " than chance allows: that tells of these attacks, and is no guarantee"
-            )
+        if self._uploads_attacked:
+            return f"{self._of_chance()}: that tells of these attacks, and is no guarantee"
         if attacked:
             counts, what = attacked[0].counts, KINDS[attacked[0].kind]
             assert counts is not None

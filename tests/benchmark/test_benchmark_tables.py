@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -10,8 +11,11 @@ import pytest
 
 from fl_privacy.cli import workers
 from fl_privacy.cli.main import run_command_line
+from fl_privacy.config.study import AttackCell
+from fl_privacy.experiment import study
 from fl_privacy.experiment.study import Job
 from fl_privacy.report.benchmark_page import SCHEMA
+from fl_privacy.results import Attacker
 from tests.benchmark.tracks import write_track
 from tests.experiment.runs import run
 
@@ -76,3 +80,15 @@ def test_advice_claims_no_server_that_nobody_tried(page: Path, capfd: pytest.Cap
     assert "rows read" in capfd.readouterr().out
     assert run_command_line([*asked, "threat=malicious"]) == 2
     assert "one that was measured, honest or adaptive" in " ".join(capfd.readouterr().err.split())
+
+
+def test_an_attack_that_failed_on_all_victims_is_a_problem_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {Path("broken"): {Attacker.PLAIN: "no memory"}, Path("fine"): {}, Path("theirs"): {Attacker.PLAIN: "none"}}
+    monkeypatch.setattr(study, "failed_attackers", told.__getitem__)
+    names = ("broken", "fine", "theirs", "open")
+    cells = [
+        AttackCell(uploads=name, state="untrained", server="imprint" if name == "theirs" else "") for name in names
+    ]
+    jobs = [SimpleNamespace(folder=Path(name), finished=name != "open") for name in names]
+    planned: Any = SimpleNamespace(attacks=dict(zip(cells, jobs, strict=True)))
+    assert study._failures(planned) == {"broken": "no memory"}

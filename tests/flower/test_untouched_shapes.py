@@ -1,6 +1,7 @@
 """Names, losses and inputs of apps that are audited as they are, in many shapes."""
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from fl_privacy.flower.untouched.app import read_app
 from fl_privacy.flower.untouched.audit import Asked, audit_app, folder_name
 from fl_privacy.flower.untouched.loaded import LoadedBy
 from fl_privacy.flower.untouched.review import review_app
-from fl_privacy.report.untouched import AppPage
+from fl_privacy.report.untouched import AppPage, Step
+from fl_privacy.results.counts import Counts
+from fl_privacy.results.survivors import Estimate, Survivor
 from fl_privacy.tapping import Watched
 from tests.flower.untouched_apps import LANGUAGE, LISTED, PLAIN, SERVER, audited, rung, write
 
@@ -227,6 +230,32 @@ def test_a_review_reads_claims_answers_and_own_strategies(tmp_path: Path) -> Non
         "code that load fetches (trust_remote_code)",
         "subprocess.run",
     ]
+
+
+@pytest.mark.parametrize("read", [0, 1])
+def test_a_headline_of_classes_says_how_many_examples_were_read_beside(read: int) -> None:
+    step = Step(
+        title="One example in one step", made="one example", kind="image", uploaded=True, control=None, beyond=False,
+        counts=Counts(identified=read, nothing=4 - read, groups=4, candidates=476), reason="", labels=None, seconds=1.0,
+    )  # fmt: skip
+    found, control = (Estimate(value=v, low=v - 0.1, high=v + 0.1, chance=0.0) for v in (0.8, 0.0))
+    classes = Survivor(name="classes", found=found, control=control)
+    page = AppPage(app="a", lede="", steps=[step], survivors=[classes])
+    assert page.headline.endswith(
+        f"The server's attacks read {read} of 4 images from uploads, no more than chance allows"
+    )
+
+
+def test_numbers_beyond_all_floats_make_no_claim(tmp_path: Path) -> None:
+    huge = "1" + 400 * "0"
+    client = PLAIN.replace("ClientApp()", f"ClientApp(mods=[LocalDpMod({huge}, -1.0, epsilon={huge}, delta=1e-5)])")
+    server = SERVER + "\nstrategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1, 1, 2)\n"
+    folder = write(tmp_path, "app_huge", client, server)
+    project = folder / "pyproject.toml"
+    more = "a-noise-multiplier = 1e300\nb-noise-multiplier = 1e-300\nc-noise-multiplier = nan\n"
+    project.write_text(project.read_text().replace("lr = 0.1\n", f"lr = 0.1\n{more}"))
+    told = [note.what for note in review_app(folder).claims]
+    assert [re.search(r"epsilon (\S+)", one)[1] for one in told if "epsilon" in one] == ["0", "inf", "9.01"]
 
 
 def test_folders_of_long_names_are_found() -> None:

@@ -1,5 +1,6 @@
 """Figures of a run in the loggers that others have."""
 
+import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -98,3 +99,9 @@ def test_a_run_of_texts_and_one_that_nobody_attacked_have_theirs(tmp_path: Path)
     assert "fl_privacy/plain/token_f1_mean" in names
     names = {name for name, _, _ in scalars_of(read_run(kinds.nothing(tmp_path)))}
     assert "fl_privacy/test_accuracy" in names and not any("share" in name for name in names)
+
+
+def test_an_infinite_epsilon_is_no_100_and_an_infinite_psnr_is(monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:
+    figures = [("fl_privacy/epsilon", math.inf, 1), ("fl_privacy/plain/psnr_mean", math.inf, 1), ("x", math.nan, 1)]
+    monkeypatch.setattr("fl_privacy.report.loggers._figures", lambda run: figures)
+    assert [value for _, value, _ in scalars_of(read_run(trained))] == [math.inf, 100.0]

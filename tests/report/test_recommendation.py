@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from fl_privacy.inference.kinds import About
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.cost import FIGURES, figures_of
 from fl_privacy.report.recommendation import answer
@@ -168,3 +169,9 @@ def test_images_and_texts_are_not_compared(tmp_path):
     mixed = [runs.record(tmp_path, undefended=True), texts(tmp_path, accuracy=0.9)]
     lede = re.search(r'<p class="lede">(.*?)</p>', write_report(mixed).read_text(), re.DOTALL)[1]
     assert "which no figure compares" in lede and "Least leaks" not in lede
+
+
+def test_a_defense_that_was_never_asked_of_members_is_not_among_those_that_were_read():
+    asked, silent = replace(OPEN, inferred={About.MEMBERSHIP: None}), replace(QUIET, inferred={About.MEMBERSHIP: None})
+    assert "Behind quiet no image was read; the rest is not known." in answer([asked, silent])
+    assert "not known." not in answer([asked])

@@ -233,11 +233,11 @@ def _local_claim(node: ast.Call) -> str:
     """Say in a sentence what a ``LocalDpMod`` claims, where its settings are written as numbers; empty else."""
     told = dict(zip(("clipping_norm", "sensitivity", "epsilon", "delta"), map(_constant, node.args), strict=False))
     told |= {k.arg: _constant(k.value) for k in node.keywords if k.arg}
-    clip, sensitivity, epsilon = (told.get(name) for name in ("clipping_norm", "sensitivity", "epsilon"))
-    if not all(isinstance(value, int | float) for value in (clip, sensitivity, epsilon)):
+    clip, sensitivity, epsilon = (_finite(told.get(name)) for name in ("clipping_norm", "sensitivity", "epsilon"))
+    if clip is None or sensitivity is None or epsilon is None or sensitivity < 0:
         return ""
     said = f"LocalDpMod claims epsilon {epsilon:g} for each round alone"
-    if sensitivity < clip:  # type: ignore[operator]
+    if sensitivity < clip:
         said += (
             f"; its noise is that of a sensitivity of {sensitivity:g}, but updates are clipped to {clip:g}: it is"
             f" {clip / sensitivity:.3g} times too small for the claim"
@@ -254,13 +254,25 @@ def _central_claims(app: App, found: Review) -> Iterator[Note]:
     rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 1)
     rounds = rounds if isinstance(rounds, int) and not isinstance(rounds, bool) and 0 < rounds <= MOST_ROUNDS else 1
     for key, value in app.config.items():
-        if _MULTIPLIER.search(key) and isinstance(value, int | float) and not isinstance(value, bool):
-            epsilon = epsilon_of(rounds / (2 * value**2) if value > 0 else math.inf, DELTA)
+        if _MULTIPLIER.search(key) and (multiplier := _finite(value)) is not None:
+            share = 1 / multiplier if multiplier > 0 else math.inf
+            epsilon = epsilon_of(rounds * share * share / 2, DELTA)
             yield Note(
                 what=f"a client that takes part in {rounds} round{'s' * (rounds != 1)} spends epsilon {epsilon:.3g} at"
                 f" delta {DELTA:g}, toward who sees the aggregated model alone",
                 where=f"{key}={value}",
             )
+
+
+def _finite(value: object) -> float | None:
+    """Return a number that a file states as a finite float; ``None`` where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def _constant(node: ast.AST) -> Any:
