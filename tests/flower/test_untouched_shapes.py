@@ -192,17 +192,18 @@ def test_a_missing_module_is_one_line_with_a_remedy(tmp_path: Path, code: str, s
         read_app(folder).load()
 
 
-def test_tables_that_the_app_writes_are_no_data_of_clients(tmp_path: Path) -> None:
+def test_logs_that_the_app_writes_are_no_data_of_clients_and_partitions_that_it_writes_are(tmp_path: Path) -> None:
     tables: dict[str, np.ndarray] = {}
     now = time.time()
-    for name, written in (("theirs", now - 60), ("own", now + 60)):
-        pd.DataFrame({name: [1.0, 2.0, 3.0]}).to_csv(tmp_path / f"{name}.csv", index=False)
+    for name, written, rows in (("theirs", now - 60, 3), ("log", now + 60, 3), ("partition", now + 60, 40)):
+        pd.DataFrame({name: np.arange(rows) / 2}).to_csv(tmp_path / f"{name}.csv", index=False)
         os.utime(tmp_path / f"{name}.csv", (written, written))
-    loaded = LoadedBy(tables, now)
+    loaded = LoadedBy(tables, now, answered=4)
     with loaded.looking():
-        for name in ("theirs", "own"):
+        for name in ("theirs", "log", "partition"):
             pd.read_csv(tmp_path / f"{name}.csv")
-    assert set(loaded.of(Watched()).columns) == {"theirs"}
+        assert len(list(pd.read_csv(tmp_path / "partition.csv", chunksize=10))) == 4
+    assert set(loaded.of(Watched()).columns) == {"theirs", "partition"}
 
 
 def test_a_review_reads_claims_answers_and_own_strategies(tmp_path: Path) -> None:

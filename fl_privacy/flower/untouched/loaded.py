@@ -37,11 +37,12 @@ class LoadedBy:
 
     Args:
         tables: columns of all tables that clients read so far, which they may keep from one message to the next.
-        since: files written after this time, in seconds since 1970, are the app's own work and no data of clients.
+        since: a file written after this time, in seconds since 1970, may be a log of the app's own.
+        answered: messages so far; a log has a line for each at most, what is longer are data that the app wrote anew.
     """
 
-    def __init__(self, tables: dict[str, np.ndarray] | None = None, since: float = math.inf) -> None:
-        self._since = since
+    def __init__(self, tables: dict[str, np.ndarray] | None = None, since: float = math.inf, answered: int = 0) -> None:
+        self._since, self._answered = since, answered
         self._partitions: list[Any] = []
         self._tables: dict[str, np.ndarray] = {} if tables is None else tables
 
@@ -62,7 +63,8 @@ class LoadedBy:
     def _around_reading(self, read: Any) -> Any:
         def table(*args: Any, **kwargs: Any) -> Any:
             found = read(*args, **kwargs)
-            if args and _written_after(args[0], self._since):
+            short = attempt(lambda: len(found) <= self._answered)  # what is read in pieces has no length
+            if args and short is True and _written_after(args[0], self._since):
                 return found
             noted = attempt(lambda: _numbers(found))
             self._tables.update({} if isinstance(noted, Failure) else noted)

@@ -174,7 +174,7 @@ class TappedGrid(LocalGrid):
         context = self.contexts[node]
         kept = self._kept(node, kind) and not _is_probe(message)
         before = (copy.deepcopy(message), _copied(context), streams_now()) if kept else None
-        watch, columns, fitted = Watch(), LoadedBy(self._tables, self._made), FittedBy()
+        watch, columns, fitted = Watch(), LoadedBy(self._tables, self._made, self._rounds.total()), FittedBy()
         app = self.client_app
         assert app is not None
         with watch.looking() as seen, columns.looking(), fitted.looking():
