@@ -1,5 +1,6 @@
 """Table of what the strongest attacker reads behind each defense, from experiments/rows/red_team."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,20 @@ from kept_rows import NOT_RUN, ROWS, markdown, read_rows
 Row = Mapping[str, Any]
 KIND = ("version", "attacker", "uploads", "public")
 
+FEWEST = 8
+"""Defenses that an attacker was tried on, for a column of its own."""
+
 
 def red_team_table(name: str, folder: Path = ROWS) -> str:
-    """Render one line for each kind of images and defense, one column for each attacker; "Not run." without rows."""
+    """Render a line for each kind of images and defense, a column for each attacker; none without rows."""
     rows = read_rows(name, folder)
     if not rows:
         return f"{NOT_RUN.capitalize()}."
-    kinds = sorted(dict.fromkeys(_kind(row) for row in rows), key=_order)
+    tried_of = Counter(map(_kind, rows))
+    kinds = sorted((kind for kind, tried in tried_of.items() if tried >= FEWEST), key=_order)
     lines = []
-    for data, defense in sorted(
-        dict.fromkeys((row["data"], row["defense"]) for row in rows), key=lambda pair: -len(pair[0])
-    ):
+    tried = dict.fromkeys((row["data"], row["defense"]) for row in rows)
+    for data, defense in sorted(tried, key=lambda pair: -len(pair[0])):
         own = {_kind(row): row for row in rows if (row["data"], row["defense"]) == (data, defense)}
         best = max((row["control_psnr"] for row in own.values() if row["control_psnr"] is not None), default=None)
         control = "" if best is None else f"{best:.1f}"

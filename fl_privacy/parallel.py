@@ -23,6 +23,7 @@ from fl_privacy.attacks import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.attack import trained_on
 from fl_privacy.attacks.gradient_inversion.execution import multiplications_of_a_layer
 from fl_privacy.errors import UserError
+from fl_privacy.modality import modality_of
 from fl_privacy.packages import expect_package
 from fl_privacy.pretrained.generator import Provenance
 from fl_privacy.processes import Done, in_processes
@@ -320,12 +321,11 @@ def victims_of_a_part(observations: Sequence[Observation]) -> int:
     """Return how many victims a part of an attack has; it depends on them alone, not on the machine."""
     first = observations[0]
     shape = (1, max(1, first.upload.num_examples), *first.input_shape)
-    kind = torch.float32 if len(first.input_shape) > 1 else None
-    if kind is None:
-        return _UNKNOWN  # texts and rows of tables
+    if not modality_of(first.model).pixels:
+        return _UNKNOWN
     try:
         model = copy.deepcopy(first.model).float().cpu().eval()
-        work = multiplications_of_a_layer(model, torch.zeros(shape, dtype=kind))
+        work = multiplications_of_a_layer(model, torch.zeros(shape))
     except Exception as error:  # noqa: BLE001  (of anybody's model)
         logger.debug("The work of a layer is not known: %s", error)
         return _UNKNOWN

@@ -11,6 +11,7 @@ from fl_privacy.effects import Description, settings_in_words
 from fl_privacy.errors import UserError
 from fl_privacy.film import Snapshot
 from fl_privacy.losses import CROSS_ENTROPY, Loss, LossLike
+from fl_privacy.modality import IMAGES, Modality
 from fl_privacy.plan import LocalPlan
 from fl_privacy.schema import Schema, with_schema
 from fl_privacy.shared_gradients import as_tensor, expect_range, read_gradients
@@ -157,15 +158,15 @@ class Knowledge:
     lengths: Tensor | None = None
     bounds: Mapping[str, tuple[Tensor, Tensor]] | None = None
 
-    def describe(self) -> list[str]:
-        """Describe each thing known in a sentence."""
+    def describe(self, modality: Modality = IMAGES) -> list[str]:
+        """Describe each thing known of examples of a kind in a sentence."""
         lines = []
         if self.labels is not None:
             lines.append("The attacker is given the true labels.")
         if self.lengths is not None:
             lines.append("The attacker is told how many tokens each text has.")
         if self.public_images is not None:
-            kind = f"{len(self.public_images)} public {'images' if self.public_images.is_floating_point() else 'texts'}"
+            kind = f"{len(self.public_images)} public {modality.one}s"
             lines.append(f"The attacker holds {kind} of the same domain, none attacked.")
         if self.previous is not None:
             lines.append("The attacker starts from its own guess at the same examples in the round it attacked before.")

@@ -24,6 +24,49 @@ OPTIONS = {
 """Whose parameters are the options of ``conf/`` or of a call, which a user sets one by one -> why there are so many."""
 
 
+KINDS = {"TextModel", "TextExamples", "TableExamples", "Examples", "TableRows", "WordEmbeddings"}
+"""Classes that are of one kind of examples."""
+
+ROWS_OF_TABLES = {"IMAGES", "TEXTS", "ROWS"}
+"""What a table has as keys, and nothing is compared with."""
+
+OWN = (
+    "fl_privacy/modality.py",
+    "fl_privacy/schema.py",
+    "fl_privacy/data/",
+    "fl_privacy/models/",
+    "fl_privacy/trees/",
+    "fl_privacy/transformations/",
+    "fl_privacy/attacks/text/",
+    "fl_privacy/attacks/auto/texts.py",
+    "fl_privacy/attacks/auto/tables.py",
+    "fl_privacy/attacks/gradient_inversion/modality.py",
+    "fl_privacy/attacks/gradient_inversion/embeddings.py",
+    "fl_privacy/attacks/gradient_inversion/word_order.py",
+    "fl_privacy/attacks/gradient_inversion/table_",
+    "fl_privacy/metrics/texts.py",
+    "fl_privacy/metrics/tables.py",
+    "fl_privacy/pretrained/word_evaluator.py",
+)
+"""Files of one kind of examples, and those that hold the table of kinds."""
+
+_CAST = "numbers are cast, numbers of tokens are left"
+_OWN = "data sets of this package are told apart from an app's own"
+_SHAPES = "the inputs of an app's network are told apart by their shapes alone"
+
+TOLD_APART: dict[str, str] = {
+    "fl_privacy/attacks/exact/certificate.py": _CAST,
+    "fl_privacy/attacks/gradient_inversion/labels.py": _CAST,
+    "fl_privacy/attacks/gradient_inversion/minimization.py": "a snapshot is made of what its source reads",
+    "fl_privacy/defenses/_refiner.py": _CAST,
+    "fl_privacy/experiment/app_truth.py": _OWN,
+    "fl_privacy/experiment/unattacked.py": _OWN,
+    "fl_privacy/experiment/ladder_problem.py": _SHAPES,
+    "fl_privacy/experiment/ladder_scores.py": _SHAPES,
+}
+"""File -> why it asks of what kind examples are, instead of looking that up in a table by ``modality``."""
+
+
 def sources(root: Path) -> Iterator[tuple[str, ast.Module, int]]:
     """Each module's path, what it says, and its number of lines."""
     for path in sorted((root / "fl_privacy").rglob("*.py")):
@@ -57,12 +100,47 @@ def wide_functions(root: Path) -> set[str]:
     }
 
 
+def modality_tests(root: Path) -> dict[str, list[int]]:
+    """Find where, outside of its own files, code asks of what kind examples are: lines by file."""
+    found: dict[str, list[int]] = {}
+    for path, module, _ in sources(root):
+        if path.startswith(OWN):
+            continue
+        narrowing = {id(node) for each in ast.walk(module) if isinstance(each, ast.Assert) for node in ast.walk(each)}
+        lines = [n.lineno for n in ast.walk(module) if isinstance(n, ast.expr) and id(n) not in narrowing and _asks(n)]
+        if lines:
+            found[path] = lines
+    return found
+
+
+def _asks(node: ast.expr) -> bool:
+    """Say whether an expression tells kinds of examples apart."""
+    if isinstance(node, ast.Call):
+        match node.func, node.args:
+            case ast.Name(id="isinstance"), [_, kinds]:
+                return bool(KINDS & {n.id for n in ast.walk(kinds) if isinstance(n, ast.Name)})
+            case ast.Attribute(attr="is_floating_point", value=of), []:
+                return ast.unparse(of).rpartition(".")[2] in {"inputs", "images", "public_images", "texts", "tokens"}
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        if any(isinstance(side, ast.Name) and side.id in ROWS_OF_TABLES for side in sides):
+            return True
+        if any(ast.unparse(side) in {"'image'", "'text'", "'row'"} for side in sides):
+            return any(ast.unparse(side).rpartition(".")[2] == "kind" for side in sides)
+        return any("schema_of(" in ast.unparse(side) for side in sides)
+    return False
+
+
 def test_files_are_short() -> None:
     assert long_files(ROOT) == set()
 
 
 def test_functions_are_short() -> None:
     assert long_functions(ROOT) == set()
+
+
+def test_kinds_of_examples_are_told_apart_in_their_own_files() -> None:
+    assert modality_tests(ROOT).keys() == TOLD_APART.keys(), modality_tests(ROOT)
 
 
 def test_functions_take_few_parameters() -> None:
@@ -77,6 +155,8 @@ def misshapen(tmp_path: Path) -> Path:
     (room / "long.py").write_text("\n".join(f"a{i} = {i}" for i in range(LONGEST_FILE + 1)))
     (room / "tall.py").write_text("def high():\n" + "    pass\n" * LONGEST_FUNCTION)
     (room / "wide.py").write_text(f"def broad({', '.join(f'a{i}' for i in range(MOST_PARAMETERS))}, *, b): ...\n")
+    asks = "isinstance(a, Examples)\ninputs.is_floating_point()\nkind == 'text'\nschema_of(a) is None\na is TEXTS\n"
+    (room / "asks.py").write_text(asks + "assert isinstance(a, Examples)\n")
     return tmp_path
 
 
@@ -84,3 +164,4 @@ def test_faults_are_found(misshapen: Path) -> None:
     assert long_files(misshapen) == {"fl_privacy/long.py"}
     assert long_functions(misshapen) == {"fl_privacy/tall.py:high"}
     assert wide_functions(misshapen) == {"fl_privacy/wide.py:broad"}
+    assert modality_tests(misshapen) == {"fl_privacy/asks.py": [1, 2, 3, 4, 5]}

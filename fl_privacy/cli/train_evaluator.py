@@ -19,7 +19,7 @@ from fl_privacy.checks import one_of, whole
 from fl_privacy.config import compose_file
 from fl_privacy.config.building import check_arguments
 from fl_privacy.config.reading import expect_type
-from fl_privacy.data import Dataset, LabelledExamples, TextExamples, expect_images
+from fl_privacy.data import Dataset, LabelledExamples, TextExamples, expect_images, texts_of
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_dataset, build_network
 from fl_privacy.files import user_cache_folder
@@ -57,7 +57,7 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
         expect_type(name, settings[name], annotation)
     whole("seed", settings["seed"], at_least=0, example=1)
     dataset = build_dataset(settings["data"])
-    texts = isinstance(dataset.train, TextExamples)
+    texts = texts_of(dataset.train) is not None
     teacher = None if settings["teacher"] is None else _teacher(settings["teacher"], texts=texts)
     usual = TEXTS if texts else EvaluatorPlan() if teacher is None else student_plan(EvaluatorPlan(), teacher)
     plan, device = _plan(settings, usual), resolve_device(settings["device"])

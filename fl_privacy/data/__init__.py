@@ -9,7 +9,8 @@ from fl_privacy.data.examples import (
     TextExamples,
     Vocabulary,
     expect_images,
-    kind_of_examples,
+    images_of,
+    texts_of,
 )
 from fl_privacy.data.partition import (
     ClassShares,
@@ -39,11 +40,12 @@ __all__ = [
     "TextExamples",
     "Vocabulary",
     "expect_images",
-    "kind_of_examples",
+    "images_of",
     "load_data",
     "load_table",
     "load_text",
     "load_with_attribute",
     "partition_table",
     "table_of",
+    "texts_of",
 ]

@@ -8,12 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
+from fl_privacy.modality import IMAGES, ROWS, TEXTS, Modality
 from fl_privacy.pieces import BEGINNINGS, as_shown
 from fl_privacy.schema import Schema
 from fl_privacy.types import Batch
@@ -72,6 +73,8 @@ class LabelledExamples(ABC):
         attribute_names: A names.
     """
 
+    modality: ClassVar[Modality]
+
     labels: Tensor
     class_names: tuple[str, ...]
     groups: Tensor | None
@@ -118,6 +121,8 @@ class Examples(LabelledExamples):
         images: (N, C, H, W) uint8.
     """
 
+    modality: ClassVar[Modality] = IMAGES
+
     images: Tensor
     labels: Tensor
     class_names: tuple[str, ...]
@@ -156,6 +161,8 @@ class TextExamples(LabelledExamples):
         vocabulary: of the tokens.
         next_token: whether a model is to predict each next token rather than the class of the text.
     """
+
+    modality: ClassVar[Modality] = TEXTS
 
     tokens: Tensor
     labels: Tensor
@@ -219,6 +226,8 @@ class TableExamples(LabelledExamples):
         schema: of the rows.
     """
 
+    modality: ClassVar[Modality] = ROWS
+
     inputs: Tensor
     labels: Tensor
     class_names: tuple[str, ...]
@@ -249,11 +258,14 @@ class TableExamples(LabelledExamples):
         )
 
 
-def kind_of_examples(examples: LabelledExamples) -> str:
-    """Return ``images``, ``text`` or ``a table``, as sentences call them."""
-    if isinstance(examples, TableExamples):
-        return "a table"
-    return "text" if isinstance(examples, TextExamples) else "images"
+def texts_of(examples: LabelledExamples) -> TextExamples | None:
+    """Return ``examples`` where they are texts, else ``None``."""
+    return examples if isinstance(examples, TextExamples) else None
+
+
+def images_of(examples: LabelledExamples) -> Examples | None:
+    """Return ``examples`` where they are images, else ``None``."""
+    return examples if isinstance(examples, Examples) else None
 
 
 def expect_images(examples: LabelledExamples, what: str) -> Examples:
@@ -264,7 +276,6 @@ def expect_images(examples: LabelledExamples, what: str) -> Examples:
     """
     if not isinstance(examples, Examples):
         raise UserError(
-            f"{what} is expected with images, but the data are {kind_of_examples(examples)}; leave it out, or take"
-            " images."
+            f"{what} is expected with images, but the data are {examples.modality.data}; leave it out, or take images."
         )
     return examples

@@ -30,6 +30,7 @@ from fl_privacy.defenses.robust_data import (
 from fl_privacy.effects import Part, RobustGradient
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import loss_gradients
+from fl_privacy.modality import modality_of
 from fl_privacy.models import TextModel
 from fl_privacy.pretrained.evaluator_files import CachedEvaluator
 from fl_privacy.pretrained.find_words import find_word_evaluator, name_of_words
@@ -239,8 +240,9 @@ class _Refinement:
         return tensors
 
     def _space(self, step: LocalStep) -> RobustSpace:
-        if not isinstance(step.model, TextModel):
+        if modality_of(step.model).continuous:
             return Pixels(step.batch.inputs, self.judge)
+        assert isinstance(step.model, TextModel)
         table = step.sent.parameters[step.model.word_weight]
         if self.privacy == "evaluator" and self.of_words.judging(table) is None:
             self.prepare_texts(step.model, None)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fl_privacy.effects import Description, Part
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import LossChange
+from fl_privacy.modality import modality_of
 from fl_privacy.models import TextModel
 from fl_privacy.rng import derive_generator
 from fl_privacy.shared_gradients import as_tensor, named_tensors
@@ -159,6 +160,25 @@ class Defense:
     def computes_gradient(self) -> bool:
         """Say whether the gradient of the mean loss is of no use, since the defense computes one anew."""
         return bool(self.gradient) and self.gradient[0] in self.anew
+
+    def prepare_for(self, model: nn.Module, input_shape: tuple[int, ...], public: Tensor | None = None) -> None:
+        """Prepare the defense for the examples that ``model`` takes, before anything is trained.
+
+        Args:
+            model: of the clients.
+            input_shape: (C, H, W) of an image, (L,) of a text or (F,) of a row.
+            public: texts (N, L) that are no client's, where there are some.
+
+        Raises:
+            UserError: it can't be prepared for them.
+        """
+        if modality_of(model).continuous:
+            for prepare in self.prepare:
+                prepare(input_shape)
+        else:
+            assert isinstance(model, TextModel)
+            for prepare_texts in self.texts:
+                prepare_texts(model, public)
 
     def apply(
         self,

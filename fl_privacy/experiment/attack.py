@@ -8,7 +8,7 @@ import torch
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings
-from fl_privacy.data import Examples
+from fl_privacy.data import images_of
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.app import AppReport, report_app
 from fl_privacy.experiment.app_captures import app_captures, as_captured, captures_of, expect_of, load_app
@@ -68,8 +68,8 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
             observations = setup.observe(setup.server.state)
         weights = "as trained elsewhere" if config.weights else "untrained"
         threats = [*setup.threat_model(), f"The model is {weights}."]
-    attacked = next(iter(setup.clients.values())).examples
-    if attack is not None and isinstance(attacked, Examples):
+    attacked = images_of(next(iter(setup.clients.values())).examples)
+    if attack is not None and attacked is not None:
         threats += describe_image_prior(attack, attacked.input_shape, attacked.images)
     with place.open() as folder:
         if folder.finished:

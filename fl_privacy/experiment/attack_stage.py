@@ -25,7 +25,8 @@ from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all, unjudg
 from fl_privacy.metrics.controls import Others, other_updates
 from fl_privacy.metrics.distortion import UpdateDistortion, distortion_of, linear_system
 from fl_privacy.metrics.spn import Tracing, nearest, tracing_distance
-from fl_privacy.models import TextModel, has_batch_norm
+from fl_privacy.modality import modality_of
+from fl_privacy.models import has_batch_norm
 from fl_privacy.parallel import attack_by_all_cores
 from fl_privacy.progress import counted
 from fl_privacy.results import Attacker, RunFolder
@@ -168,7 +169,9 @@ class Judge:
             results, truths = zip(*known, strict=True)
             judged = iter(self._judged(results, truths, transformed))
         return [
-            unjudged(r, (o.upload.num_examples, *o.input_shape)) if truth is None else next(judged)
+            unjudged(r, (o.upload.num_examples, *o.input_shape), modality_of(o.model))
+            if truth is None
+            else next(judged)
             for r, o, truth in zip(found, observations, originals, strict=True)
         ]
 
@@ -179,23 +182,21 @@ class Judge:
     def _judged(
         self, found: Sequence[Reconstruction], truths: Sequence[Batch], transformed: Sequence[Batch] | None
     ) -> list[VictimScore]:
-        if self.schema is not None:
-            return evaluate_all(found, truths, schema=self.schema, others=self.others)
+        scores = evaluate_all(
+            found,
+            truths,
+            functions=self.functions,
+            transformed=transformed,
+            language=self.vocabulary,
+            schema=self.schema,
+            others=self._with_controls(found, truths) if self.prior else self.others,
+            augmented=self.augments,
+        )
         if self.vocabulary is None:
-            return evaluate_all(
-                found,
-                truths,
-                functions=self.functions,
-                transformed=transformed,
-                others=self._with_controls(found, truths),
-                augmented=self.augments,
-            )
-        scores = evaluate_all(found, truths, language=self.vocabulary, others=self.others)
+            return scores
         return [replace(score, sentences=_sentences(score, self.vocabulary)) for score in scores]
 
     def _with_controls(self, found: Sequence[Reconstruction], truths: Sequence[Batch]) -> Others:
-        if not self.prior:
-            return self.others
         guesses = [None if each.batch is None else each.batch.inputs for each in found]
         controls = other_updates([each.id for each in found], guesses, [truth.inputs for truth in truths])
         return replace(self.others, controls={**self.others.controls, **controls})
@@ -231,7 +232,7 @@ def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDis
 @lru_cache(maxsize=1)
 def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, str] | None:
     """Return weight and bias of the first layer, if it is fully connected; else ``None``."""
-    if isinstance(model, TextModel):
+    if not modality_of(model).continuous:
         return None
     try:
         found = find_first_layer(model, ModelState.of(model), input_shape)

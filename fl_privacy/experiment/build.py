@@ -4,7 +4,7 @@ The only file that instantiates what a user names; :mod:`fl_privacy.experiment.s
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -22,11 +22,10 @@ from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.config.settings import BpkiSettings
 from fl_privacy.data import (
     Dataset,
-    Examples,
     LabelledExamples,
     TableExamples,
-    TextExamples,
     expect_images,
+    texts_of,
 )
 from fl_privacy.defenses import Defense
 from fl_privacy.defenses.defense import UNNAMED
@@ -45,7 +44,8 @@ from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.guard import ModelGuard
 from fl_privacy.inference import About
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
-from fl_privacy.models import ADAPTED, TextModel, build_fitting, check_model, check_table_model, check_text_model
+from fl_privacy.modality import IMAGES, ROWS, TEXTS, Modality
+from fl_privacy.models import ADAPTED, build_fitting, check_model, check_table_model, check_text_model
 from fl_privacy.parallel import ShardedAttack
 from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.types import LocalPlan
@@ -102,13 +102,30 @@ ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")
 def build_network(section: Mapping[str, Any], dataset: Dataset, *, seed: int) -> nn.Module:
     """Build the model that ``section`` names with initial values of ``seed``, and check that it fits the data."""
     train = dataset.train
-    if isinstance(train, Examples):
-        return build_network_for(section, train.input_shape, train.num_classes, seed=seed)
-    model = _network(section, train.architecture, seed)
-    if isinstance(train, TableExamples):
-        return check_table_model(model, train.schema, train.num_classes)
+    return _CHECKS[train.modality](_network(section, train.architecture, seed), train)
+
+
+def _checked_on_images(model: nn.Module, train: LabelledExamples) -> nn.Module:
+    check_model(model, train.input_shape, train.num_classes)
+    return model
+
+
+def _checked_on_texts(model: nn.Module, train: LabelledExamples) -> nn.Module:
     check_text_model(model, train.input_shape[0], train.num_classes)
     return model
+
+
+def _checked_on_rows(model: nn.Module, train: LabelledExamples) -> nn.Module:
+    assert isinstance(train, TableExamples)
+    return check_table_model(model, train.schema, train.num_classes)
+
+
+_CHECKS: Mapping[Modality, Callable[[nn.Module, LabelledExamples], nn.Module]] = {
+    IMAGES: _checked_on_images,
+    TEXTS: _checked_on_texts,
+    ROWS: _checked_on_rows,
+}
+"""What sees that a model fits its examples."""
 
 
 def build_network_for(
@@ -214,14 +231,12 @@ def build_defense(section: Mapping[str, Any]) -> Defense:
 
 def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> None:
     """Prepare ``defense`` for the examples of ``dataset``; ``UserError`` if it can't be, or can't change texts."""
-    if isinstance(dataset.train, TextExamples):
-        _prepare_for_texts(defense, dataset, model)
-    elif isinstance(dataset.train, TableExamples):
-        _expect_no_images(defense, "a table", "local_dp, pruning, quantization, selective_sharing, ppdl or soteria")
-    else:
-        for prepare in defense.prepare:
-            with blamed_on(f"Defense {defense.name}, preparing for images,"):
-                prepare(dataset.train.input_shape)
+    kind = dataset.train.modality
+    _EXPECTED[kind](defense)
+    texts = texts_of(dataset.test) if defense.texts else None
+    tokens = None if texts is None else texts.subset(defenders_examples(texts)).tokens
+    with blamed_on(f"Defense {defense.name}, preparing for {kind.one}s,"):
+        defense.prepare_for(model, dataset.train.input_shape, tokens)
     for inform in defense.informed:
         public = dataset.test
         if public.attributes is None:
@@ -247,16 +262,23 @@ def _of_images(defense: Defense, kind: str, others: str) -> UserError:
     return UserError(f"Defense {defense.name} is of images, but the data are {kind}; take dp_noise, dp_sgd, {others}.")
 
 
-def _prepare_for_texts(defense: Defense, dataset: Dataset, model: nn.Module) -> None:
+def _expect_for_rows(defense: Defense) -> None:
+    _expect_no_images(defense, "a table", "local_dp, pruning, quantization, selective_sharing, ppdl or soteria")
+
+
+def _expect_for_texts(defense: Defense) -> None:
     of_pixels = any(isinstance(part.effect, MutedFeatures | SlicedNoise) for part in defense.parts)
     if of_pixels or len(defense.texts) < len(defense.prepare):
         raise _of_images(defense, "text", _FOR_TEXTS)
     _expect_no_images(replace(defense, prepare=()), "text", _FOR_TEXTS)
-    assert isinstance(model, TextModel) and isinstance(dataset.test, TextExamples)
-    public = dataset.test.subset(defenders_examples(dataset.test)).tokens if defense.texts else None
-    for prepare in defense.texts:
-        with blamed_on(f"Defense {defense.name}, preparing for texts,"):
-            prepare(model, public)
+
+
+_EXPECTED: Mapping[Modality, Callable[[Defense], None]] = {
+    IMAGES: lambda defense: None,
+    TEXTS: _expect_for_texts,
+    ROWS: _expect_for_rows,
+}
+"""What refuses defenses that are of other examples."""
 
 
 def build_metrics(bpki: BpkiSettings, evaluator: str | None, dataset: Dataset) -> dict[str, MetricFunction]:

@@ -1,16 +1,17 @@
 """Images and texts that nobody attacks: what an original is told apart from, and what no update tells."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fl_privacy.data import Examples, LabelledExamples, TableExamples, TextExamples, load_data
+from fl_privacy.data import Examples, LabelledExamples, TableExamples, TextExamples, images_of, load_data
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.controls import Others
 from fl_privacy.metrics.public_images import PublicImages
+from fl_privacy.modality import ROWS, TEXTS, Modality
 from fl_privacy.rng import derive_generator
 
 logger = logging.getLogger(__name__)
@@ -38,17 +39,28 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
         moved: whether the model may have seen the originals scaled and rotated.
     """
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
-    if isinstance(examples, TextExamples):
-        return Others(texts=examples.tokens[order[:_MOST_TEXTS]])
-    if isinstance(examples, TableExamples):
-        return Others(rows=examples.schema.cells(examples.inputs[order[:_MOST_TEXTS]]))
-    assert isinstance(examples, Examples)
+    if (few := _FEW.get(examples.modality)) is not None:
+        return few(examples, order[:_MOST_TEXTS])
     chosen = order[: at_most(number, examples.input_shape)].sort().values
     if not len(chosen):
         return Others(moved=moved)
     batch = examples.batch(chosen)
     candidates = PublicImages(images=batch.inputs, labels=batch.labels, name=f"public images of {name}")
     return Others(candidates=candidates, moved=moved)
+
+
+def _texts(examples: LabelledExamples, chosen: Tensor) -> Others:
+    assert isinstance(examples, TextExamples)
+    return Others(texts=examples.tokens[chosen])
+
+
+def _rows(examples: LabelledExamples, chosen: Tensor) -> Others:
+    assert isinstance(examples, TableExamples)
+    return Others(rows=examples.schema.cells(examples.inputs[chosen]))
+
+
+_FEW: Mapping[Modality, Callable[[LabelledExamples, Tensor], Others]] = {TEXTS: _texts, ROWS: _rows}
+"""Of which examples others are taken without asking how many."""
 
 
 def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Others:
@@ -116,5 +128,5 @@ def _shipped(name: str) -> Iterator[Examples]:
     except UserError as error:
         logger.info("No candidates from %s: %s", name, error)
         return
-    if isinstance(found, Examples):
-        yield found
+    if (images := images_of(found)) is not None:
+        yield images

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings, compose_run
-from fl_privacy.data import Examples, LabelledExamples, partition_table
+from fl_privacy.data import LabelledExamples, images_of, partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.build import attack_of_run, clients_of
@@ -82,9 +82,9 @@ def run_experiment(
 
 
 def _image_prior(attack: ReconstructionAttack | None, train: LabelledExamples, clients: Whereabouts) -> list[str]:
-    if not isinstance(train, Examples):
+    if (examples := images_of(train)) is None:
         return []
-    return describe_image_prior(attack, train.input_shape, None if clients.own_data else train.images)
+    return describe_image_prior(attack, examples.input_shape, None if clients.own_data else examples.images)
 
 
 def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.attack import trained_on
 from fl_privacy.config import RunSettings
-from fl_privacy.data import Dataset, LabelledExamples, TextExamples, Vocabulary
+from fl_privacy.data import Dataset, LabelledExamples, Vocabulary, texts_of
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects import Description
 from fl_privacy.errors import UserError
@@ -221,12 +221,14 @@ class Setup:
 
     def _has_prior(self, attack: ReconstructionAttack) -> bool:
         """Say whether the attacker knows what images are like, by which guesses need a control."""
+        if not self.dataset.train.modality.pixels:
+            return False
         return self.config.threat_model.public_images != 0 or trained_on(attack, self._input_shape) is not None
 
     @property
     def _vocabulary(self) -> Vocabulary | None:
-        train = self.dataset.train
-        return train.vocabulary if isinstance(train, TextExamples) else None
+        texts = texts_of(self.dataset.train)
+        return None if texts is None else texts.vocabulary
 
     def threat_model(self) -> list[str]:
         """Say in sentences who attacks, and what is seen and known."""
@@ -246,12 +248,11 @@ class Setup:
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
         public = min(MOST_PUBLIC, len(self.unattacked)) if given.public_images is None else given.public_images
         adaptive = given.knows_defense and self._described is not None
-        kind = torch.float if self._vocabulary is None else torch.long
         return Knowledge(
             labels=nothing if given.knows_labels else None,
             defense=self._described if adaptive else None,
             same_data="" if adaptive and not defense.changes_images else None,
-            public_images=torch.empty(public, dtype=kind) if public else None,
+            public_images=torch.empty(public) if public else None,
             previous=nothing if self.config.attack.get("start") == "previous" else None,
             private=ModelState({}, {}) if defense.private else None,
             colluder=given.colluder if defense.private or given.features_of == "trained" else None,

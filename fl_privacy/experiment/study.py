@@ -23,7 +23,7 @@ from fl_privacy.config.compose import merge_overrides, override_keys
 from fl_privacy.config.keys import is_within, keys_of
 from fl_privacy.config.settings import Role
 from fl_privacy.config.study import AttackCell, Grid, GridPoint, Track, grid_points
-from fl_privacy.data import Examples
+from fl_privacy.data import images_of
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError, in_one_line
 from fl_privacy.experiment.app_captures import app_captures, as_captured
@@ -38,6 +38,7 @@ from fl_privacy.report.benchmark_page import benchmark_as_plain, benchmark_in_wo
 from fl_privacy.report.trade_off import SweepEntry
 from fl_privacy.results import is_finished, read_environment, read_summary
 from fl_privacy.results.ongoing import write_planned
+from fl_privacy.results.read import failed_attackers
 from fl_privacy.results.records import dump_json, parse_json
 
 
@@ -258,8 +259,17 @@ class Benchmark:
             own=point.family in self.track.entry,
             trainings={name: job.folder for name, job in planned.trainings.items()},
             attacks={cell: job.folder for cell, job in planned.attacks.items()},
-            problems=problems,
+            problems={**_failures(planned), **problems},
         )
+
+
+def _failures(planned: PlannedPoint) -> dict[str, str]:
+    """Return why attacks that finished failed on all of their victims, by their folder's name.
+
+    Malicious servers are left out, who may find none of the images that they look for.
+    """
+    done = [job.folder for cell, job in planned.attacks.items() if not cell.server and job.finished]
+    return {folder.name: next(iter(found.values())) for folder in done if (found := failed_attackers(folder))}
 
 
 def plan_benchmark(track: Track) -> Benchmark:
@@ -361,8 +371,8 @@ def _data_hashes(planned: PlannedPoint) -> dict[str, str]:
             continue
         dataset, content = build_dataset(config.data), hashlib.sha256()
         for split in (dataset.train, dataset.test):
-            if isinstance(split, Examples):
-                for tensor in (split.images, split.labels):
+            if (images := images_of(split)) is not None:
+                for tensor in (images.images, images.labels):
                     content.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
                     content.update(tensor.contiguous().numpy().tobytes())
         found[name] = content.hexdigest()

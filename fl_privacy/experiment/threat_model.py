@@ -3,7 +3,7 @@
 What an attack's generator of images was trained on: said in every report, and never the victims.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,8 @@ from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit
 from fl_privacy.malicious import ServerAttack, ThreatLevel
+from fl_privacy.modality import ROWS, TEXTS, Modality, modality_of
 from fl_privacy.models import TextModel, has_batch_norm
-from fl_privacy.schema import schema_of
 from fl_privacy.types import Knowledge, LocalPlan
 
 _SHARED = {
@@ -73,7 +73,7 @@ def describe_threats(
     """
     defended = _describe_defense(defense) + _GUARDED * guarded
     if secure_aggregation != "none":
-        known = knowledge.describe() if server is None and secure_aggregation == "secagg" else []
+        known = knowledge.describe(modality_of(model)) if server is None and secure_aggregation == "secagg" else []
         return [*_server(server), _SECURE[secure_aggregation], *known, defended]
     lines = [
         *_server(server),
@@ -88,12 +88,9 @@ def describe_threats(
         lines.append(_batch_norm(plan, audit.uploads))
     if plan.frozen:
         lines.append(f"Neither trained nor uploaded: {', '.join(plan.frozen)}.")
-    if isinstance(model, TextModel):
-        lines.append(_embeddings(model, plan))
-    if schema_of(model) is not None:
-        lines.append(_SCHEMA)
+    lines += _OF_MODEL.get(modality_of(model), lambda model, plan: [])(model, plan)
     lines.append("The attacker knows the architecture, the values each client was sent, and the local plan.")
-    lines += knowledge.describe()
+    lines += knowledge.describe(modality_of(model))
     if knowledge.defense is not None:
         lines.append("That is the adaptive attacker; a plain one that knows nothing of the defense attacks as well.")
         if names := uncountered(knowledge.defense):
@@ -104,14 +101,22 @@ def describe_threats(
     return [*lines, defended]
 
 
-def _embeddings(model: TextModel, plan: LocalPlan) -> str:
+def _embeddings(model: nn.Module, plan: LocalPlan) -> list[str]:
     """Say whether the gradient of the embeddings shows the tokens."""
+    assert isinstance(model, TextModel)
     if model.word_weight in plan.held(name for name, _ in model.named_parameters()):
-        return "The gradient of the tokens' embeddings is not uploaded."
-    return (
+        return ["The gradient of the tokens' embeddings is not uploaded."]
+    return [
         "The gradient of the tokens' embeddings is uploaded: where no defense and no tied head fills its rows, those"
         " that are not zero name the tokens of a batch."
-    )
+    ]
+
+
+_OF_MODEL: Mapping[Modality, Callable[[nn.Module, LocalPlan], list[str]]] = {
+    TEXTS: _embeddings,
+    ROWS: lambda model, plan: [_SCHEMA],
+}
+"""What the model alone tells of examples of a kind."""
 
 
 def _server(attack: ServerAttack | None) -> list[str]:

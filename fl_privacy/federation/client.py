@@ -28,6 +28,7 @@ from fl_privacy.federation.training import (
     train_private,
 )
 from fl_privacy.guard import ModelGuard
+from fl_privacy.modality import modality_of_inputs
 from fl_privacy.models import has_batch_norm
 from fl_privacy.rng import Secret, cpu_threads, derive_generator, seeded_globally
 from fl_privacy.types import Batch, LocalPlan, ModelState
@@ -95,9 +96,9 @@ def local_batches(num_examples: int, plan: LocalPlan, rng: torch.Generator) -> l
 def augment(batch: Batch, plan: LocalPlan, rng: torch.Generator) -> Batch:
     """Augment ``batch`` as ``plan`` says; each image has its own draws."""
     images = batch.inputs
-    if not images.is_floating_point():
+    if not (kind := modality_of_inputs(images)).pixels:
         raise UserError(
-            "plan.crop_padding and plan.flip are expected with images, but the data are text; leave them out."
+            f"plan.crop_padding and plan.flip are expected with images, but the data are {kind.data}; leave them out."
         )
     if plan.crop_padding:
         offsets = torch.randint(2 * plan.crop_padding + 1, (2, len(images)), generator=rng, device=rng.device)

@@ -28,7 +28,6 @@ from fl_privacy.flower.records import (
     to_array,
     to_tensor,
 )
-from fl_privacy.models import TextModel
 from fl_privacy.rng import Secret
 from fl_privacy.types import ModelState, Tensors
 
@@ -83,12 +82,7 @@ class PrivacyClient(NumPyClient):
     def __init__(self, client: Client, memory: RecordDict | Memory | None = None, **settings: Any) -> None:
         if self.make_defense is not None:
             client = replace(client, defense=self.make_defense(**settings))
-            if isinstance(client.model, TextModel):
-                for inform in client.defense.texts:
-                    inform(client.model, None)
-            else:
-                for prepare in client.defense.prepare:
-                    prepare(client.examples.input_shape)
+            client.defense.prepare_for(client.model, client.examples.input_shape)
         elif settings:
             raise UserError(
                 f"{type(self).__name__} makes no defense and is expected to get no settings, but got"

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from fl_privacy.errors import UserError
+from fl_privacy.modality import IMAGES, ROWS, TEXTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,7 +131,7 @@ def _in(module: str, name: str) -> MetricFunction:
     return function
 
 
-IMAGE_METRIC, TEXT_METRIC, TABLE_METRIC = "psnr", "token_f1", "cells_right"
+IMAGE_METRIC, TEXT_METRIC, TABLE_METRIC = IMAGES.metric, TEXTS.metric, ROWS.metric
 """By which images, texts and rows of a table count as recognizable."""
 
 _OF_ROWS: tuple[tuple[str, str, str], ...] = (

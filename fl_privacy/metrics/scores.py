@@ -12,7 +12,8 @@ from fl_privacy.metrics.images import MetricFunction
 from fl_privacy.metrics.matching import Match, hard_labels, match
 from fl_privacy.metrics.registry import METRICS
 from fl_privacy.metrics.tables import WrittenRows, match_rows, right_cells, written_rows
-from fl_privacy.metrics.texts import Language, is_text, match_texts, widened, without
+from fl_privacy.metrics.texts import Language, match_texts, widened, without
+from fl_privacy.modality import IMAGES, Modality, modality_of_inputs
 from fl_privacy.schema import Schema
 from fl_privacy.types import Batch, Certainty, Reconstruction, VictimId
 
@@ -134,7 +135,7 @@ def evaluate_all(
         )
     if schema is not None:
         return _of_rows(reconstructions, truths, schema, others)
-    if truths and is_text(truths[0].inputs):
+    if truths and not modality_of_inputs(truths[0].inputs).continuous:
         return _of_texts(reconstructions, truths, language, others)
     if len(shapes := {tuple(truth.inputs.shape[1:]) for truth in truths}) > 1:
         raise UserError(f"Truths of one image shape are expected, but got {sorted(shapes)}; evaluate them separately.")
@@ -222,23 +223,26 @@ def _with_words(score: VictimScore, values: Mapping[str, float], figures: Figure
     return replace(score, images=images)
 
 
-def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimScore:
+def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: Modality = IMAGES) -> VictimScore:
     """Report a guess (B, C, H, W) whose truth nobody knows.
 
     Args:
         reconstruction: of one victim.
-        shape: (B, C, H, W) expected of it.
+        shape: (B, C, H, W) expected of it, (B, L) of texts or (B, F) of rows.
+        modality: of the examples.
     """
-    batch, failure = reconstruction.batch, reconstruction.failure
-    guesses, labels = torch.zeros(shape), None
-    if len(shape) == 2:
+    if not modality.continuous:
         return _unjudged_texts(reconstruction, shape)
+    batch, failure = reconstruction.batch, reconstruction.failure
+    guesses, labels, several = torch.zeros(shape), None, f"{modality.one}s"
     if batch is not None and tuple(batch.inputs.shape) != tuple(shape):
-        failure = f"Images of shape {tuple(shape)} are expected, but the attack returned {tuple(batch.inputs.shape)}."
+        got = tuple(batch.inputs.shape)
+        failure = f"{several.capitalize()} of shape {tuple(shape)} are expected, but the attack returned {got}."
     elif batch is not None and not batch.inputs.isfinite().all():
-        failure = "There is no guess with finite pixels."
+        failure = "There is no guess with finite pixels." if modality.pixels else "There is no guess of finite values."
     elif batch is not None:
-        guesses, labels = batch.inputs.detach().cpu().float().clamp(0, 1), hard_labels(batch.labels.detach().cpu())
+        guesses, labels = batch.inputs.detach().cpu().float(), hard_labels(batch.labels.detach().cpu())
+        guesses = guesses.clamp(0, 1) if modality.pixels else guesses
     return _without_truth(reconstruction, guesses, labels, failure)
 
 

@@ -27,11 +27,6 @@ class Language(Protocol):
         ...
 
 
-def is_text(inputs: Tensor) -> bool:
-    """Say whether inputs are numbers of tokens, not pixels."""
-    return not inputs.is_floating_point()
-
-
 def match_texts(reconstruction: Reconstruction, truth: Batch) -> Match:
     """Assign the guesses of ``reconstruction`` to the texts of ``truth``.
 
@@ -138,7 +133,7 @@ def _failure(reconstruction: Reconstruction) -> str | None:
     if reconstruction.batch is None:
         return "The attack made no guess."
     inputs = reconstruction.batch.inputs
-    if inputs.dim() != 2 or not is_text(inputs):
+    if inputs.dim() != 2 or inputs.is_floating_point():
         return f"The guess is expected to be tokens (B, L), but has {tuple(inputs.shape)} {inputs.dtype}."
     return None
 

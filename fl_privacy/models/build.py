@@ -11,15 +11,12 @@ import torch
 from torch import nn
 
 from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.modality import IMAGES, MODALITIES, ROWS, Modality
 from fl_privacy.models.huggingface import with_adapters
 from fl_privacy.models.layers import initialize
 from fl_privacy.models.text_model import TextModel
 from fl_privacy.plan import Normalization
 from fl_privacy.schema import Schema, schema_of
-
-_TEXT, _TABLE = "vocabulary_size", "schema"
-
-_TABLES = " take model=table_mlp or another of tables."
 
 
 def build_model(
@@ -94,18 +91,11 @@ def _normalization(parameters: Collection[str], options: dict[str, Any]) -> Norm
 
 
 def _expect_of_these(name: str, signature: inspect.Signature, architecture: Mapping[str, Any]) -> None:
-    """Refuse a model of images for texts, and the other way round, as far as its arguments show."""
-    texts, reads = _TEXT in architecture, _TEXT in signature.parameters
-    table, takes = _TABLE in architecture, _TABLE in signature.parameters
-    if takes and not table:
-        kind = "text" if texts else "images"
-        raise UserError(f"Model {name} is of tables, but the data are {kind}; take data=adult or another model.")
-    if table and (reads or {"in_channels", "image_size"} & set(signature.parameters)):
-        raise UserError(f"Model {name} is of {'text' if reads else 'images'}, but the data are a table;{_TABLES}")
-    if reads and not texts:
-        raise UserError(f"Model {name} reads text, but the data are images; take data=sst2 or another model.")
-    if texts and not reads and {"in_channels", "image_size"} & set(signature.parameters):
-        raise UserError(f"Model {name} is of images, but the data are text; take model=bert_tiny or another of text.")
+    """Refuse a model of other examples than the data have, as far as its arguments show."""
+    takes = next((kind for kind in MODALITIES if kind.facts & set(signature.parameters)), None)
+    there = next((kind for kind in MODALITIES if kind.facts & set(architecture)), None)
+    if takes is not None and there is not None and takes is not there:
+        raise UserError(f"Model {name} is of {takes.models}, but the data are {there.data}; {there.remedy}.")
 
 
 @torch.no_grad()
@@ -141,25 +131,25 @@ def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.
     Raises:
         UserError: it can't take such rows or doesn't return logits (B, K).
     """
-    check_model(model, (schema.width,), num_classes, what="rows")
+    check_model(model, (schema.width,), num_classes, ROWS)
     if schema_of(model) is None:
         model.schema = schema  # type: ignore[assignment]
     return model
 
 
-def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int, *, what: str = "images") -> None:
+def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int, modality: Modality = IMAGES) -> None:
     """Run ``model`` once on black images to see that it fits the data; the model is left as it was.
 
     Args:
         model: on any device.
         input_shape: (C, H, W) of one example.
         num_classes: K.
-        what: the examples are.
+        modality: of the examples.
 
     Raises:
         UserError: the model can't take such inputs or doesn't return logits (B, K).
     """
-    name = type(model).__name__
+    name, what = type(model).__name__, f"{modality.one}s"
     shape = "x".join(map(str, input_shape))
     with torch.no_grad(), blamed_on(f"Model {name}, shown two {what} of {shape},"):
         trial = copy.deepcopy(model).eval()
@@ -169,10 +159,9 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int
             logits = trial(inputs)
         except (RuntimeError, ValueError, TypeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(
-                f"Model {name} does not fit {what} of {shape}: {reason.rstrip('.')};"
-                + (" set data.image_size and data.channels to what the model takes." if what == "images" else _TABLES)
-            ) from error
+            sizes = "set data.image_size and data.channels to what the model takes"
+            remedy = sizes if modality.pixels else modality.remedy
+            raise UserError(f"Model {name} does not fit {what} of {shape}: {reason.rstrip('.')}; {remedy}.") from error
     got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if got != (2, num_classes):
         raise UserError(

@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
+from fl_privacy.modality import TEXTS, Modality
 
 
 class TextModel(nn.Module, ABC):
@@ -17,6 +19,8 @@ class TextModel(nn.Module, ABC):
 
     Logits are (B, K) of the texts, or (B, K, L) of each next token.
     """
+
+    modality: ClassVar[Modality] = TEXTS
 
     words: nn.Embedding
     """The embeddings of tokens."""

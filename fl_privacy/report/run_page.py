@@ -12,7 +12,8 @@ from markupsafe import Markup
 from fl_privacy import malicious
 from fl_privacy.config.reading import select
 from fl_privacy.metrics import METRICS
-from fl_privacy.metrics.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
+from fl_privacy.metrics.registry import TEXT_METRIC
+from fl_privacy.modality import ROWS, TEXTS, Modality
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.claims import claim_views
 from fl_privacy.report.cost import figures_of
@@ -25,7 +26,7 @@ from fl_privacy.report.rows import all_rows, best_rows, best_rows_in_words
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.report.texts import all_sentences, extreme_sentences
 from fl_privacy.results import Attacker, Film, Pair, Reading, Run, Sentence, TextFilm, Verdict, verdict_of
-from fl_privacy.results.readings import AttackedUploads, facts_of, in_round, kind_of, readings_of, worst_by
+from fl_privacy.results.readings import AttackedUploads, facts_of, in_round, modality_attacked, readings_of, worst_by
 from fl_privacy.results.row_files import RowPair
 from fl_privacy.results.verdict import tone_of
 from fl_privacy.victim_ids import Certainty
@@ -149,7 +150,7 @@ def said_together(said: Iterable[tuple[str, str]]) -> str:
 
 def _probed(run: Run, plan: Mapping[str, Any], trained: bool) -> str:
     number = int(run.identity.config.get("batch_size") or 1)
-    kind = kind_of(readings_of(run.summary))
+    kind = modality_attacked(readings_of(run.summary)).one
     images = f"one {kind} each, the worst case" if number == 1 else f"{number} {kind}s each"
     attacked = f"Attacked were uploads computed from {images}"
     if not trained or not plan:
@@ -161,7 +162,7 @@ def _probed(run: Run, plan: Mapping[str, Any], trained: bool) -> str:
 
 def _updates(run: Run, plan: Mapping[str, Any]) -> str:
     if plan.get("shares", "gradient") == "gradient":
-        kind = kind_of(readings_of(run.summary))
+        kind = modality_attacked(readings_of(run.summary)).one
         return f"Attacked were the training updates themselves, each the gradient of {_batch(run, plan)} {kind}s."
     return f"Attacked were the training updates themselves, each of {_local_training(run, plan)}."
 
@@ -175,7 +176,7 @@ def _batch(run: Run, plan: Mapping[str, Any]) -> str:
 
 
 def _local_training(run: Run, plan: Mapping[str, Any]) -> str:
-    kind = kind_of(readings_of(run.summary))
+    kind = modality_attacked(readings_of(run.summary)).one
     if plan.get("steps"):
         return (
             f"{plan['steps']} local step{'s' if plan['steps'] != 1 else ''} on batches of {_batch(run, plan)} {kind}s"
@@ -224,6 +225,11 @@ class Shown:
         problems = (*unpaired, *unread, *torn, *damaged)
         return cls(pairs=pairs, sentences=sentences, rows=rows, films=films, problems=problems)
 
+    def modality(self, found: Sequence[Reading]) -> Modality:
+        """Return what there is to show, or what was attacked, as ``found`` say, where nothing was kept."""
+        kept = {TEXTS: self.sentences, ROWS: self.rows}
+        return next((modality for modality, shown in kept.items() if shown), modality_attacked(found))
+
 
 def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bool = False) -> str:
     """Render the HTML of ``run`` with what is ``shown`` of it; ``problems`` go into a banner.
@@ -238,7 +244,8 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
     last = in_round(found, max((reading.round for reading in found), default=0))
     proven = [reading for reading in found if reading.leakage.certainties.get(Certainty.PROVEN)]
     traced = [(reading, reading.leakage.tracing) for reading in found if reading.leakage.tracing]
-    kind = "text" if sentences else "row" if shown.rows else kind_of(found)
+    modality = shown.modality(found)
+    kind = modality.one
     return render(
         "run.html.j2",
         live=live,
@@ -263,12 +270,13 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         readings=found,
         last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
         batch_norm=batch_norm_in_words([run.summary]),
-        extremes=[] if kind != "image" else view_extremes(run, pairs),
-        images=[] if kind != "image" else view_all(run, pairs),
+        extremes=view_extremes(run, pairs) if modality.pixels else [],
+        images=view_all(run, pairs) if modality.pixels else [],
         images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
         gallery_title=gallery_title(run).replace("images", f"{kind}s"),
         films=films_of_run(run, shown.films, pairs, sentences),
-        leakage=_leakage_rows(last),
+        leakage=[row for row in _leakage_rows(last) if row["name"] not in OF_PAPERS],
+        other_leakage=[row for row in _leakage_rows(last) if row["name"] in OF_PAPERS],
         members=[reading for reading in last if reading.leakage.members],
         tracing=[reading for reading, _ in traced],
         inferred=views_of(run.summary.inferred),
@@ -284,8 +292,11 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
     )
 
 
-MAIN_METRICS = {"image": IMAGE_METRIC, "text": TEXT_METRIC, "row": TABLE_METRIC}
-"""By the kind of what was attacked."""
+OF_PAPERS = {
+    *("mse", "bpki", "rmse", "noise_ratio", "aligned_psnr", "aligned_ssim", "transformed_ssim"),
+    *("token_precision", "rouge_1", "rouge_2", "word_precision", "count_f1"),
+}
+"""Metrics that papers compare by and that say little to others: behind a click."""
 
 
 def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
@@ -294,7 +305,7 @@ def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
     tiles = []
     for round in dict.fromkeys([rounds[-1], rounds[0]]) if rounds else ():
         of_round = in_round(found, round)
-        main = MAIN_METRICS[kind_of(found)]
+        main = modality_attacked(found).metric
         worst = worst_by(main, of_round)
         if worst is None:
             continue
@@ -365,7 +376,7 @@ def _over_rounds(found: Sequence[Reading]) -> Markup | None:
     """Draw the main metric's mean over many attacked rounds, by attacker; ``None`` where the table shows it."""
     if len({reading.round for reading in found}) <= ROUNDS_SHOWN:
         return None
-    main = MAIN_METRICS[kind_of(found)]
+    main = modality_attacked(found).metric
     measured = [(r, s.mean) for r in found if (s := r.statistic(main))]
     top = top_of([mean for _, mean in measured], None)
     curves = []

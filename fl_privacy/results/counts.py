@@ -6,7 +6,7 @@ from typing import Any
 
 from fl_privacy.metrics.intervals import binomial_tail, wilson_interval
 from fl_privacy.metrics.outcome import Outcome, outcome_of, words_are_read
-from fl_privacy.metrics.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
+from fl_privacy.modality import MODALITIES
 
 LEVEL = 0.05
 """Probability with which chance alone may make as many identified as were: beyond, it is more than chance."""
@@ -152,7 +152,7 @@ def _words_of(records: Sequence[Mapping[str, Any]]) -> Words:
 
 
 def _has_original(record: Mapping[str, Any]) -> bool:
-    return not {IMAGE_METRIC, TEXT_METRIC, TABLE_METRIC}.isdisjoint(record)
+    return any(modality.metric in record for modality in MODALITIES)
 
 
 def _is_older(record: Mapping[str, Any]) -> bool:

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from fl_privacy.config._options import called
 from fl_privacy.metrics import FEW, METRICS, Statistic
 from fl_privacy.metrics.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
+from fl_privacy.modality import IMAGES, MODALITIES, Modality
 from fl_privacy.results.counts import Counts
 from fl_privacy.results.records import records_of
 from fl_privacy.results.summary import Leakage, Recognized, Summary
@@ -163,10 +164,10 @@ def most_exposed(found: Sequence[Reading]) -> Recognized | None:
     return most if most and most.recognizable else None
 
 
-def kind_of(found: Sequence[Reading]) -> Literal["image", "text", "row"]:
-    """Name what was attacked, ``image`` or ``text``."""
+def modality_attacked(found: Sequence[Reading]) -> Modality:
+    """Return what was attacked, images where nothing says."""
     mains = {reading.main for reading in found}
-    return "text" if TEXT_METRIC in mains else "row" if TABLE_METRIC in mains else "image"
+    return next((modality for modality in MODALITIES if modality.metric in mains), IMAGES)
 
 
 def main_of(found: Sequence[Reading]) -> str:

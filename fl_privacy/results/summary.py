@@ -11,8 +11,8 @@ from typing import Any, Literal
 from fl_privacy.metrics import METRICS, NOT_METRICS, Statistic, aggregate, pmm
 from fl_privacy.metrics.intervals import ANY_VALUE
 from fl_privacy.metrics.outcome import OUTCOME_COLUMNS
-from fl_privacy.metrics.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.metrics.roc import promises_little
+from fl_privacy.modality import IMAGES, MODALITIES
 from fl_privacy.results.counts import Counts, counts_of
 from fl_privacy.results.findings import Finding, finding_of
 from fl_privacy.results.records import records_of
@@ -77,7 +77,7 @@ class Leakage:
     @property
     def main(self) -> str:
         """Return the metric that is shown first: of images PSNR, of texts the F1 of their tokens."""
-        return next((name for name in (TEXT_METRIC, TABLE_METRIC) if name in self.metrics), IMAGE_METRIC)
+        return next((modality.metric for modality in MODALITIES if modality.metric in self.metrics), IMAGES.metric)
 
     def recognized_by(self, metric: str) -> Recognized | None:
         """Return the count of a paper by ``metric``; ``None`` where that was not measured."""

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 from fl_privacy.metrics.roc import identification_bound
+from fl_privacy.modality import IMAGES, Modality
 from fl_privacy.results.candidates import disproves, told_apart
 from fl_privacy.results.counts import LEVEL, Counts
 from fl_privacy.results.findings import Finding
@@ -22,8 +23,8 @@ from fl_privacy.results.readings import (
     Reading,
     facts_of,
     in_round,
-    kind_of,
     leaks_most,
+    modality_attacked,
     most_exposed,
     readings_of,
 )
@@ -107,7 +108,7 @@ class Verdict:
     Attributes:
         tone: see ``Tone``.
         ground: why.
-        kind: of the examples.
+        modality: of the examples.
         facts: what was tried.
         most: the reading that leaks most; ``None`` where nothing could be judged.
         by_round: the reading that leaks most of each attacked round.
@@ -121,7 +122,7 @@ class Verdict:
 
     tone: Tone
     ground: Ground
-    kind: Literal["image", "text", "row"] = "image"
+    modality: Modality = IMAGES
     facts: AttackFacts = field(default_factory=AttackFacts)
     most: Reading | None = None
     by_round: Mapping[int, Reading] = field(default_factory=dict)
@@ -173,7 +174,7 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
     return Verdict(
         tone=_TONES.get(ground, OPEN),
         ground=ground,
-        kind=kind_of(found),
+        modality=modality_attacked(found),
         facts=facts,
         most=leaks_most(found),
         by_round={r: most for r in rounds if (most := leaks_most(in_round(found, r))) is not None},

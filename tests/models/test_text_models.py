@@ -97,7 +97,7 @@ def test_what_it_says_of_itself_is_so(model: TextModel, tokens: Tensor) -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(UserError, match="reads text"):
+    with pytest.raises(UserError, match="is of text, but the data are images"):
         build_fitting(bert_tiny, {"in_channels": 1, "image_size": 8, "num_classes": 2}, seed=0)
     with pytest.raises(UserError, match="TextModel"):
         check_text_model(torch.nn.Linear(2, 2), 4, 2)

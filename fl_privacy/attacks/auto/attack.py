@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -31,8 +31,8 @@ from fl_privacy.attacks.auto.likeliest import (
 )
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
-from fl_privacy.attacks.auto.tables import TableMembers, of_tables
-from fl_privacy.attacks.auto.texts import TextMembers, of_texts
+from fl_privacy.attacks.auto.tables import TableMembers
+from fl_privacy.attacks.auto.texts import TextMembers
 from fl_privacy.attacks.exact import CocktailParty, ExactInversion
 from fl_privacy.attacks.exact.attack import BLOCKS
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
@@ -46,6 +46,7 @@ from fl_privacy.attacks.gradient_inversion.sme import SurrogateModel
 from fl_privacy.attacks.likelihood import MaximumAPosteriori
 from fl_privacy.checks import one_of, whole
 from fl_privacy.effects import Transformed
+from fl_privacy.modality import ROWS, TEXTS, Modality, modality_of
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
@@ -59,6 +60,9 @@ begun from what suits them."""
 _SHOWN, _LIKELIEST = 0.1, 0.3
 """Shares of the progress at which what is solved for has been tried, and the likeliest images."""
 
+
+_MEMBERS: Mapping[Modality, type[TextMembers] | type[TableMembers]] = {TEXTS: TextMembers, ROWS: TableMembers}
+"""What attacks examples of other kinds than images."""
 
 Given = tuple[Batch, str]
 """Images of a victim that one may start from, and the attack that found them."""
@@ -118,14 +122,11 @@ class AutoAttack:
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-        if of_texts(observations):
-            members = TextMembers(evaluations=self._named, device=self.device, most_victims=self.most_victims)
+        kinds = {modality_of(observation.model) for observation in observations}
+        if len(kinds) == 1 and (own := _MEMBERS.get(kinds.pop())) is not None:
+            members = own(evaluations=self._named, device=self.device, most_victims=self.most_victims)
             with within(len(observations) * self._seconds):
                 return members(observations, seed=seed, progress=progress)
-        if of_tables(observations):
-            rows = TableMembers(evaluations=self._named, device=self.device, most_victims=self.most_victims)
-            with within(len(observations) * self._seconds):
-                return rows(observations, seed=seed, progress=progress)
         left = len(observations)
         with within(left * self._seconds):
 

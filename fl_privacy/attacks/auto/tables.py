@@ -12,7 +12,6 @@ from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.targets import needs_unrolling
-from fl_privacy.schema import schema_of
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
 logger = logging.getLogger(__name__)
@@ -22,11 +21,6 @@ _SHOWN = 0.1
 
 _ATTEMPTS = 10
 """At a victim, which are pooled."""
-
-
-def of_tables(observations: Sequence[Observation]) -> bool:
-    """Say whether ``observations`` are of rows of a table."""
-    return bool(observations) and all(schema_of(o.model) is not None for o in observations)
 
 
 @dataclass(frozen=True, kw_only=True)

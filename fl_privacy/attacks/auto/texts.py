@@ -14,7 +14,6 @@ from fl_privacy.attacks.gradient_inversion.settings import Rearranging
 from fl_privacy.attacks.lamp_tag import lamp, tag
 from fl_privacy.attacks.presets import inverting_gradients
 from fl_privacy.attacks.text import BagOfWords, Dager
-from fl_privacy.models import TextModel
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
@@ -153,11 +152,6 @@ def _knowing(observation: Observation, bag: Reconstruction) -> Observation:
 def _part_of(progress: Progress, begin: float, end: float) -> Progress:
     """Map the progress of a part of the work to the span from ``begin`` to ``end`` of the whole."""
     return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
-
-
-def of_texts(observations: Sequence[Observation]) -> bool:
-    """Say whether ``observations`` are of texts."""
-    return bool(observations) and all(isinstance(o.model, TextModel) for o in observations)
 
 
 def _apart(observation: Observation, found: Reconstruction) -> float:

@@ -4,7 +4,6 @@ From the first variables to images by descent or by search, in one stage or in t
 attack victims again, in chunks that fit into memory, and the best attempt of each is kept.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +19,6 @@ from fl_privacy.attacks.gradient_inversion.minimization import Descent, Minimum,
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Settings
-from fl_privacy.attacks.gradient_inversion.table_rows import TableRows, pool
 from fl_privacy.attacks.optimizers import EvolutionStrategy
 from fl_privacy.film import Snapshot, joined, shortened
 from fl_privacy.pretrained.generator import Provenance
@@ -211,8 +209,7 @@ def _attack_chunk(
         problem = prepared.problem(victims, restarts, together)
         variables, generators = prepared.start(victims, restarts)
         size = multiplications_of_a_layer(prepared.observer, problem.images(variables))
-    of_rows = isinstance(settings.source, TableRows)  # whose numbers are no picture
-    filmed = [] if of_rows else filmed_rows(victim.observation for victim in victims)
+    filmed = filmed_rows(victim.observation for victim in victims) if prepared.search.filmed else []
     with fitting_threads(size):
         found = minimize_in_stages(prepared, problem, variables, generators, report, filmed=filmed)
         images, labels = prepared.read(found.images), found.labels
@@ -241,9 +238,7 @@ def _reconstruction(victim: PreparedVictim, attempts: Sequence[_Restarted], prep
     chosen = next((a for a in in_order if a.accepted), min(in_order, key=lambda a: a.loss))
     if chosen.loss == float("inf"):
         return failed(victim.observation, "The objective is not finite at any start; check the update.")
-    images, certain = chosen.images, None
-    if isinstance(prepared.settings.source, TableRows):
-        images, certain = _rows(prepared.settings, in_order, chosen)
+    images, certain = prepared.search.answer(prepared.settings, in_order, chosen)
     return Reconstruction(
         id=victim.observation.id,
         batch=Batch(images, chosen.labels),
@@ -254,24 +249,6 @@ def _reconstruction(victim: PreparedVictim, attempts: Sequence[_Restarted], prep
         countermeasures=prepared.countermeasures,
         film=shortened(chosen.film),
     )
-
-
-def _rows(settings: Settings, attempts: Sequence[_Restarted], chosen: _Restarted) -> tuple[Tensor, Tensor]:
-    """Return rows (B, F) of a table and how sure each cell (B, C) is.
-
-    They are of the attempt that was accepted, or of all together.
-    """
-    assert isinstance(settings.source, TableRows)
-    schema, finite = settings.source.schema, [a for a in attempts if math.isfinite(a.loss)]
-    pooled = pool(
-        schema,
-        torch.stack([attempt.images for attempt in finite]),
-        torch.tensor([attempt.loss for attempt in finite]),
-        torch.stack([attempt.labels for attempt in finite]),
-    )
-    if settings.pooled and not chosen.accepted:
-        return pooled.rows, pooled.certainty
-    return schema.nearest(chosen.images), pooled.certainty_of(chosen.images, schema)
 
 
 @dataclass(frozen=True, kw_only=True)

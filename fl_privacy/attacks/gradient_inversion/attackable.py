@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from fl_privacy.models import TextModel
-from fl_privacy.schema import schema_of
+from fl_privacy.modality import modality_of
 from fl_privacy.types import Observation
 
 
@@ -25,7 +24,8 @@ def why_not_attackable(observation: Observation, *, informative: bool = True) ->
 
 def expect_images(observation: Observation) -> None:
     """Raise ``NotAttackableError`` where the client's examples are rows of a table, without neighboring pixels."""
-    if schema_of(observation.model) is not None:
+    kind = modality_of(observation.model)
+    if kind.continuous and not kind.pixels:
         raise NotAttackableError(
             "Images are expected, but the client's examples are rows of a table; use attack=auto, or attack=tableak."
         )
@@ -77,7 +77,7 @@ def _nothing_to_learn(observation: Observation) -> str | None:
 
 def _wrong_knowledge(observation: Observation) -> str | None:
     labels, count = observation.knowledge.labels, observation.upload.num_examples
-    if labels is None or (isinstance(observation.model, TextModel) and observation.model.next_token):
+    if labels is None or getattr(observation.model, "next_token", False):
         return None
     if labels.is_floating_point() and labels.shape == (count, observation.num_classes):
         return _no_probabilities(labels)

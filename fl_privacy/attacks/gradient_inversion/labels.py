@@ -7,24 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.modality import search_of
 from fl_privacy.attacks.gradient_inversion.settings import LabelPolicy
 from fl_privacy.attacks.gradient_inversion.solved_labels import SingleExample, counted_labels, labels_behind
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.gradients.hooks import entering
 from fl_privacy.losses import CROSS_ENTROPY, is_plain
-from fl_privacy.models import TextModel
 from fl_privacy.rng import derive_generator
-from fl_privacy.schema import schema_of
 from fl_privacy.types import Observation, Tensors
 
 OutputLayer = tuple[str, str | None]
 """Names of the weight (K, F) and the bias (K,) of a model's last linear layer."""
-
-_GUESSES = 64
-"""Images of each kind, or texts."""
-
-_CONTRAST = 0.25
-"""Standard deviation of their pixels."""
 
 
 def usual_outputs(
@@ -55,14 +48,12 @@ def usual_outputs(
     """
     weight, bias = layer
     like = next(model.parameters())
-    if isinstance(model, TextModel):
-        tokens = torch.randint(model.words.num_embeddings, (_GUESSES, *shape), generator=rng)
-        return guessed_outputs(model, tokens.to(like.device), weight)
-    if (schema := schema_of(model)) is not None:
-        inputs = schema.drawn(2 * _GUESSES, rng)
-    else:
-        inputs = torch.cat([torch.rand((_GUESSES, *shape), generator=rng), _natural_noise(shape, rng)])
-    each, features = _outputs(model, inputs.to(like), weight)
+    search = search_of(model)
+    inputs = search.proxies(model, shape, rng)
+    inputs = inputs.to(like) if inputs.is_floating_point() else inputs.to(like.device)
+    each, features = _outputs(model, inputs, weight)
+    if not search.corrects:
+        return each.mean(0), features
     mean, equal = each.mean(0), 1 / each.shape[1]
     constant, apart = (mean - equal).square().sum(), (each - mean).square().sum(1).mean()
     found = equal + constant / (constant + apart).clamp_min(_least(like)) * (mean - equal)
@@ -107,18 +98,6 @@ def _outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tens
     return logits.softmax(1), calls[0].inputs.flatten(0, -2).mean(0)
 
 
-def _natural_noise(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Draw images (N, C, H, W) whose amplitudes fall with the frequency as those of photographs do, mostly gray."""
-    height, width = shape[-2:]
-    rows, columns = torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None]
-    amplitude = (rows.square() + columns.square()).clamp_min(1 / max(height, width) ** 2).rsqrt()
-    gray = torch.randn((_GUESSES, 1, height, width), generator=rng)
-    colored = gray + 0.3 * torch.randn((_GUESSES, *shape), generator=rng)
-    waves: Tensor = torch.fft.irfft2(torch.fft.rfft2(colored) * amplitude, s=(height, width))
-    spread = waves.flatten(1).std(1)[:, None, None, None]
-    return torch.clamp(0.5 + _CONTRAST * waves / spread, 0, 1)
-
-
 _MOST_EXPECTED = 2.0**50
 """Examples of one class that an upload may seem to hold; a client may scale it by anything."""
 
@@ -153,7 +132,7 @@ def choose_labels(
             "labels=known is expected with labels that the attacker is given, but it has none; use labels=auto, or in"
             " Python observation.told(labels=labels)."
         )
-    if isinstance(model, TextModel) and model.next_token:
+    if getattr(model, "next_token", False):
         raise NotAttackableError(
             "The labels of a language model are its next tokens, which are not inferred; use attack=dager, or"
             " threat_model=knows_labels."

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive import AssumedTransform, Constraints, all_known, choose_transforms
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
 from fl_privacy.attacks.gradient_inversion.execution import (
     CompiledEvaluation,
     RecordedEvaluation,
@@ -23,14 +22,13 @@ from fl_privacy.attacks.gradient_inversion.execution import (
 )
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
-from fl_privacy.attacks.gradient_inversion.modality import as_wide, of_modality, variables_of_one
+from fl_privacy.attacks.gradient_inversion.modality import Search, as_wide, search_of
 from fl_privacy.attacks.gradient_inversion.noise import smoothing_of
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.rounds import PreparedRound, prepare_round
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.gradient_inversion.starts import Blank
-from fl_privacy.attacks.gradient_inversion.table_rows import TableRows
 from fl_privacy.attacks.gradient_inversion.word_order import Rearranged, rearranged
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.gradients import OneByOne, frozen_copy
@@ -246,22 +244,24 @@ class Prepared:
         pays = recording_pays(at_once, inner * self.settings.iterations)
         return RecordedEvaluation() if pays and self._like.device.type == "cpu" else Problem.evaluate
 
+    @property
+    def search(self) -> Search:
+        """Return how examples of this kind are sought."""
+        return search_of(self.victims[0].observation.model)
+
     def read(self, inputs: Tensor) -> Tensor:
         """Convert the result to what is reported: images in [0, 1] unless wanted as they come, tokens or rows."""
-        source = self.settings.source
-        if isinstance(source, WordEmbeddings):
-            return source.read(inputs).cpu()
-        as_they_come = isinstance(source, TableRows) or self.settings.as_they_come
-        found = (inputs if as_they_come else inputs.clamp(0, 1)).float()  # finer digits depend on the size of batches
-        return found.to(self.victims[0].observation.precision).cpu()
+        found = self.search.read(self.settings, inputs)  # as float32: finer digits depend on the size of batches
+        precision = self.victims[0].observation.precision
+        return (found.to(precision) if found.is_floating_point() else found).cpu()
 
     @property
     def _obstacle(self) -> str | None:
         """Say why the problems can't be compiled; ``None`` if they can."""
         if self.rounds[0].known.transforms:
             return "its guesses go through transformations that differ from attempt to attempt"
-        if isinstance(self.settings.source, WordEmbeddings):
-            return "texts are of different lengths"
+        if self.search.varies:
+            return self.search.varies
         if self.settings.source is not None and self.settings.source.stages > 1:
             return "what is optimized changes from stage to stage"
         if isinstance(self.rounds[0].gradients, OneByOne) or not is_plain(self.rounds[0].victim_model.loss):
@@ -285,13 +285,14 @@ def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
     Raises:
         NotAttackableError: no victim of the group can be attacked.
     """
-    settings, first = of_modality(settings, group.first), group.first
+    first, search = group.first, search_of(group.first.model)
+    settings = search.adapted(settings, first)
     device = torch.device(settings.device or next(iter(first.sent.parameters.values())).device)
     dtype = torch.float64 if settings.dtype == "float64" else torch.float32
     rounds = [prepare_round(settings, one, device=device, dtype=dtype) for one in (group, *group.earlier)]
     evaluating = replace(first.plan, batch_norm="eval")
     victim_model, victims, failures = rounds[0].victim_model, [], {}
-    shape = (first.upload.num_examples, *variables_of_one(first, list(group.observations.values())))
+    shape = (first.upload.num_examples, *search.variables_of_one(first, list(group.observations.values())))
     for position, observation in group.observations.items():
         try:
             found = choose_labels(

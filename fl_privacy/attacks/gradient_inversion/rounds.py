@@ -12,6 +12,7 @@ from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.layer_statistics import Target
+from fl_privacy.attacks.gradient_inversion.modality import search_of
 from fl_privacy.attacks.gradient_inversion.objectives import weighted_names
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
 from fl_privacy.attacks.gradient_inversion.problem import Round
@@ -26,7 +27,7 @@ from fl_privacy.attacks.gradient_inversion.targets import (
 from fl_privacy.gradients import Layered, Unrolled, VictimGradients, VictimModel, frozen_copy, victim_gradients
 from fl_privacy.gradients.layered import factorize
 from fl_privacy.losses import CROSS_ENTROPY, is_plain
-from fl_privacy.models import TextModel
+from fl_privacy.modality import modality_of
 from fl_privacy.types import Observation, Tensors
 
 
@@ -101,9 +102,7 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
     """
     first = group.first
     uploaded = [name for name in first.sent.parameters if name in first.upload.tensors]
-    if isinstance(first.model, TextModel):  # what is optimized is no sum of its rows
-        uploaded = [name for name in uploaded if name != first.model.word_weight]
-    names = weighted_names(settings.objective.layers, uploaded)
+    names = weighted_names(settings.objective.layers, search_of(first.model).matched(uploaded, first.model))
     unrolls = needs_unrolling(first.plan, first.upload.num_examples, settings.local_steps)
     model = frozen_copy(first.model, first.assumed(), first.plan, device=device, dtype=dtype)
     victim_model = VictimModel(model, names, first.plan, loss=first.loss or CROSS_ENTROPY)
@@ -137,11 +136,10 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
 
 def _trial(victim_model: VictimModel, first: Observation) -> torch.Tensor:
     """Return images (2, B, C, H, W) that ``victim_model.model`` takes."""
-    shape = (first.upload.num_examples, *_input_of_one(first))
+    search = search_of(first.model)
+    shape = (first.upload.num_examples, *search.input_of_one(first))
     parameter = next(victim_model.model.parameters())
-    trial = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0)).to(parameter)
-    if isinstance(first.model, TextModel):
-        trial[..., -1] = 1
+    trial = search.trial(torch.rand((2, *shape), generator=torch.Generator().manual_seed(0)).to(parameter))
     try:
         with torch.no_grad():
             logits = victim_model.model(trial[0])
@@ -152,12 +150,6 @@ def _trial(victim_model: VictimModel, first: Observation) -> torch.Tensor:
     if logits.shape[:2] != expected:
         raise NotAttackableError(f"The model is expected to return {expected}, but got {tuple(logits.shape)}.")
     return trial
-
-
-def _input_of_one(first: Observation) -> tuple[int, ...]:
-    """Return the shape of one input: (C, H, W), or (L, d + 1) of the embeddings of a text."""
-    model = first.model
-    return (*first.input_shape, model.words.embedding_dim + 1) if isinstance(model, TextModel) else first.input_shape
 
 
 def _choose(
@@ -180,8 +172,8 @@ def _choose(
         return chosen, {}, ()
     if not elementwise:
         return chosen, chosen.ranks(trial, labels), ()
-    is_text = isinstance(victim_model.model, TextModel)
-    return chosen, {}, chosen.linear_weights(trial, labels) if is_text else ()
+    by_parts = search_of(victim_model.model).elementwise_parts
+    return chosen, {}, chosen.linear_weights(trial, labels) if by_parts else ()
 
 
 def _unrolled(victim_model: VictimModel, trial: torch.Tensor) -> Unrolled:
@@ -204,7 +196,7 @@ def _circumstances(
     settings: Settings, first: Observation, names: Collection[str], *, unrolls: bool, learnable: Sequence[str]
 ) -> Circumstances:
     layer = output_layer(first.model, first.num_classes)
-    pixels = settings.source is None and not isinstance(first.model, TextModel)
+    pixels = settings.source is None and modality_of(first.model).pixels
     return Circumstances(
         head=layer[0] if layer else None,
         batch_size=first.upload.num_examples,

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from fl_privacy.attacks.gradient_inversion.adam_step import without_adam
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.clients_loss import ASSUMED, SOFT_LABELS, WHOLE_LABELS, found_loss
+from fl_privacy.attacks.gradient_inversion.modality import search_of
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.losses import CROSS_ENTROPY
-from fl_privacy.models import TextModel, normalized
+from fl_privacy.models import normalized
 from fl_privacy.plain_models import detached_copy
 from fl_privacy.plan import Normalization
 from fl_privacy.tied_weights import once_each
@@ -75,7 +76,7 @@ def restored(observation: Observation, attacked: Disclosed, found: Reconstructio
 
 
 def _disclosed(observation: Observation, states: dict[tuple[int, int], ModelState]) -> Disclosed:
-    if isinstance(observation.model, TextModel):
+    if not search_of(observation.model).completed:
         return Disclosed(observation)
     try:
         seen = _once_each(observation, states)

@@ -23,9 +23,8 @@ from fl_privacy.attacks.likelihood.pixel_prior import PixelPrior, learn_prior, p
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.effects import Clipped, ClippedExamples, Effect, Noise, Summed
 from fl_privacy.gradients import differentiable_twice, number_of_steps
-from fl_privacy.models import TextModel
+from fl_privacy.modality import modality_of
 from fl_privacy.rng import cpu_threads, derive_generator
-from fl_privacy.schema import schema_of
 from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
 
 _OUTSIDE = 20.0
@@ -198,7 +197,7 @@ class MaximumAPosteriori:
             NotAttackableError: it is none of images, or its gradients can't be guessed.
         """
         first = group.first
-        if isinstance(first.model, TextModel) or schema_of(first.model) is not None:
+        if not modality_of(first.model).pixels:
             raise NotAttackableError("Images are expected, whose likelihood is compared, but got texts or rows.")
         with cpu_threads(1):
             prepared = prepare(self._settings, group, seed)
