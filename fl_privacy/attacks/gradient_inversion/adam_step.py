@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.gradients.fastest import number_of_steps
-from fl_privacy.schema import schema_of
+from fl_privacy.modality import modality_of
 from fl_privacy.types import Observation, Tensors
 
 EPSILON = 1e-8
@@ -43,7 +43,7 @@ def without_adam(observation: Observation) -> Observation:
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd" or observation.knowledge.defense:
         return observation
-    if number_of_steps(observation.upload.num_examples, plan) != 1 or schema_of(observation.model) is not None:
+    if number_of_steps(observation.upload.num_examples, plan) != 1 or not modality_of(observation.model).pixels:
         return observation
     sent = observation.sent.parameters
     lows, highs, signs = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()

@@ -16,9 +16,8 @@ from fl_privacy.attacks.gradient_inversion.preparation import Prepared, Prepared
 from fl_privacy.attacks.gradient_inversion.settings import DType, Settings
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.gradients import VictimLoss, differentiable_twice
-from fl_privacy.models import TextModel
+from fl_privacy.modality import modality_of
 from fl_privacy.rng import cpu_threads, derive_generator
-from fl_privacy.schema import schema_of
 from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
 
 _STD = 0.25
@@ -85,7 +84,7 @@ class SurrogateModel:
             NotAttackableError: the update is a gradient, or not of images.
         """
         first = group.first
-        if isinstance(first.model, TextModel) or schema_of(first.model) is not None:
+        if not modality_of(first.model).pixels:
             raise NotAttackableError("Images are expected behind the local steps, but got texts or rows.")
         if first.plan.shares == "gradient":
             raise NotAttackableError(
