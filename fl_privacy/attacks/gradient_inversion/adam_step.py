@@ -25,6 +25,9 @@ _KNOWN = 0.5
 _MATCHED = 0.2
 """The same, up to which it is matched."""
 
+_SHORT = 0.5
+"""Of the learning rate: with no step so long, no gradient would be larger than epsilon."""
+
 _LEAST_KNOWN = 2
 """Values known of a row, or of a column, from which the others of it follow."""
 
@@ -38,7 +41,8 @@ def without_adam(observation: Observation) -> Observation:
     percent below 1e-4; of larger ones that they are larger. The gradient of a linear layer for one example is a product
     of two vectors, so that there the rest follows from what is known.
 
-    An upload whose steps are longer than Adam's came through something else, and stays as it is.
+    An upload of longer steps than Adam's, or of none as long as half of one, came through something else, or with
+    another learning rate than was told: it stays as it is, with a note that says so.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd" or observation.knowledge.defense:
@@ -48,18 +52,30 @@ def without_adam(observation: Observation) -> Observation:
     sent = observation.sent.parameters
     lows, highs, signs = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
     decay = plan.weight_decay if plan.optimizer == "adamw" else 0.0
+    longest, too_long = 0.0, False
     for name, delta in observation.update().items():
         if name not in sent or sent[name].shape != delta.shape:
             return observation
         step, error = _quotient(delta, sent[name], lr=plan.lr, decay=decay)
-        if bool((step.abs() > 1 + error).any()):
-            return observation
+        longest = max(longest, float(step.abs().max())) if step.numel() else longest
+        too_long |= bool((step.abs() > 1 + error).any())
         lows[name], highs[name], signs[name] = _size(step.abs() - error), _size(step.abs() + error), step.sign()
+    if too_long or longest < _SHORT:
+        return _unlike_adam(observation, longest)
     if observation.upload.num_examples == 1:
         for name in [name for name in lows if name.endswith(".weight") and lows[name].dim() == 2]:
             _complete(lows, highs, signs, name)
     penalty = plan.weight_decay if plan.optimizer == "adam" else 0.0
     return _of_gradient(observation, (lows, highs, signs), penalty)
+
+
+def _unlike_adam(observation: Observation, longest: float) -> Observation:
+    """Note that the longest step, in learning rates, is not one of Adam."""
+    note = (
+        f"The longest step is {longest:.2g} learning rates, but a first step of Adam is about one: another optimizer or"
+        " learning rate than was told, a defense, or a gradient of zero. The update was attacked as it is."
+    )
+    return observation if note in observation.notes else replace(observation, notes=(*observation.notes, note))
 
 
 def _quotient(delta: Tensor, sent: Tensor, *, lr: float, decay: float) -> tuple[Tensor, Tensor]:

@@ -86,6 +86,10 @@ class SurrogateModel:
         first = group.first
         if not modality_of(first.model).pixels:
             raise NotAttackableError("Images are expected behind the local steps, but got texts or rows.")
+        if first.knowledge.bounds is not None:
+            raise NotAttackableError(
+                "Several local steps are expected, but the client took one of Adam; use attack=auto."
+            )
         if first.plan.shares == "gradient":
             raise NotAttackableError(
                 "The change of the weights by local steps is expected, but a gradient was shared; use attack=auto."

@@ -77,15 +77,22 @@ def test_an_l2_penalty_is_taken_off() -> None:
         assert not len(off) or (off <= 0.25 * gradient[name].abs()[own] + 2e-7).float().mean() > 0.95, name
 
 
-@pytest.mark.parametrize("change", ["steps", "longer", "defense"])
+@pytest.mark.parametrize("change", ["steps", "defense"])
 def test_other_updates_stay_as_they_are(change: str) -> None:
     observation, _ = after_adam(steps=2 if change == "steps" else 1)
-    if change == "longer":
-        noisy = {name: 3 * value for name, value in observation.upload.tensors.items()}
-        observation = replace(observation, upload=replace(observation.upload, tensors=noisy))
     if change == "defense":
         observation = observation.told(defense=("anything",))
     assert without_adam(observation) is observation
+
+
+@pytest.mark.parametrize(("factor", "said"), [(3.0, "3 learning rates"), (0.1, "0.1 learning rates"), (0.0, "0 learn")])
+def test_steps_that_are_not_as_long_as_adams_are_said_and_kept(factor: float, said: str) -> None:
+    observation, _ = after_adam()
+    other = {name: factor * value for name, value in observation.upload.tensors.items()}
+    observation = replace(observation, upload=replace(observation.upload, tensors=other))
+    found = without_adam(observation)
+    assert found.upload is observation.upload and found.plan is observation.plan and found.knowledge.bounds is None
+    assert said in found.notes[-1] and without_adam(found) is found
 
 
 def test_auto_reads_an_image_behind_it_and_its_label() -> None:

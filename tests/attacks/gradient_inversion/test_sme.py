@@ -10,7 +10,7 @@ from fl_privacy import reconstruct
 from fl_privacy.attacks import SurrogateModel
 from fl_privacy.errors import UserError
 from fl_privacy.types import LocalPlan, Observation
-from tests.attacks.gradient_inversion.test_adam_step import image, lenet
+from tests.attacks.gradient_inversion.test_adam_step import after_adam, image, lenet
 
 
 def after(epochs: int, *, images: torch.Tensor, labels: torch.Tensor, number: int = 0) -> Observation:
@@ -55,5 +55,6 @@ def test_gradients_are_refused_in_a_line_and_settings_are_checked() -> None:
     gradient = torch.autograd.grad(nn.functional.cross_entropy(net(image()), torch.tensor([3])), list(net.parameters()))
     observed = Observation.of_gradients(net, gradient, input_shape=(1, 16, 16), batch_size=1)
     assert "a gradient was shared" in reconstruct(observed, "sme").failure
+    assert "took one of Adam" in reconstruct(after_adam()[0], "sme").failure
     with pytest.raises(UserError, match=r"attack\.between is expected"):
         SurrogateModel(between=2)
