@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, longest_text
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.gradient_inversion.starts import Space
@@ -93,6 +94,11 @@ def as_wide(labels: Tensor | None, longest: int) -> Tensor | None:
 
 def _proxy_images(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     """Draw images of noise, half of them with the spectrum of photographs."""
+    if len(shape) != 3:
+        raise NotAttackableError(
+            f"Images (C, H, W) are expected, but the model takes inputs of shape {shape}; tell the columns of rows by"
+            " a schema, or reshape other inputs to images of one channel in front of the model."
+        )
     return torch.cat([torch.rand((_PROXIES, *shape), generator=rng), _natural_noise(shape, rng)])
 
 

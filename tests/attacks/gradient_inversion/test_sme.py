@@ -58,3 +58,18 @@ def test_gradients_are_refused_in_a_line_and_settings_are_checked() -> None:
     assert "took one of Adam" in reconstruct(after_adam()[0], "sme").failure
     with pytest.raises(UserError, match=r"attack\.between is expected"):
         SurrogateModel(between=2)
+
+
+@pytest.mark.parametrize("attack", ["sme", "auto"])
+def test_inputs_that_are_no_images_are_refused_in_a_line(attack: str) -> None:
+    torch.manual_seed(0)
+    net, inputs = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 3)), torch.rand(2, 20)
+    work = deepcopy(net)
+    steps = torch.optim.SGD(work.parameters(), lr=0.01)
+    for _ in range(5):
+        steps.zero_grad()
+        nn.functional.cross_entropy(work(inputs), torch.tensor([0, 1])).backward()
+        steps.step()
+    plan = LocalPlan(shares="delta", lr=0.01, steps=5, batch_size=2)
+    seen = Observation.of_update(net, work.state_dict(), plan, input_shape=(20,), num_examples=2, loss="cross_entropy")
+    assert reconstruct(seen, attack).failure.startswith("Images (C, H, W) are expected, but the model takes inputs")
