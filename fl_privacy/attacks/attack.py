@@ -31,6 +31,11 @@ def part_of(report: Report, begin: float, end: float) -> Report:
     return lambda share: report(begin + (end - begin) * share)
 
 
+def part_of_work(progress: Progress, begin: float, end: float) -> Progress:
+    """Map the progress of a part of the work to the span from ``begin`` to ``end`` of the whole."""
+    return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
+
+
 class ReconstructionAttack(Protocol):
     """Guesses the batch behind each update.
 

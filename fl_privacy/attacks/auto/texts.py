@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fl_privacy.attacks.attack import Limit, Progress, seconds_left, within
+from fl_privacy.attacks.attack import Limit, Progress, part_of_work, seconds_left, within
 from fl_privacy.attacks.auto.budget import LEAST, SOLVED, how_to_repeat, seconds_of, time_of_one
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
@@ -54,7 +54,7 @@ class TextMembers:
         """Reconstruct each of ``observations``, which are of texts, with the words that were found."""
         bags = BagOfWords()(observations, seed=seed)
         with within(SOLVED * seconds_left()) as limit:
-            exact = Dager()(observations, seed=seed, progress=_part_of(progress, 0.0, _SHOWN))
+            exact = Dager()(observations, seed=seed, progress=part_of_work(progress, 0.0, _SHOWN))
         best = [replace(one, member="dager") for one in exact]
         best = self._descended(observations, best, bags, limit, seed=seed, progress=progress)
         return [_with_words(one, bag) for one, bag in zip(best, bags, strict=True)]
@@ -82,7 +82,7 @@ class TextMembers:
         members = self._members(evaluations, asked[0])
         apart, half = {k: _apart(observations[k], best[k]) for k in left}, (1 - _SHOWN) / len(members)
         for number, (name, member) in enumerate(members.items()):
-            shown = _part_of(progress, _SHOWN + number * half, _SHOWN + (number + 1) * half)
+            shown = part_of_work(progress, _SHOWN + number * half, _SHOWN + (number + 1) * half)
             (reached,) = (member(asked, seed=seed, progress=shown) for _ in counted(name, [name]))
             for k, found in zip(left, reached, strict=True):
                 if best[k].batch is not None and not _within_bag(found, bags[k]):
@@ -147,11 +147,6 @@ def _knowing(observation: Observation, bag: Reconstruction) -> Observation:
     if bag.batch is None or len(bag.batch.inputs) != observation.upload.num_examples:
         return observation
     return observation.told(previous=bag.batch.inputs)
-
-
-def _part_of(progress: Progress, begin: float, end: float) -> Progress:
-    """Map the progress of a part of the work to the span from ``begin`` to ``end`` of the whole."""
-    return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 
 def _apart(observation: Observation, found: Reconstruction) -> float:

@@ -1,7 +1,7 @@
 """Images that are read from an update without any search among images, and whether that is proven."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,7 +21,7 @@ from fl_privacy.attacks.exact.first_layer import (
 )
 from fl_privacy.attacks.exact.r_gap import Chain, find_chain, recursed
 from fl_privacy.attacks.exact.residual import Residual, find_residual, known_between
-from fl_privacy.attacks.exact.spear import AGREEMENT, column_space, sparse_factors
+from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, column_space, sparse_factors
 from fl_privacy.attacks.gradient_inversion.grouping import (
     Group,
     Reading,
@@ -117,26 +117,41 @@ class ExactInversion:
             if isinstance(source, PatchEmbedding):
                 found = _patched(observation, source)
             else:
-                found = self._connected(observation, source, rng, report)
+                found = self._connected(Reproduction(observation, model), source, rng, report)
             return certified(Reproduction(observation, model), found)
 
         return read
 
-    def _connected(self, observation: Observation, layer: FirstLayer, rng: torch.Generator, report: Report) -> Read:
-        gradient = as_gradient(observation)
+    def _connected(self, victim: Reproduction, layer: FirstLayer, rng: torch.Generator, report: Report) -> Read:
+        gradient = as_gradient(victim.observation)
         weight, bias = gradient[layer.weight], gradient[layer.bias]
-        inputs, unique = self._inputs(observation, layer, rng, report)
-        images = layer.pixels(inputs).reshape(len(inputs), *observation.input_shape)
         shade = layer.pixels(torch.zeros_like(layer.shift))
-        loss = float(residual(weight[None], bias[None], inputs[None]))
-        return Read(images, unique and not is_muted(weight, shade), loss)
+
+        def read(inputs: Tensor, unique: bool) -> Read:
+            images = layer.pixels(inputs).reshape(len(inputs), *victim.observation.input_shape)
+            loss = float(residual(weight[None], bias[None], inputs[None]))
+            return Read(images, unique and not is_muted(weight, shade), loss)
+
+        def explains(inputs: Tensor) -> bool:
+            return certified(victim, read(inputs, False)).certainty is not Certainty.APPROXIMATE
+
+        return read(*self._inputs(victim.observation, layer, rng, report, explains))
 
     def _inputs(
-        self, observation: Observation, layer: FirstLayer, rng: torch.Generator, report: Report
+        self,
+        observation: Observation,
+        layer: FirstLayer,
+        rng: torch.Generator,
+        report: Report,
+        explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
-        """Solve for the layer's inputs (B, N), and say whether nothing else could have entered."""
+        """Solve for the layer's inputs (B, N), and say whether nothing else could have entered.
+
+        Where nearly all signs agree, next to nothing may have come back through a neuron that was not silent; inputs
+        that the whole update is explained by are then consistent with it.
+        """
         gradient, count = as_gradient(observation), observation.upload.num_examples
-        weight, bias = gradient[layer.weight], gradient[layer.bias]
+        weight, bias, near = gradient[layer.weight], gradient[layer.bias], NEARLY
         if count == 1:
             return fit(weight[None], bias[None]), True
         if (basis := column_space(weight, count)) is not None:
@@ -145,8 +160,11 @@ class ExactInversion:
             searched = sparse_factors(weight, bias, values, basis, rng=rng, starts=self.starts)
             for number, factors in zip(timely(range(self.rounds)), searched, strict=False):
                 report(number / self.rounds)
-                if factors is not None and factors.agreement >= AGREEMENT:
-                    return factors.inputs, True
+                if factors is None or factors.agreement <= near:
+                    continue
+                if factors.agreement >= AGREEMENT or explains(factors.inputs):
+                    return factors.inputs, factors.agreement >= AGREEMENT
+                near = factors.agreement
         alone = distinct_ratios(weight[None], bias[None], count=count, smallest=self.smallest, alike=self.alike)
         return alone[0], False
 

@@ -20,6 +20,9 @@ from fl_privacy.attacks.attack import timely
 AGREEMENT = 0.99
 """Of the signs in front of a ReLU with the zeros of what came back through it; wrong images agree in about half."""
 
+NEARLY = 0.9
+"""Of them where all images but for rounding are right, or few are wrong."""
+
 _ZERO = 1e-4
 """Elements of L q below this share of the largest are zeros of the ReLU."""
 
@@ -40,6 +43,18 @@ _SHARP = [(0.03 * 0.5**step, 1.0) for step in range(20)]
 
 _SOFT = [(0.3 * 0.8**step, 1.0) for step in range(36)]
 """Of one that goes further: components of 64 images are a few percent of others."""
+
+_FAR = [(0.5 * 0.7**step, 1.0) for step in range(36)]
+"""Of one that goes as far as the logarithm of the elements leads."""
+
+_KEPT = 1024
+"""Directions of which none is a combination of others, and which are the columns, are chosen among so many."""
+
+_JUDGED = 2_000_000
+"""Signs of other choices that are computed at once."""
+
+_BLIND = 6
+"""Rounds of a kind of search that found nothing, after which it is given up."""
 
 _RIDGE = {torch.float32: 1e-6, torch.float64: 1e-12}
 
@@ -96,17 +111,16 @@ def sparse_factors(
         The factors, or ``None`` while less than B independent directions are found. Whoever asks decides when to stop;
         where a few rounds find nothing sparse at all there is no ReLU, and nothing more is yielded.
     """
-    rank, rows = basis.shape[1], basis * len(basis) ** 0.5
-    pool, search = basis.new_zeros(rank, 0), _Search(rows, rng, starts)
+    rank, search = basis.shape[1], _Search(_live(basis), rng, starts)
+    signs = _Signs.of(weight, bias, layer, basis)
     while True:
-        pool = search.extended(pool)
+        chosen = search.extended()
         if search.hopeless:
             return
-        chosen = _independent(pool)
         if chosen.shape[1] < rank:
             yield None
             continue
-        yield _factors(weight, bias, layer, basis, chosen)
+        yield _factors(weight, bias, layer, basis, signs.improved(chosen, search.pool.directions))
 
 
 def factors_near(
@@ -118,10 +132,10 @@ def factors_near(
         columns: the guess.
         weight, bias, layer, basis: as of :func:`sparse_factors`.
     """
-    directions, rows = basis.T @ columns, basis * len(basis) ** 0.5
+    directions, pool = basis.T @ columns, _Pool(_live(basis))
     directions = directions / directions.norm(dim=0)
-    near = [_sparsest(rows, directions, schedule) for schedule in (_SHARP, _SOFT)]
-    chosen = _independent(_distinct(rows, torch.cat(near, 1)))
+    pool.extend(torch.cat([_sparsest(pool.rows, directions, schedule) for schedule in (_SHARP, _SOFT)], 1))
+    chosen = _independent(pool.directions)
     return None if chosen.shape[1] < basis.shape[1] else _factors(weight, bias, layer, basis, chosen)
 
 
@@ -130,33 +144,126 @@ def zeros(columns: Tensor) -> Tensor:
     return columns.abs() < _ZERO * columns.abs().amax(-2, keepdim=True)
 
 
+def _live(basis: Tensor) -> Tensor:
+    """Take the rows of an orthonormal basis (M, B) that are not zero, scaled by the root of M.
+
+    Where a neuron is silent on the whole batch every direction has a zero, which says nothing of the direction.
+    """
+    norms = basis.norm(dim=1)
+    rows: Tensor = basis[norms > _RANK * norms.max()] * len(basis) ** 0.5
+    return rows
+
+
+class _Pool:
+    """Directions that were found, with more zeros in ``rows`` (M, B) than any direction has, the sparsest first.
+
+    None is there twice, and no more than the ``_KEPT`` sparsest are: each round takes as long as the one before.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows, self.directions = rows, rows.new_zeros(rows.shape[1], 0)
+        self._zeros = torch.zeros(0, dtype=torch.long, device=rows.device)
+
+    def extend(self, found: Tensor) -> int:
+        """Add the sparse ones of ``found`` (B, K) that are new, and count them."""
+        count = zeros(self.rows @ found).sum(0)
+        new = count >= self.rows.shape[1] + 2
+        new &= ~_same(self.directions, found).any(0)
+        new &= ~torch.triu(_same(found, found) & new[:, None], 1).any(0)
+        directions, count = torch.cat([self.directions, found[:, new]], 1), torch.cat([self._zeros, count[new]])
+        order = count.argsort(descending=True, stable=True)[:_KEPT]
+        self.directions, self._zeros = directions[:, order], count[order]
+        return int(new.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class _Signs:
+    """What signs in front of the ReLU say of a choice of directions, in the coordinates of the basis.
+
+    Attributes:
+        rows: (M, B) of the basis, those of dead neurons left out.
+        bias: (B,) of g in the basis.
+        before: (B, M) of G W^T in the basis: with the inputs X^T = Q^-1 L^T G, what W X is made of.
+        shift: (M,) of the layer.
+    """
+
+    rows: Tensor
+    bias: Tensor
+    before: Tensor
+    shift: Tensor
+
+    @staticmethod
+    def of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor) -> "_Signs":
+        norms = basis.norm(dim=1)
+        live = norms > _RANK * norms.max()
+        before = basis.T @ weight.double() @ layer[0][live].double().T
+        return _Signs(basis[live], basis.T @ bias.double(), before, layer[1][live].double())
+
+    def agreement(self, chosen: Tensor) -> Tensor:
+        """Compute for directions (S, B, B) the share of signs that agree with zeros, on average over examples (S,)."""
+        scales, failed = torch.linalg.solve_ex(chosen, self.bias.expand(len(chosen), -1))
+        found, _ = torch.linalg.solve_ex(chosen * scales[:, None], self.before.expand(len(chosen), -1, -1))
+        right = (found + self.shift > 0) == ~zeros(self.rows @ chosen).mT
+        return torch.where(failed == 0, right.double().mean((1, 2)), -1.0)
+
+    def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
+        """Replace one of ``chosen`` (B, B) after the other by one of ``pool`` (B, K), while more signs agree.
+
+        The difference of two columns may have more zeros than a third column. Of the pool, as many of the first are
+        tried as can be judged in a moment.
+        """
+        rank = len(chosen)
+        most = min(4 * rank, _JUDGED // (rank * rank * len(self.rows)), pool.shape[1])
+        reached = float(self.agreement(chosen[None]))
+        places = torch.arange(rank, device=chosen.device)
+        for _ in range(rank if most else 0):
+            sets = chosen.expand(rank, most, rank, rank).clone()
+            sets[places, :, :, places] = pool[:, :most].T
+            found = self.agreement(sets.flatten(0, 1))
+            best = int(found.argmax())
+            if float(found[best]) <= reached or reached == 1:
+                break
+            chosen, reached = sets.flatten(0, 1)[best], float(found[best])
+        return chosen
+
+
+def _same(some: Tensor, others: Tensor) -> Tensor:
+    """Say which directions (B, K) and (B, L) are the same but for their sign, (K, L)."""
+    return (some.T @ others).abs() > 1 - _SAME
+
+
 class _Search:
-    """Rounds of local searches of one or two kinds in turn; of one that found nothing in two rounds, no more."""
+    """Rounds of local searches of several kinds in turn; of a blind one that finds nothing, soon no more.
+
+    Blind searches find the columns that many starts lead to; where one or two are left, which few lead to, hundreds of
+    rounds find the same again. Every second round therefore starts from what has no part in those that were found.
+    """
 
     def __init__(self, rows: Tensor, rng: torch.Generator, starts: int) -> None:
-        self._rows, self._rng, self._starts = rows, rng, starts
+        self._rows, self._rng, self._starts, self.pool = rows, rng, starts, _Pool(rows)
         few = (self._null_vectors,) if rows.shape[1] <= _MOST_ROWS else ()
         self._kinds = (*few, self._random_directions)
-        self._rounds, self._found = 0, [0] * len(self._kinds)
+        self._rounds, self._found = [0] * len(self._kinds), [0] * len(self._kinds)
+        self.chosen, self._blind = rows.new_zeros(rows.shape[1], 0), False
 
     @property
     def hopeless(self) -> bool:
-        """Say whether no kind found anything sparse in two rounds."""
-        return self._tried and not any(self._found)
+        """Say whether no kind found anything sparse in ``_BLIND`` rounds."""
+        return min(self._rounds) >= _BLIND and not any(self._found)
 
-    @property
-    def _tried(self) -> bool:
-        return self._rounds >= 2 * len(self._kinds)
-
-    def extended(self, pool: Tensor) -> Tensor:
-        """Extend ``pool`` by what one more round finds."""
-        kind = self._rounds % len(self._kinds)
-        if self._tried and not self._found[kind]:
-            kind = len(self._kinds) - 1 - kind
-        more = _distinct(self._rows, torch.cat([pool, self._kinds[kind]()], 1))
-        self._rounds += 1
-        self._found[kind] += more.shape[1] - pool.shape[1]
-        return more
+    def extended(self) -> Tensor:
+        """Search one more round, and return the sparsest directions (B, K) none of which is a combination of others."""
+        self._blind = not self._blind or not self.chosen.shape[1]
+        if self._blind:
+            kind = min(range(len(self._kinds)), key=self._rounds.__getitem__)
+            if self._rounds[kind] >= _BLIND and not self._found[kind]:
+                kind = len(self._kinds) - 1 - kind
+            self._rounds[kind] += 1
+            self._found[kind] += self.pool.extend(self._kinds[kind]())
+        else:
+            self.pool.extend(self._beside_the_chosen())
+        self.chosen = _independent(self.pool.directions)
+        return self.chosen
 
     def _null_vectors(self) -> Tensor:
         """Search from the null vectors of B - 1 random rows, by the logarithm of the elements."""
@@ -164,15 +271,34 @@ class _Search:
         picked = torch.stack([torch.randperm(total, generator=self._rng)[: rank - 1] for _ in range(self._starts)])
         some = self._rows[picked.to(self._rows.device)]
         null = torch.linalg.eigh(some.mT @ some)[1][:, :, 0].T
-        return _sparsest(self._rows, null, [(0.5 * 0.7**step, 1.0) for step in range(36)])
+        return _sparsest(self._rows, null, _FAR)
 
     def _random_directions(self) -> Tensor:
         """Search from random directions, by the sum of the elements in single precision and then by their logarithm."""
-        directions = torch.randn(self._rows.shape[1], self._starts, generator=self._rng, dtype=torch.float64)
-        directions = directions.to(self._rows)
+        directions = self._drawn(self._rows.shape[1])
         blunt = [(0.2 * 0.85 ** max(0, step - 15), 0.5) for step in range(35)]
         near = _sparsest(self._rows.float(), (directions / directions.norm(dim=0)).float(), blunt)
         return _sparsest(self._rows, near.to(self._rows), _SHARP)
+
+    def _beside_the_chosen(self) -> Tensor:
+        """Search from what is orthogonal to all chosen directions but one, or to all, plus a random mixture of them.
+
+        The direction that is sought has both parts; the first is known where all others are chosen.
+        """
+        rank, count = self.chosen.shape
+        if count == rank:
+            apart = torch.linalg.inv_ex(self.chosen)[0].T
+            apart = apart[:, torch.arange(self._starts, device=apart.device) % count]
+        else:
+            beyond = torch.linalg.svd(self.chosen, full_matrices=True)[0][:, count:]
+            apart = beyond @ self._drawn(rank - count)
+        mixed = self.chosen @ self._drawn(count) / count**0.5
+        directions = apart / apart.norm(dim=0) + mixed
+        return _sparsest(self._rows, directions / directions.norm(dim=0), _FAR)
+
+    def _drawn(self, size: int) -> Tensor:
+        """Draw normal numbers (size, starts)."""
+        return torch.randn(size, self._starts, generator=self._rng, dtype=torch.float64).to(self._rows)
 
 
 def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, float]]) -> Tensor:
@@ -189,16 +315,6 @@ def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, floa
         directions = torch.linalg.solve_ex(curvature, directions.T[..., None])[0][..., 0].T
         directions = directions / directions.norm(dim=0)
     return directions
-
-
-def _distinct(rows: Tensor, pool: Tensor) -> Tensor:
-    """Keep the directions of the pool with more zeros than any direction has, none twice, the sparsest first."""
-    count = zeros(rows @ pool).sum(0)
-    sparse = count >= rows.shape[1] + 2
-    pool, count = pool[:, sparse], count[sparse]
-    pool = pool[:, count.argsort(descending=True, stable=True)]
-    twice = torch.triu((pool.T @ pool).abs() > 1 - _SAME, 1).any(0)
-    return pool[:, ~twice]
 
 
 def _independent(pool: Tensor) -> Tensor:
@@ -218,20 +334,39 @@ def _independent(pool: Tensor) -> Tensor:
 def _factors(
     weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, chosen: Tensor
 ) -> SparseFactors:
-    """Build the sparse factors from the directions ``chosen`` (B, B)."""
-    directions = _polished(basis * len(basis) ** 0.5, chosen)
+    """Build the sparse factors from the directions ``chosen`` (B, B).
+
+    Where nearly all signs agree, they say better than small numbers where a neuron was silent: what came back through
+    an active one may be small.
+    """
+    rows = basis * len(basis) ** 0.5
+    silent = zeros(rows @ chosen)
+    found = _factors_behind(weight, bias, layer, basis, silent)
+    if found.agreement < NEARLY:
+        return found
+    before = _before(found.inputs, layer)
+    clear = before.abs() > 30 * _ZERO * before.std(0)
+    signed = _factors_behind(weight, bias, layer, basis, torch.where(clear, before <= 0, silent))
+    return signed if signed.agreement >= found.agreement else found
+
+
+def _factors_behind(
+    weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, silent: Tensor
+) -> SparseFactors:
+    """Build the sparse factors whose columns are zero where ``silent`` (M, B) says, exact but for rounding."""
+    rows = basis * len(basis) ** 0.5
+    gram = torch.einsum("mb,mj,mk->bjk", silent.to(rows), rows, rows)
+    directions = torch.linalg.eigh(gram)[1][:, :, 0].T
     scales = torch.linalg.solve_ex(directions, basis.T @ bias.double())[0]
     columns = basis @ directions * scales
     inputs = torch.linalg.solve_ex(directions * scales, basis.T @ weight.double())[0]
     return SparseFactors(columns, inputs, _agreement(columns, inputs, *layer))
 
 
-def _polished(rows: Tensor, directions: Tensor) -> Tensor:
-    """Polish directions to be orthogonal to all rows in which they are zero: exact but for rounding."""
-    silent = zeros(rows @ directions).to(rows)
-    gram = torch.einsum("mb,mj,mk->bjk", silent, rows, rows)
-    polished: Tensor = torch.linalg.eigh(gram)[1][:, :, 0].T
-    return polished
+def _before(inputs: Tensor, layer: tuple[Tensor, Tensor]) -> Tensor:
+    """Compute what ``inputs`` (B, N) are in front of the ReLU, (M, B)."""
+    weight, bias = layer
+    return (inputs @ weight.double().T + bias.double()).T
 
 
 def _agreement(columns: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor) -> float:
@@ -241,7 +376,7 @@ def _agreement(columns: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor) ->
     element that is neither zero nor clearly not, or whose neuron lies within rounding of its threshold.
     """
     size = columns.abs() / columns.abs().amax(0)
-    before = (inputs @ weight.double().T + bias.double()).T
+    before = _before(inputs, (weight, bias))
     clear = ((size < _ZERO / 30) | (size > 30 * _ZERO)) & (before.abs() > 30 * _ZERO * before.std(0))
     clear &= size.amax(1, keepdim=True) > 30 * _ZERO
     right = (before > 0) == (size > _ZERO)
