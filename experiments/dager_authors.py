@@ -40,6 +40,8 @@ def main() -> None:
     import attack  # noqa: PLC0415
 
     wrapper, answers = attack.ModelWrapper(attack.args), []
+    head = getattr(wrapper.model, "score", None) or wrapper.model.classifier
+    save_file({name: p.detach().contiguous().clone() for name, p in head.named_parameters()}, "head.safetensors")
     for number, texts in enumerate(asked["texts"]):
         labels = torch.tensor([asked["labels"][number]])
         batch = wrapper.tokenizer(texts, padding=True, return_tensors="pt")

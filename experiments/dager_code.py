@@ -40,6 +40,7 @@ END = "<|endoftext|>"
 def network_folder(folder: Path, name: str, texts: list[str]) -> Path:
     """Write a drawn network of ``name``'s kind and its tokenizer into ``folder``/``name``."""
     import transformers  # noqa: PLC0415
+    from tokenizers import decoders  # noqa: PLC0415
 
     place = folder / name
     if (place / "model.safetensors").is_file():
@@ -49,6 +50,7 @@ def network_folder(folder: Path, name: str, texts: list[str]) -> Path:
     if name == "gpt2":
         tokenizer = build_tokenizer("bpe", texts, 8000)
         tokenizer.add_special_tokens([END])
+        tokenizer.decoder = decoders.ByteLevel()
         size, told = tokenizer.get_vocab_size(), {"eos_token": END}
         config = transformers.GPT2Config(
             vocab_size=size,
@@ -74,6 +76,8 @@ def network_folder(folder: Path, name: str, texts: list[str]) -> Path:
         network = transformers.BertForSequenceClassification(config)
     tokenizer.save(str(place / "tokenizer.json"))
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, **told}
+    if name == "gpt2":  # as the real one's: GPT-2 would add the embeddings of token types
+        about["model_input_names"] = ["input_ids", "attention_mask"]
     (place / "tokenizer_config.json").write_text(json.dumps(about))
     network.save_pretrained(place)
     return place
@@ -96,16 +100,22 @@ def authors_answers(folder: Path, name: str, texts: list[list[str]], labels: lis
     return json.loads(found.read_text()) if found.is_file() else []
 
 
+def _name_of(theirs: str) -> str:
+    """Return our name of a parameter."""
+    head = theirs.replace("score.", "classifier.")
+    return head if head.startswith("classifier.") else f"network.{theirs.partition('.')[2]}"
+
+
 def ours(folder: Path, name: str, answers: list[Any], asked: Any) -> tuple[list[list[list[int]]], int, float]:
     """Read the same gradients by ours; return the texts of each batch, how many are proven, and seconds."""
     size = build_tokenizer(str(folder / name), [], 0).get_vocab_size()
     model = hugging_face(vocabulary_size=size, num_classes=2, name=str(folder / name)).eval()
     own, seen = dict(model.named_parameters()), []
+    drawn = load_file(folder / "head.safetensors")
+    own["classifier.weight"].data.copy_(drawn["weight"])
+    own["classifier.bias"].data.copy_(drawn.get("bias", torch.zeros(2)))
     for number, one in enumerate(answers):
-        tensors = {
-            f"network.{n.removeprefix('transformer.').removeprefix('bert.')}": g
-            for n, g in load_file(folder / f"gradients_{number}.safetensors").items()
-        }
+        tensors = {_name_of(n): g for n, g in load_file(folder / f"gradients_{number}.safetensors").items()}
         seen.append(
             Observation(
                 id=VictimId(1, number, 0),
@@ -171,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", type=Path, required=True, help="checkout of the authors' code")
     parser.add_argument("--older-python", type=Path, required=True, help="with the packages that it pins")
-    parser.add_argument("--networks", nargs="+", choices=FILTERS, default=list(FILTERS))
+    parser.add_argument("--networks", nargs="+", choices=FILTERS, default=["gpt2"])
     parser.add_argument("--sizes", nargs="+", type=int, choices=TOLERANCE, default=list(TOLERANCE))
     parser.add_argument("--number", type=int, default=4, help="of batches")
     parser.add_argument("--words", type=int, default=9, help="of a text, at most")
