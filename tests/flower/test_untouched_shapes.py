@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.ladder_words import Words
 from fl_privacy.flower.untouched.app import read_app
 from fl_privacy.flower.untouched.audit import Asked, audit_app, folder_name
 from fl_privacy.flower.untouched.loaded import LoadedBy
@@ -245,6 +246,21 @@ def test_a_headline_of_classes_says_how_many_examples_were_read_beside(read: int
     assert page.headline.endswith(
         f"The server's attacks read {read} of 4 images from uploads, no more than chance allows"
     )
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_headline_says_which_single_words_were_read_of_texts_that_were_not(turned: bool) -> None:
+    """Words that guesses at other texts have as well are no words read."""
+    texts = [set(range(10 * k, 10 * k + 10)) for k in range(3)]
+    guesses = [{0, 1}, {10}, {20, 5}]
+    shown = [Words(original=tuple(texts[k - turned]), guess=tuple(guesses[k]), read=False) for k in range(3)]
+    step = Step(
+        title="One example in one step", made="one example", kind="text", uploaded=True, control=None, beyond=False,
+        counts=Counts(nothing=3, groups=3, candidates=0), reason="", labels=None, seconds=1.0, shown=shown,
+    )  # fmt: skip
+    said = AppPage(app="a", lede="", steps=[step]).headline
+    assert said.startswith("The server's attacks read 0 of 3 texts from uploads, no more than chance allows")
+    assert (", but 4 single words of them:" in said) != turned
 
 
 def test_numbers_beyond_all_floats_make_no_claim(tmp_path: Path) -> None:

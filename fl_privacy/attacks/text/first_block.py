@@ -71,6 +71,8 @@ def _placed(pairs: Pairs | None, lengths: Lengths) -> Placed | str:
     if pairs is None:
         return _FULL
     if not len(pairs.tokens):
+        if not any(pairs.directions):
+            return _FULL
         views = " and ".join(f"{k} of {n}" for k, n in zip(pairs.directions, pairs.widths, strict=True))
         return (
             f"None of {pairs.candidates:,} pairs of token and position has more of itself in {views} directions than"
