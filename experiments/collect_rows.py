@@ -97,14 +97,6 @@ def caps_under(folders: Sequence[Path]) -> list[Row]:
 
 
 SEARCHED = ("variant", "policies", "images_per_class", "training.epochs", "training.share", "model.width")
-    "variant",
-    "policies",
-    "images_per_class",
-    "training.epochs",
-    "training.share",
-    "training.lr",
-    "model.width",
-)
 """Settings of a search that its scores hang on, besides data and network."""
 
 
