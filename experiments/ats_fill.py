@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from row_file import RowFile, takes_rows
 from torch import Tensor
 
+from fl_privacy.data import Examples
 from fl_privacy.experiment.build import build_dataset, build_network
 from fl_privacy.experiment.policy_search import SEMI_TRAINED
 from fl_privacy.experiment.weights import load_weights
@@ -55,6 +56,7 @@ def similarity_of(config: DictConfig, folder: Path, *, fresh: bool, images: int)
     state = ModelState.of(model)
     if not fresh:
         state = load_weights(folder / SEMI_TRAINED, state)
+    assert isinstance(dataset.test, Examples)
     return GradientSimilarity(model, state, dataset.test.input_shape), images_of_all_classes(dataset.test, images)
 
 

@@ -37,11 +37,13 @@ def distance(one: Tensors, other: Tensors) -> float:
     return float(torch.stack([(one[name] - g).square().sum() for name, g in other.items()]).sum().sqrt())
 
 
-def robust_series(step: LocalStep, network: EvaluationNetwork, iterations: int, *, alpha: float = 0.5) -> list[Tensor]:
+def robust_series(
+    step: LocalStep, network: EvaluationNetwork, iterations: int, *, alpha: float = 0.5, decay: float = 0.95
+) -> list[Tensor]:
     """Return Refiner's start and each of its iterates, (1, C, H, W), with the defense's defaults."""
     target = gradient(step, step.batch.inputs)
     depths = layer_depths(step.model, step.sent, step.batch.inputs)
-    weights = importance(target, step.sent.parameters, depths, by="product", decay=0.95)
+    weights = importance(target, step.sent.parameters, depths, by="product", decay=decay)
     noise = uniform_noise(step.batch.inputs, step.rng)
     start = torch.lerp(step.batch.inputs, noise, alpha)
     gap = batch_gap(step, target, weights, lambda images: images, start)

@@ -73,6 +73,8 @@ def test_no_table_of_a_paper_is_without_a_reason(docs: Any) -> None:
             verdict = table.judged(kept)
             if paper.name in PAPERS and verdict and verdict.outcome in ("not run", "not reproduced"):
                 assert table.why.get(verdict.outcome) or verdict.reason, (paper.name, table.name)
+                said = verdict.outcome == "not run" or table.settled in docs("paper_tables").SETTLED
+                assert said, (paper.name, table.name)
 
 
 @pytest.fixture(scope="module")
