@@ -8,6 +8,8 @@ area is filled with black as the operations have it, with the gray that normaliz
 with the noise that the way to the image starts from; beside them images that are nothing but black or gray. The score
 is the mean similarity of gradients on the way (lower counts as more private): of the whole gradient as in the paper's
 Equation 5, and the mean over its tensors as in the authors' program. `--fresh` has the network before any training.
+`--tables` keeps instead how near an image of nothing but the mean color is to what policies leave, by the operations of
+the paper's table and by those of its authors' program.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from fl_privacy.data import Examples
 from fl_privacy.experiment.build import build_dataset, build_network
 from fl_privacy.experiment.policy_search import SEMI_TRAINED
 from fl_privacy.experiment.weights import load_weights
+from fl_privacy.metrics.images import psnr
 from fl_privacy.metrics.intervals import aggregate
 from fl_privacy.policy_search.scores import GradientSimilarity, PrivacyPlan, transformed_by
 from fl_privacy.rng import derive_generator
@@ -60,17 +63,34 @@ def similarity_of(config: DictConfig, folder: Path, *, fresh: bool, images: int)
     return GradientSimilarity(model, state, dataset.test.input_shape), images_of_all_classes(dataset.test, images)
 
 
+def plain_colors(images: Tensor, seed: int, kept: RowFile) -> None:
+    """Keep how near a plain image of the mean color comes to what policies leave, by both tables of operations."""
+    for table in ("paper", "code"):
+        for name in ("21-3-16", "13-43-18"):
+            moved = transformed_by(images, Policy.parse(name, table), seed)
+            found = aggregate(psnr(moved.mean((2, 3), keepdim=True).expand_as(moved), moved).tolist())
+            assert found is not None
+            kept.add({"table": table, "policy": name}, {"psnr": asdict(found)})
+            print(f"{name}, {table}: {found.mean:.1f} dB")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("search", type=Path)
     parser.add_argument("--images", type=int, default=50)
     parser.add_argument("--fresh", action="store_true", help="the untrained network")
+    parser.add_argument(
+        "--tables", action="store_true", help="only what a plain image has under both tables of operations"
+    )
     takes_rows(parser)
     options = parser.parse_args()
     config = OmegaConf.load(options.search / "config.yaml")
     assert isinstance(config, DictConfig)
     kept = RowFile(options.out)
     similarity, batch = similarity_of(config, options.search, fresh=options.fresh, images=options.images)
+    if options.tables:
+        plain_colors(batch.inputs, config["seed"], kept)
+        return
     start = torch.rand(batch.inputs.shape, generator=derive_generator(config["seed"], "search", "start"))
     behind = {"model": config["choices"]["model"], "trained": "fresh" if options.fresh else "semi-trained"}
     plans = {"whole": PrivacyPlan.named("paper"), "tensors": PrivacyPlan.named("code")}
