@@ -73,6 +73,8 @@ def shortened(words: list[str], evaluator: Path, out: Path) -> list[str]:
     few += [f"defense.evaluator={evaluator}"] if "evaluator" in (config.defense or {}) else []
     few += ["attack.iterations=2"] if "iterations" in (config.attack or {}) else []
     few += ["attack.restarts=1"] if (config.attack or {}).get("restarts") else []
+    few += ["data.image_size=64"] if (config.data["image_size"] or 0) > 64 else []
+    few += ["model.width=8"] if (config.model.get("width") or 0) > 16 else []
     if command == "run":
         few += ["federation.rounds=2", "evaluate_every=2", "intercept.rounds=last"]
         few += ["federation.plan.lr_drops=[]"] if config.federation.plan.get("lr_drops") else []
