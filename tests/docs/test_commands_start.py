@@ -49,11 +49,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, (side, mode, classes) in SETS.items():
         (root / name).mkdir()
         shape = (side, side, 3) if mode == "RGB" else (side, side)
-        features = hf.Features({"image": hf.Image(), "label": hf.ClassLabel(num_classes=classes)})
+        kinds = {"image": hf.Image(), "label": hf.ClassLabel(num_classes=classes)}
+        if name == "celeba":
+            kinds |= {"Smiling": hf.Value("bool"), "celeb_id": hf.Value("int32")}
         for split, number in (("train", max(60, classes)), ("test", max(12, classes))):
             pictures = [Image.fromarray(draw.integers(0, 256, shape, dtype=np.uint8)) for _ in range(number)]
-            rows = {"image": pictures, "label": [n % classes for n in range(number)]}
-            hf.Dataset.from_dict(rows, features=features).to_parquet(root / name / f"{split}.parquet")
+            labels = [n % classes for n in range(number)]
+            told = {"image": pictures, "label": labels, "Smiling": [n % 2 == 0 for n in labels], "celeb_id": labels}
+            rows = {column: told[column] for column in kinds}
+            hf.Dataset.from_dict(rows, features=hf.Features(kinds)).to_parquet(root / name / f"{split}.parquet")
     return root
 
 
