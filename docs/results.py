@@ -153,7 +153,9 @@ def _not_reproduced(papers: Sequence[Paper], kept: Kept) -> str:
                 why = " ".join(table.why.get(verdict.outcome, verdict.reason).split())
                 lines.append([paper.title, f"{table.at}: {table.title}", SETTLED.get(table.settled, ""), why])
     ends = [f"{told}: {number}" for told in SETTLED.values() if (number := sum(line[2] == told for line in lines))]
-    return f"How they end, as far as it is shown: {'; '.join(ends)}.\n\n" + markdown(["paper", "table or figure", "how it ends", "why"], lines)
+    return f"How they end, as far as it is shown: {'; '.join(ends)}.\n\n" + markdown(
+        ["paper", "table or figure", "how it ends", "why"], lines
+    )
 
 
 def pages(folder: Path = ROWS) -> dict[Path, str]:
