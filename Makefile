@@ -15,7 +15,7 @@ test: $(STAMP)
 
 # Every bad input, and every app under audit; `make test` takes a sample of them.
 fuzz: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/fuzz tests/flower/test_audited_apps.py -m 'fuzz or not fuzz' --numprocesses auto
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/fuzz tests/flower/test_audited_apps.py tests/docs/test_commands_start.py -m 'fuzz or not fuzz' --numprocesses auto
 
 # A sweep, a trade-off and a policy search, each killed twenty times at random points, come to the same tables.
 kill: $(STAMP)

@@ -18,6 +18,15 @@ from verdicts import Line, Verdict, judge, rule_of
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
 
+SETTLED = {
+    "setting": "comes with another setting, shown",
+    "needs": "comes with something else, shown",
+    "program": "the authors' program gives ours",
+    "contradiction": "the published figures do not fit together, shown",
+    "open": "open",
+}
+"""How an answer to what is not reproduced ends."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
@@ -70,6 +79,8 @@ class Table:
     lines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     verdict: Mapping[str, Any] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
+    settled: Literal["setting", "needs", "program", "contradiction", "open", ""] = ""
+    """How a table that is not reproduced ends, see ``SETTLED``."""
     shown: Literal["lines", "rows", "attacks", "pairs"] = "lines"
     """``rows`` shows all rows instead of lines, ``attacks`` a column for each attack, ``pairs`` kinds by data sets."""
     only: Sequence[str] = ()

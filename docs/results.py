@@ -15,7 +15,7 @@ from pathlib import Path
 from finding_pictures import draw_all, drawable
 from kept_rows import NOT_RUN, ROWS, Kept, attacks_table, markdown, rows_table
 from paper_items import items_page, with_counts
-from paper_tables import PUBLISHED, Paper, Table, load_papers
+from paper_tables import PUBLISHED, SETTLED, Paper, Table, load_papers
 from verdict_table import pairs_table
 from verdicts import COUNTED, Outcome
 
@@ -151,8 +151,11 @@ def _not_reproduced(papers: Sequence[Paper], kept: Kept) -> str:
             verdict = table.judged(kept)
             if verdict and verdict.outcome is Outcome.NOT:
                 why = " ".join(table.why.get(verdict.outcome, verdict.reason).split())
-                lines.append([paper.title, f"{table.at}: {table.title}", why])
-    return markdown(["paper", "table or figure", "why"], lines)
+                lines.append([paper.title, f"{table.at}: {table.title}", SETTLED.get(table.settled, ""), why])
+    ends = [f"{told}: {number}" for told in SETTLED.values() if (number := sum(line[2] == told for line in lines))]
+    return f"How they end, as far as it is shown: {'; '.join(ends)}.\n\n" + markdown(
+        ["paper", "table or figure", "how it ends", "why"], lines
+    )
 
 
 def pages(folder: Path = ROWS) -> dict[Path, str]:

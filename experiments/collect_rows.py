@@ -3,10 +3,11 @@
     python experiments/collect_rows.py runs/refiner_rows --out experiments/rows/refiner_rows
 
 A line of ``rows.jsonl`` for each attacked round and attacker of every finished run under the folders, or one without an
-attack; of inference attacks one for each method, of a trade-off one for each CAP. Only ``run.json``,
-``environment.json``, ``summary.json`` and ``trade_off_cap.json`` are read: no image, text, update or record of a single
-victim gets into a row. Of paths only the last part is kept. Rows of runs that are there already are replaced, those of
-other runs stay.
+attack; of inference attacks one for each method, of a trade-off one for each CAP, of a search for policies one for each
+single operation and for each number of random ones. Only ``run.json``, ``environment.json``, ``summary.json``,
+``trade_off_cap.json`` and a search's ``scores.jsonl`` and ``config.yaml`` are read: no image, text, update or record of
+a single victim gets into a row. Of paths only the last part is kept. Rows of runs that are there already are replaced,
+those of other runs stay.
 """
 
 import argparse
@@ -15,6 +16,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
+from scipy.stats import rankdata
 
 from fl_privacy.files import write_whole
 
@@ -92,6 +96,39 @@ def caps_under(folders: Sequence[Path]) -> list[Row]:
     return [{"run": f"{path.parent.name}, CAP", **cap} for path in found for cap in json.loads(path.read_text())]
 
 
+SEARCHED = ("variant", "policies", "images_per_class", "training.epochs", "training.share", "model.width")
+"""Settings of a search that its scores hang on, besides data and network."""
+
+
+def searches_under(folders: Sequence[Path]) -> list[Row]:
+    """Collect the scores of finished searches for transformation policies."""
+    found = {path.parent for folder in folders for path in folder.rglob("scores.jsonl")}
+    whole = sorted(folder for folder in found if (folder / "policies.json").is_file())
+    return [row for folder in whole for row in search_rows(folder)]
+
+
+def search_rows(folder: Path) -> list[Row]:
+    """Collect a row for each single operation, ranked by privacy, and for the first random policies by their number."""
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    settings = dict(flat(config))
+    common: Row = {"run": folder.name, "command": "search-policies"}
+    common |= {name: config["choices"][name] for name in ("data", "model")}
+    common |= {name: settings[name] for name in SEARCHED if name in settings}
+    scores = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    plain, singles = scores[0], [score for score in scores if score["policy"].isdigit()]
+    drawn = [score["privacy"] for score in scores if "-" in score["policy"]]
+    ranks = rankdata([score["privacy"] for score in singles]).tolist()
+    kept = ("policy", "privacy", "accuracy", "altered")
+    rows = [{**common, **{name: plain[name] for name in kept}}]
+    for score, rank in zip(singles, ranks, strict=True):
+        rows.append({**common, **{name: score[name] for name in kept}, "rank": rank})
+    for number in (number for number in (500, 1500, 5000) if number <= config["policies"]):
+        some = drawn[:number]
+        figures = {"least": min(some), "mean": sum(some) / len(some), "most": max(some)}
+        rows.append({**common, "policy": f"first {number}", **figures})
+    return rows
+
+
 def runs_under(folders: Sequence[Path]) -> list[Path]:
     """List the folders of runs with a summary, without those that were replaced."""
     found = {path.parent for folder in folders for path in folder.rglob("summary.json")}
@@ -105,7 +142,8 @@ def main() -> None:
     options = parser.parse_args()
     runs = runs_under(options.folders)
     found = {folder: rows_of(folder) for folder in runs}
-    rows = [row for own in found.values() for row in own] + caps_under(options.folders)
+    rows = [row for own in found.values() for row in own]
+    rows += caps_under(options.folders) + searches_under(options.folders)
     path = options.out / "rows.jsonl"
     options.out.mkdir(parents=True, exist_ok=True)
     before = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

@@ -1,9 +1,10 @@
-"""What Refiner does to an image and to an attack (Refiner, Figures 13 and 14).
+"""What Refiner does to an image and to an attack (Refiner, Figures 5, 13 and 14).
 
     python experiments/refiner_pictures.py --evaluator evaluator.safetensors --victims 6 --out runs/refiner
 
 Writes ``figure_13.png``, the distance of the gradients and the noise ratio over the iterations of Eq. 2, and
-``figure_14.png``: raw images, robust images, and what Inverting Gradients reads from the gradients of both.
+``figure_14.png``: raw images, robust images, and what Inverting Gradients reads from the gradients of both. With
+``--alpha 0`` robust data start as the image itself, which Figure 5 shows beside the default.
 """
 
 import argparse
@@ -36,13 +37,15 @@ def distance(one: Tensors, other: Tensors) -> float:
     return float(torch.stack([(one[name] - g).square().sum() for name, g in other.items()]).sum().sqrt())
 
 
-def robust_series(step: LocalStep, network: EvaluationNetwork, iterations: int) -> list[Tensor]:
+def robust_series(
+    step: LocalStep, network: EvaluationNetwork, iterations: int, *, alpha: float = 0.5, decay: float = 0.95
+) -> list[Tensor]:
     """Return Refiner's start and each of its iterates, (1, C, H, W), with the defense's defaults."""
     target = gradient(step, step.batch.inputs)
     depths = layer_depths(step.model, step.sent, step.batch.inputs)
-    weights = importance(target, step.sent.parameters, depths, by="product", decay=0.95)
+    weights = importance(target, step.sent.parameters, depths, by="product", decay=decay)
     noise = uniform_noise(step.batch.inputs, step.rng)
-    start = torch.lerp(step.batch.inputs, noise, 0.5)
+    start = torch.lerp(step.batch.inputs, noise, alpha)
     gap = batch_gap(step, target, weights, lambda images: images, start)
     return [start, *descend(start, gap, network, unit=gap(noise).detach(), beta=1.0, lr=1.0, iterations=iterations)]
 
@@ -123,6 +126,7 @@ def main() -> None:
     parser.add_argument("--victims", type=int, default=6)
     parser.add_argument("--epsilon", type=float, default=0.1)
     parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--alpha", type=float, default=0.5, help="share of noise in the start (Figure 5: 0 beside 0.5)")
     parser.add_argument("--override", nargs="*", default=[], help="of the configuration, such as attack.iterations=800")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/refiner"))
@@ -132,7 +136,7 @@ def main() -> None:
     steps = client_steps(config, options.victims)
     series, robust, clean_views, robust_views = [], [], [], []
     for number, step in enumerate(steps):
-        images = robust_series(step, network, options.iterations)
+        images = robust_series(step, network, options.iterations, alpha=options.alpha)
         clean = gradient(step, step.batch.inputs)
         distances = [distance(gradient(step, i), clean) for i in images]
         series.append((distances, [float(network(i)) for i in images]))

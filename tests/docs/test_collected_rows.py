@@ -90,6 +90,24 @@ def test_a_trade_off_has_a_row_for_each_cap(
     assert rows_after(collect, monkeypatch, tmp_path / "rows", sweep) == [{"run": "sweep, CAP", **cap}]
 
 
+def test_a_search_has_a_row_for_each_operation_and_each_number_of_policies(
+    collect: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "search"
+    folder.mkdir(parents=True)
+    scores = {"none": 0.5, "0": 0.4, "1": 0.4, "2": 0.3} | {f"0-{n}": 0.1 + n for n in range(500)}
+    told = [{"policy": name, "privacy": score, "accuracy": -1.0, "altered": 1.0} for name, score in scores.items()]
+    (folder / "scores.jsonl").write_text("".join(json.dumps({"kind": "policy", **one}) + "\n" for one in told))
+    (folder / "config.yaml").write_text("policies: 500\nvariant: code\nchoices: {data: digits, model: lenet}\n")
+    assert rows_after(collect, monkeypatch, tmp_path / "unfinished", folder) == []
+    (folder / "policies.json").write_text("{}")
+    rows = {row["policy"]: row for row in rows_after(collect, monkeypatch, tmp_path / "rows", folder)}
+    assert set(rows) == {"none", "0", "1", "2", "first 500"}
+    assert [rows[name]["rank"] for name in "012"] == [2.5, 2.5, 1.0] and "rank" not in rows["none"]
+    assert (rows["first 500"]["least"], rows["first 500"]["most"]) == (0.1, 499.1)
+    assert rows["0"]["variant"] == "code" and rows["0"]["model"] == "lenet"
+
+
 def test_rows_name_no_folder_of_a_machine() -> None:
     places = re.compile(r"/(?:tmp|home|root|work|Users)/[\w.+-]+/")
     assert [

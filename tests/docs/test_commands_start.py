@@ -1,0 +1,131 @@
+"""Every run and attack that the papers' tables name starts from a fresh clone: two steps, on sets of a few images.
+
+`make test` starts one of each kind (experiment, network, data, defense and attack), `make fuzz` all of them.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fl_privacy.cli.main import run_command_line
+from fl_privacy.config import compose_run, expand_sweep
+from fl_privacy.pretrained.evaluator import EvaluationNetwork
+from fl_privacy.pretrained.evaluator_files import save_evaluator
+from tests.docs.published_commands import ROOT, expanded_calls
+
+hf = pytest.importorskip("datasets")
+
+SETS = {
+    "cifar10": (32, "RGB", 10), "cifar10_exact": (32, "RGB", 10), "cifar100": (32, "RGB", 100),
+    "svhn": (32, "RGB", 10), "mnist": (28, "L", 10), "fashion_mnist": (28, "L", 10), "lfw": (64, "RGB", 5),
+    "celeba": (64, "RGB", 2), "imagenet_sample": (64, "RGB", 25), "tiny_imagenet": (64, "RGB", 20),
+}  # fmt: skip
+"""Side, mode and classes."""
+KINDS = ("experiment", "data", "model", "defense", "attack", "inference", "partition", "server")
+LEFT_OUT = ("out", "weights", "victims", "films", "defense.evaluator", "intercept.rounds")
+
+
+def shortest(calls: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
+    """List the runs and attacks: one of each kind, and the others."""
+    first, others, seen = [], [], set()
+    for program, *words in calls:
+        if program == "fl-privacy" and words[0] in ("run", "attack"):
+            kind = (words[0], *(word for word in words if word.split("=")[0] in KINDS))
+            (others if kind in seen else first).append(words)
+            seen.add(kind)
+    return first, others
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder with a few pictures of noise under the name of each set."""
+    root, draw = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for name, (side, mode, classes) in SETS.items():
+        (root / name).mkdir()
+        shape = (side, side, 3) if mode == "RGB" else (side, side)
+        kinds = {"image": hf.Image(), "label": hf.ClassLabel(num_classes=classes)}
+        if name == "celeba":
+            kinds |= {"Smiling": hf.Value("bool"), "celeb_id": hf.Value("int32")}
+        for split, number in (("train", max(60, classes)), ("test", max(12, classes))):
+            pictures = [Image.fromarray(draw.integers(0, 256, shape, dtype=np.uint8)) for _ in range(number)]
+            labels = [n % classes for n in range(number)]
+            told = {"image": pictures, "label": labels, "Smiling": [n % 2 == 0 for n in labels], "celeb_id": labels}
+            rows = {column: told[column] for column in kinds}
+            hf.Dataset.from_dict(rows, features=hf.Features(kinds)).to_parquet(root / name / f"{split}.parquet")
+    return root
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("evaluator") / "evaluator.safetensors"
+    save_evaluator(EvaluationNetwork(input_shape=(3, 32, 32), widths=(2, 2, 2)), path, {})
+    return path
+
+
+def shortened(words: list[str], evaluator: Path, out: Path) -> list[str]:
+    """Return a call of two steps: the settings as they are, but for how much is computed."""
+    command, *given = words
+    given = expand_sweep([w for w in given if "=" in w and w.split("=")[0] not in LEFT_OUT])[0]
+    config: Any = compose_run(given)
+    few = ["victims=1", "films=0", f"out={out}", "baseline=false", "candidates=12"]
+    few += [f"defense.evaluator={evaluator}"] if "evaluator" in (config.defense or {}) else []
+    few += ["attack.iterations=2"] if "iterations" in (config.attack or {}) else []
+    few += ["attack.restarts=1"] if (config.attack or {}).get("restarts") else []
+    few += ["data.image_size=64"] if (config.data["image_size"] or 0) > 64 else []
+    few += ["model.width=8"] if (config.model.get("width") or 0) > 16 else []
+    if command == "run":
+        few += ["federation.rounds=2", "evaluate_every=2", "intercept.rounds=last"]
+        few += ["federation.plan.lr_drops=[]"] if config.federation.plan.get("lr_drops") else []
+    return [command, *given, *few]
+
+
+@pytest.fixture
+def started(
+    data: Path, evaluator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Any:
+    """Return a function that starts calls and lists those that fail, with what they say."""
+    monkeypatch.setenv("FL_PRIVACY_DATA", str(data))
+
+    def start(calls: list[list[str]]) -> list[str]:
+        failed = []
+        for number, words in enumerate(calls):
+            short = shortened(words, evaluator, tmp_path / str(number))
+            status = run_command_line(short)
+            said = capsys.readouterr()
+            if status != 0:
+                failed.append(f"{' '.join(short)}\n{status}: {said.err[-600:]}")
+        return failed
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    return expanded_calls(tmp_path_factory.mktemp("shell"))
+
+
+@pytest.mark.slow
+def test_one_command_of_each_kind_starts(calls: list[list[str]], started: Any) -> None:
+    first, _ = shortest(calls)
+    assert len(first) > 30
+    assert started(first) == []
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_all_other_commands_start(calls: list[list[str]], started: Any) -> None:
+    assert started(shortest(calls)[1]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_every_script_starts(calls: list[list[str]]) -> None:
+    for script in sorted({words[0] for program, *words in calls if program == "python"}):
+        ran = subprocess.run([sys.executable, ROOT / script, "--help"], capture_output=True, text=True, check=False)
+        assert ran.returncode == 0 and re.search("usage:", ran.stdout), script
