@@ -46,7 +46,8 @@ def audit_lede(run: Run) -> str:
     audited = config.get("command") == "audit" and isinstance(federation, Mapping)
     rounds = federation.get("rounds") if audited and isinstance(federation, Mapping) else None
     model = chosen(run, "model")
-    trained = f"{model} of a Flower app" + (f", trained by {chosen(run, 'federation')}" if rounds else "")
+    by = f" by {strategy}" if (strategy := chosen(run, "federation")) else ""
+    trained = f"{model} of a Flower app" + (f", trained{by}" if rounds else "")
     trained += f" over {rounds} round{'s' if rounds != 1 else ''}" if rounds else ""
     guarded = (
         f"defended by {' and '.join(run.defenses)}, as clients say"
