@@ -108,7 +108,7 @@ def clock(seconds: float) -> str:
 
 
 SHOWN_ROUNDS = 8
-SECONDS_BETWEEN_LINES = 10
+SECONDS_BETWEEN_LINES, LONGEST_SILENCE = 10, 60
 
 
 class RichMonitor(Monitor):
@@ -216,14 +216,17 @@ class RichMonitor(Monitor):
         return Lines(self.say, SECONDS_BETWEEN_LINES, silent=self.console.is_terminal)
 
     def _tenths(self, title: str, beside: Callable[[], str] = str) -> AttackProgress:
-        last, told_at, left = 0, time.monotonic(), Remaining()
+        """Say the share done: soon after the start, at each tenth, and at least once a minute."""
+        last, told_at, left, silent = 0, time.monotonic(), Remaining(), True
 
         def tell(done: int, total: int) -> None:
-            nonlocal last, told_at
+            nonlocal last, told_at, silent
             tenth, seconds = 10 * done // max(total, 1), left(title, done / max(total, 1))
-            if tenth > last and time.monotonic() - told_at >= SECONDS_BETWEEN_LINES:
-                last, told_at = tenth, time.monotonic()
-                self.say(f"{title}{beside()}: {10 * tenth} %{time_left(seconds) if tenth < 10 else ''}")
+            due = SECONDS_BETWEEN_LINES if tenth > last or silent else LONGEST_SILENCE
+            if time.monotonic() - told_at >= due:
+                last, told_at, silent = tenth, time.monotonic(), False
+                percent = 100 * done // max(total, 1)
+                self.say(f"{title}{beside()}: {percent} %{time_left(seconds) if tenth < 10 else ''}")
 
         return tell
 
