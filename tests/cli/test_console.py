@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from fl_privacy.cli import console
-from fl_privacy.cli.console import Remaining, time_left
+from fl_privacy.experiment.run_folder import LineMonitor
 from fl_privacy.federation.rounds import RoundReport
-from fl_privacy.progress import counted
+from fl_privacy.progress import Remaining, counted, time_left
 
 
 @pytest.mark.parametrize(("pause", "expected"), [(0, [f"{10 * tenth} %" for tenth in range(11)]), (3600, [])])
@@ -36,6 +36,20 @@ def test_within_a_tenth_that_takes_long_there_is_a_line_a_minute(monkeypatch: py
             progress(1, 100)
 
     assert written.getvalue().splitlines() == ["Attacking 3 updates: 1 %"] * 5
+
+
+def test_an_audit_inside_a_server_of_flower_says_how_far_its_attack_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter(range(0, 10_000, 5))
+    monkeypatch.setattr(console.time, "monotonic", lambda: float(next(now)))
+
+    with LineMonitor().attacking("3 updates") as progress:
+        for _ in counted("exact", range(1)):
+            for _ in range(4):
+                progress(1, 100)
+
+    assert capsys.readouterr().out.splitlines() == ["Attacking 3 updates, exact: 1 %"]
 
 
 def test_of_several_attacks_the_one_at_work_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
