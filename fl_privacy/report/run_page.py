@@ -98,7 +98,7 @@ def what_was_done(run: Run) -> str:
     trained = f"{chosen(run, 'model')} on {chosen(run, 'data')}"
     where = f" by {clients} clients over {rounds} rounds" if clients and rounds else ""
     guarded = "undefended" if run.identity.undefended or defense == "none" else f"defended by {defense}"
-    against = f", attacked by {attack}" if attack and attack != "none" else ""
+    against = f", attacked by {attack}" if attack and attack != "none" and run.of_kind("image") else ""
     inferred = chosen(run, "inference").replace("+", ", ")
     against += f", asked about {inferred}" if inferred and inferred != "none" else ""
     against += ", with and without knowledge of the defense" if run.summary.adaptive else ""
