@@ -168,7 +168,8 @@ def _in_words(finding: Finding, name: str, measure: Measure) -> str:
 
 
 _PLAINLY = {
-    "tpr_at_0.1_percent": "{value} of the members are found ({interval}) where one of a thousand others is taken for one",
+    "tpr_at_0.1_percent": "{value} of the members are found ({interval}) where one of a thousand others is taken for"
+    " one",
     "tpr_at_1_percent": "{value} of the members are found ({interval}) where one of a hundred others is taken for one",
     "asr": "{value} of the answers are right ({interval})",
 }
