@@ -9,6 +9,7 @@ import io
 import json
 import re
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def figures() -> dict[str, Any]:
 
 
 def on_config(config: Any) -> Any:
-    """Add the generated pages to the site's navigation."""
+    """Add the generated pages to the site's navigation, and the version to the foot of each page."""
+    config.copyright = f"fl_privacy {version('fl-privacy')}, {config.copyright or 'Apache License 2.0'}"
     for entry in config.nav:
         for kind, folder in FOLDERS.items():
             if folder.capitalize() in entry:

@@ -1,5 +1,6 @@
 """Checks of options and settings, with one wording."""
 
+import difflib
 import math
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,12 +9,23 @@ from typing import Any, Literal
 
 from fl_privacy.errors import UserError
 
+MOST_NAMED = 16
+"""Values in an error; of more, those that are most like what was given."""
+
 
 def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
-    """Raise ``UserError`` unless ``value`` is one of ``allowed``."""
+    """Raise ``UserError`` unless ``value`` is one of ``allowed``, with the one that is most like it."""
     allowed = tuple(allowed)
-    if value not in allowed:
-        raise UserError(f"{name} is expected to be one of {', '.join(map(str, allowed))}, but got {value!r}.")
+    if value in allowed:
+        return
+    names = [str(one) for one in allowed]
+    close = difflib.get_close_matches(str(value), names, n=1)
+    meant = f" (did you mean {close[0]}?)" if close else ""
+    others = ""
+    if len(names) > MOST_NAMED:
+        others = f" and {len(names) - MOST_NAMED} others"
+        names = sorted(difflib.get_close_matches(str(value), names, n=MOST_NAMED, cutoff=0.0))
+    raise UserError(f"{name} is expected to be one of {', '.join(names)}{others}, but got {value!r}{meant}.")
 
 
 def number(

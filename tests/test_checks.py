@@ -3,7 +3,8 @@ from typing import Literal
 
 import pytest
 
-from fl_privacy.checks import fits, in_words
+from fl_privacy.checks import fits, in_words, one_of
+from fl_privacy.errors import UserError
 
 Rounds = Literal["first", "last"] | list[int]
 
@@ -50,3 +51,11 @@ def test_words():
     assert in_words(int | None) == "a whole number or null"
     assert in_words(Rounds) == "first or last or a list [a whole number, ...]"
     assert in_words(Mapping[str, float]) == "a mapping {name: a number}"
+
+
+def test_of_many_names_the_nearest_are_named_and_what_was_meant():
+    names = [f"attack_{k}_of_a_long_name" for k in range(60)] + ["inverting_gradients"]
+    said = r"45 others, but got 'inverting_grad' \(did you mean inverting_gradients\?\)"
+    with pytest.raises(UserError, match=said) as raised:
+        one_of("attack", "inverting_grad", names)
+    assert len(str(raised.value)) < 600

@@ -20,7 +20,17 @@ from rich.text import Text
 from fl_privacy.attacks import Progress as AttackProgress
 from fl_privacy.experiment.run_folder import Monitor
 from fl_privacy.federation import Evaluation, RoundReport
-from fl_privacy.progress import Stage, listening, share_done
+from fl_privacy.progress import (
+    Remaining,
+    ShareLines,
+    Stage,
+    at_work,
+    clock,
+    describe,
+    listening,
+    share_done,
+    time_left,
+)
 
 
 class Lines:
@@ -67,44 +77,6 @@ class Lines:
         self._over.set()
         if self._beat.is_alive():
             self._beat.join()
-
-
-SHOWN_FROM = 0.05
-"""Below this share of the work nothing can be said: what starts up would count as many times over."""
-
-
-class Remaining:
-    """Time left of one piece of work after the other."""
-
-    def __init__(self) -> None:
-        self._work: object = None
-        self._started = time.monotonic()
-        self._from = 0.0
-
-    def __call__(self, work: object, share: float) -> float | None:
-        """Return the seconds left of ``work``, of which ``share`` in [0, 1] is done; ``None`` while nobody knows.
-
-        Another ``work`` than the last time starts the clock anew.
-        """
-        now = time.monotonic()
-        if work != self._work or share < self._from:
-            self._work, self._started, self._from = work, now, share
-        done = share - self._from
-        return (now - self._started) * (1 - share) / done if done >= SHOWN_FROM else None
-
-
-def time_left(seconds: float | None) -> str:
-    """Format the time left, ``, about 1:20 min left``; empty while nobody knows."""
-    return "" if seconds is None else f", about {clock(seconds)} left"
-
-
-def clock(seconds: float) -> str:
-    """Format a time: ``45 s``, ``1:20 min``, ``2:05 h``."""
-    if seconds < 60:
-        return f"{max(round(seconds), 1)} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{rest:02d} min"
 
 
 SHOWN_ROUNDS = 8
@@ -216,16 +188,7 @@ class RichMonitor(Monitor):
         return Lines(self.say, SECONDS_BETWEEN_LINES, silent=self.console.is_terminal)
 
     def _tenths(self, title: str, beside: Callable[[], str] = str) -> AttackProgress:
-        last, told_at, left = 0, time.monotonic(), Remaining()
-
-        def tell(done: int, total: int) -> None:
-            nonlocal last, told_at
-            tenth, seconds = 10 * done // max(total, 1), left(title, done / max(total, 1))
-            if tenth > last and time.monotonic() - told_at >= SECONDS_BETWEEN_LINES:
-                last, told_at = tenth, time.monotonic()
-                self.say(f"{title}{beside()}: {10 * tenth} %{time_left(seconds) if tenth < 10 else ''}")
-
-        return tell
+        return ShareLines(self.say, title, beside, pause=SECONDS_BETWEEN_LINES)
 
     def _progress(self, title: str, beside: str = "") -> Progress:
         return Progress(
@@ -262,19 +225,6 @@ def loss_in_words(report: RoundReport, epsilon: float | None) -> str:
     if math.isnan(report.train_loss) and epsilon is not None:
         return "withheld"
     return f"{report.train_loss:.3f}"
-
-
-def describe(stages: tuple[Stage, ...]) -> str:
-    """Describe the step that each stage is at, ``client 2/3, condensing images 57/200``."""
-    return ", ".join(f"{s.what} {min(s.done + 1, s.total)}/{s.total}" for s in stages)
-
-
-def at_work(stages: tuple[Stage, ...]) -> str:
-    """Describe the stages as :func:`describe` does, but leave out the step where there is only one.
-
-    Such as ``exact 2/3`` or ``cocktail party, victim 3/8``.
-    """
-    return ", ".join(describe((stage,)) if stage.total > 1 else stage.what for stage in stages)
 
 
 def _left(left: Remaining, stages: tuple[Stage, ...], *within: str) -> str:

@@ -225,6 +225,7 @@ def report(  # noqa: PLR0917
         str | None,
         typer.Option("--log", metavar="LOGGER", help="Log the figures there: tensorboard:FOLDER, mlflow or wandb."),
     ] = None,
+    open_page: OpenPage = False,
 ) -> None:
     """One HTML page over one or many runs, finished or not.
 
@@ -246,16 +247,29 @@ def report(  # noqa: PLR0917
             raise UserError(
                 "--brief is expected with one RUN_DIR and --out alone; --share, --cap and more runs go apart."
             )
-        print(write_brief(runs[0], out))
+        _end_report(runs, write_brief(runs[0], out), open_page)
         return
     if share is not None:
         if out is not None:
             raise UserError("--share and --out are expected one at a time, but got both; --share names a folder.")
-        print(share_report(runs, share, with_originals=with_originals, psnr_below=psnr_below, cap=cap))
+        shared = share_report(runs, share, with_originals=with_originals, psnr_below=psnr_below, cap=cap)
+        _end_report(runs, shared, open_page)
         return
     if with_originals:
         raise UserError("--with-originals is expected with --share DEST, but got it alone; a run's own page has them.")
-    print(write_report([run_folder_of(run) for run in runs], out, psnr_below=psnr_below, cap=cap))
+    page = write_report([run_folder_of(run) for run in runs], out, psnr_below=psnr_below, cap=cap)
+    _end_report(runs, page, open_page)
+
+
+def _end_report(runs: Sequence[Path], page: Path, open_page: bool) -> None:
+    """Print what came of ``runs``, and last where the page about them is."""
+    from fl_privacy.cli.jobs import end_with  # noqa: PLC0415
+    from fl_privacy.report.terminal import answers_of, run_in_words  # noqa: PLC0415
+    from fl_privacy.results.read import run_folder_of  # noqa: PLC0415
+
+    folders = [run_folder_of(run) for run in runs]
+    said = run_in_words(folders[0]) if len(folders) == 1 else answers_of(folders)
+    end_with(said, page, open_page=open_page)
 
 
 def _write_figures(runs: Sequence[Path], csv: Path | None, log: str | None) -> None:
@@ -295,8 +309,8 @@ app.add_typer(policy_app, name="policy", no_args_is_help=True)
 _RECORDED = "what was recorded is kept, `fl-privacy report RUN_DIR` reads it"
 _NO_MORE = "start it again"
 _GOES_ON = "what was done is kept, the same command goes on from there"
-_KEPT = {"run": _RECORDED, "attack": _RECORDED, "trade-off": _RECORDED}
-_KEPT |= dict.fromkeys(("train-generator", "search-policies"), _GOES_ON)
+_KEPT = {"run": _RECORDED, "attack": _RECORDED}
+_KEPT |= dict.fromkeys(("trade-off", "benchmark", "train-generator", "search-policies"), _GOES_ON)
 """Command -> what an interrupt leaves of it."""
 
 

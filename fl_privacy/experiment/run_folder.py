@@ -3,10 +3,10 @@
 What a run is given: who carries its messages, and who is told how it goes on.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -16,6 +16,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, ClientSource, Evaluation, RoundReport, Server, run_rounds
 from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.interception import Interceptor
+from fl_privacy.progress import ShareLines, Stage, at_work, listening
 from fl_privacy.report import write_report
 from fl_privacy.results import RunFolder, folder_name, is_finished
 
@@ -77,6 +78,25 @@ class Monitor:
     def attacking(self, what: str) -> AbstractContextManager[Progress]:
         """Enter an attack on ``what``; the context takes its progress."""
         return nullcontext(no_progress)
+
+
+class LineMonitor(Monitor):
+    """Prints now and then how far an attack is, where no command does: inside somebody's server or notebook."""
+
+    def attacking(self, what: str) -> AbstractContextManager[Progress]:
+        """Enter an attack on ``what``; what it is at is said with its progress."""
+        return self._attacking(f"Attacking {what}")
+
+    @contextmanager
+    def _attacking(self, title: str) -> Iterator[Progress]:
+        working = ""
+
+        def listen(stages: tuple[Stage, ...]) -> None:
+            nonlocal working
+            working = f", {at_work(stages)}" if stages else working
+
+        with listening(listen):
+            yield ShareLines(partial(print, flush=True), title, lambda: working)
 
 
 Command = Literal["run", "attack"]

@@ -263,6 +263,7 @@ class AuditReport:
         if not self._observations:
             raise self._nothing(result, seen)
         from fl_privacy.experiment.app import AppReport, report_app  # noqa: PLC0415
+        from fl_privacy.experiment.run_folder import LineMonitor  # noqa: PLC0415
 
         observations = self._with_clients_normalization()
         return report_app(
@@ -284,6 +285,7 @@ class AuditReport:
             self._attack,
             self._attack_name,
             self._folder,
+            monitor=LineMonitor(),
         )
 
     @property

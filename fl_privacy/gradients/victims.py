@@ -3,6 +3,7 @@
 The frozen model that gradients of many victims are computed with, and how it is differentiated twice.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ from fl_privacy.gradients.normalization import separated_copy
 from fl_privacy.losses import CROSS_ENTROPY, Loss
 from fl_privacy.plain_models import detached_copy
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+
+# Recurrent layers have no rule of PyTorch's for many victims at once: nobody who attacks them can change that.
+warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
 
 
 @dataclass(frozen=True, eq=False)

@@ -212,7 +212,9 @@ def _headline(measured: Measured, board: Board) -> str:
     loss, so_far = f"{board.accuracy_loss:g} points of accuracy", measured.jobs_done < measured.jobs
     if board.best is None or board.best.missing(board.threat):
         return f"No defense was measured to the end that costs at most {loss}"
-    return f"{'So far ' * so_far}{board.best.tried.name} leaks least of what costs at most {loss}"
+    found = board.best.candidate(board.threat)
+    still = f"; {read_of(found)} behind it" if found is not None and found.read else ""
+    return f"{'So far ' * so_far}{board.best.tried.name} leaks least of what costs at most {loss}{still}"
 
 
 def _lede(measured: Measured, board: Board) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fl_privacy.metrics import FEW
 from fl_privacy.report.numbers import metric, percent, ratio, title
@@ -24,41 +25,72 @@ class Headline:
     """A verdict in words.
 
     Attributes:
-        text: what was read, by whom, of how many; or what bounds it; or why nothing can be said.
+        text: what was read, by whom, of how many, from what; or what bounds it; or why nothing can be said.
         basis: what it rests on and what stays open, in sentences.
         tone: of the verdict.
+        lead: the part of ``text`` that is read in five seconds; all of it if empty.
+        scope: the rest as a sentence, such as which uploads were attacked; may be empty.
     """
 
     text: str
     basis: str
     tone: Tone
+    lead: str = ""
+    scope: str = ""
+
+    @property
+    def first(self) -> str:
+        """Return the first line of a page."""
+        return self.lead or self.text
+
+
+class _Clause(NamedTuple):
+    """A part of a headline, with the comma or semicolon in front of it."""
+
+    text: str
+    leads: bool = True
 
 
 def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
     """Put ``verdict`` into words, for examples of a ``kind`` that is called otherwise than the verdict does."""
     kind = kind or verdict.modality.one
-    return Headline(_text(verdict, kind), " ".join(_basis(verdict, kind)), verdict.tone)
+    clauses = _clauses(verdict, kind)
+    lead, rest = ("".join(clause.text for clause in clauses if clause.leads is leads) for leads in (True, False))
+    return Headline(
+        "".join(clause.text for clause in clauses), " ".join(_basis(verdict, kind)), verdict.tone, lead, _sentence(rest)
+    )
 
 
-def _text(verdict: Verdict, kind: str) -> str:
+def _sentence(clauses: str) -> str:
+    """Make a sentence of what stood behind a comma, a semicolon or in parentheses."""
+    text = clauses.lstrip(" ,;")
+    if text.startswith("("):
+        text = text[1:].replace(")", "", 1)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
     known = f"the server can tell {' and '.join(TOLD.get(about, about) for about in verdict.told)}" * bool(verdict.told)
-    fixed = {
-        Ground.NOTHING: f"No {kind} was attacked: nothing is known",
-        Ground.UNTOLD: f"{_untold(verdict)}; no {kind} was attacked",
-        Ground.OLDER: "Judged by an older version: run again to know what was read",
-    }
-    if verdict.ground in fixed:
-        return fixed[verdict.ground]
+    nothing = f"; no {kind} was attacked"
+    if verdict.ground is Ground.NOTHING:
+        return [_Clause(f"No {kind} was attacked: nothing is known")]
+    if verdict.ground is Ground.UNTOLD:
+        questions, by = _untold(verdict)
+        return [_Clause(questions), _Clause(f", {by}", leads=False), _Clause(nothing, leads=False)]
+    if verdict.ground is Ground.OLDER:
+        return [_Clause("Judged by an older version: run again to know what was read")]
     if not verdict.readings:
-        return f"{known[0].upper()}{known[1:]}, {_by_methods(verdict.asked, verdict.told)}; no {kind} was attacked"
+        by = _by_methods(verdict.asked, verdict.told)
+        return [_Clause(f"{known[0].upper()}{known[1:]}"), _Clause(f", {by}{nothing}", leads=False)]
     joint = "; " if verdict.ground is Ground.READ else ", but "
-    return f"{_of_examples(verdict, kind)}{joint}{known}" if known else _of_examples(verdict, kind)
+    return [*_of_examples(verdict, kind), *([_Clause(f"{joint}{known}")] if known else [])]
 
 
-def _untold(verdict: Verdict) -> str:
+def _untold(verdict: Verdict) -> tuple[str, str]:
+    """Return what the server could not tell, and by which attacks."""
     asked = tuple(dict.fromkeys(finding.about for finding in verdict.asked))
     questions = " or ".join(TOLD.get(about, about) for about in asked)
-    return f"The server could not tell {questions} better than by chance, {_by_methods(verdict.asked, asked)}"
+    return f"The server could not tell {questions} better than by chance", _by_methods(verdict.asked, asked)
 
 
 def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:
@@ -70,26 +102,30 @@ def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:
     return f"{by}, asked {examples:,} questions" if examples else by
 
 
-def _of_examples(verdict: Verdict, kind: str) -> str:
+def _of_examples(verdict: Verdict, kind: str) -> list[_Clause]:
     """Say what came of the examples; where no client's upload was attacked, that comes first."""
-    if verdict.facts.source is not AttackedUploads.SERVER or verdict.ground is Ground.BOUNDED:
-        return _of_attacked(verdict, kind)
     said = _of_attacked(verdict, kind)
-    return f"No client's upload was attacked: {said[0].lower()}{said[1:]}"
+    if verdict.facts.source is not AttackedUploads.SERVER or verdict.ground is Ground.BOUNDED:
+        return said
+    first = said[0].text
+    return [_Clause(f"No client's upload was attacked: {first[0].lower()}{first[1:]}"), *said[1:]]
 
 
-def _of_attacked(verdict: Verdict, kind: str) -> str:
+def _of_attacked(verdict: Verdict, kind: str) -> list[_Clause]:
     if verdict.most is None or verdict.ground in (Ground.FAILED, Ground.NO_TRUTH):
         return _without_verdict(verdict, kind)
     who, counts = _who(verdict), verdict.most.counts
     if verdict.ground is Ground.BOUNDED:
-        return f"{_bounded(verdict, kind)}; {_few_words(counts)} {_verb(counts)} read by {who}"
-    if not counts.read:
-        text = f"{_subject(counts, kind)} read by {who}, {uploads_in_words(verdict.facts, kind)}"
-        return f"{text}{_exposed(verdict, kind)}; {_at_most(counts, kind)}"
+        bounded, for_whom = _bounded(verdict, kind)
+        read = f"; {_few_words(counts)} {_verb(counts)} read by {who}"
+        return [_Clause(bounded), _Clause(f"{for_whom}{read}", leads=False)]
     chance = " (no more than chance allows)" if verdict.ground is Ground.BY_CHANCE else ""
-    text = f"{_subject(counts, kind)} read by {who}{chance}, {uploads_in_words(verdict.facts, kind)}"
-    return f"{text}{_exposed(verdict, kind)}{_other_rounds(verdict)}{words_in_words(counts)}"
+    first = _Clause(f"{_subject(counts, kind)} read by {who}{chance}")
+    uploads = _Clause(f", {uploads_in_words(verdict.facts, kind)}", leads=False)
+    exposed = _Clause(_exposed(verdict, kind))
+    if not counts.read:
+        return [first, uploads, exposed, _Clause(f"; {_at_most(counts, kind)}")]
+    return [first, uploads, exposed, _Clause(_other_rounds(verdict), leads=False), _Clause(words_in_words(counts))]
 
 
 def words_in_words(counts: Counts) -> str:
@@ -169,15 +205,16 @@ def _other_rounds(verdict: Verdict) -> str:
     return f", in round {most.round}{beside}"
 
 
-def _bounded(verdict: Verdict, kind: str) -> str:
+def _bounded(verdict: Verdict, kind: str) -> tuple[str, str]:
+    """Return what bounds the attacker, and what it is computed from."""
     bound = verdict.bound
     assert bound is not None, "only a bound makes it green"
     protected = "one example" if bound.unit == "example" else "all that a client sends"
     rounds = f"{bound.rounds} round{'' if bound.rounds == 1 else 's'}"
     return (
         f"Bounded: no attacker picks the right {kind} out of {bound.candidates + 1:,} more than"
-        f" {percent(bound.at_most)} of the time (epsilon {ratio(bound.epsilon)} at delta {ratio(bound.delta)} for"
-        f" {protected}, over {rounds})"
+        f" {percent(bound.at_most)} of the time",
+        f" (epsilon {ratio(bound.epsilon)} at delta {ratio(bound.delta)} for {protected}, over {rounds})",
     )
 
 
@@ -191,23 +228,22 @@ def _exposed(verdict: Verdict, kind: str) -> str:
     return f", but {exposed.recognizable} of the {exposed.n} {kind}s that the defense put in their place came out"
 
 
-def _without_verdict(verdict: Verdict, kind: str) -> str:
+def _without_verdict(verdict: Verdict, kind: str) -> list[_Clause]:
     """Say that the attack failed on all, or the originals of most are not known."""
     attacked = [reading.counts for reading in verdict.readings]
     if verdict.ground is Ground.FAILED:
         number = max(counts.images for counts in attacked)
-        return (
-            f"The attack failed on {f'the only {kind}' if number == 1 else f'all {number} {kind}s'}: nothing is known"
-        )
+        whole = f"the only {kind}" if number == 1 else f"all {number} {kind}s"
+        return [_Clause(f"The attack failed on {whole}: nothing is known")]
     counts = max(attacked, key=lambda c: c.judged)
     if counts.judged:
-        return (
-            f"No verdict: the originals of {counts.unknown} of {counts.images} attacked {kind}s are not known;"
-            f" {_few_words(counts)} known {_verb(counts)} read by {_who(verdict)} (up to {_upper(counts)} may be)"
-        )
+        unknown = f"the originals of {counts.unknown} of {counts.images} attacked {kind}s are not known"
+        known = f"{_few_words(counts)} known {_verb(counts)} read by {_who(verdict)} (up to {_upper(counts)} may be)"
+        return [_Clause(f"No verdict: {unknown}"), _Clause(f"; {known}", leads=False)]
     made = sum(c.images - c.failures for c in attacked)
     done = f"{made} {kind}{' was' if made == 1 else 's were'} reconstructed"
-    return f"{done} by {_who(verdict)}, {uploads_in_words(verdict.facts, kind)}: are these yours?"
+    uploads = _Clause(f", {uploads_in_words(verdict.facts, kind)}", leads=False)
+    return [_Clause(f"{done} by {_who(verdict)}"), uploads, _Clause(": are these yours?")]
 
 
 def _basis(verdict: Verdict, kind: str) -> list[str]:

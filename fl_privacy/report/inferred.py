@@ -160,10 +160,20 @@ def sentence(findings: Sequence[Finding], about: str) -> str:
 def _in_words(finding: Finding, name: str, measure: Measure) -> str:
     shown = MEASURES[name]
     value, chance = shown.show(measure.value), shown.show(measure.chance)
-    interval = f"[{shown.show(measure.low)}, {shown.show(measure.high)}]"
-    bound = f", {shown.show(measure.bound)} allowed by (epsilon, delta)" if measure.bound is not None else ""
+    interval = f"95 % interval {shown.show(measure.low)} to {shown.show(measure.high)}"
+    bound = f", and its epsilon allows {shown.show(measure.bound)}" if measure.bound is not None else ""
     clear = "" if is_above_chance(name, measure) else " It is not told from chance."
-    return f"{finding.title} has {shown.title} {value} {interval} where guessing has {chance}{bound}.{clear}"
+    said = _PLAINLY.get(name, f"{shown.title} is {{value}} ({{interval}})").format(value=value, interval=interval)
+    return f"{finding.title}: {said}; guessing gets {chance}{bound}.{clear}"
+
+
+_PLAINLY = {
+    "tpr_at_0.1_percent": "{value} of the members are found ({interval}) where one of a thousand others is taken for"
+    " one",
+    "tpr_at_1_percent": "{value} of the members are found ({interval}) where one of a hundred others is taken for one",
+    "asr": "{value} of the answers are right ({interval})",
+}
+"""Measure -> what it says, for people who do not know its name."""
 
 
 def _view(about: str, findings: Sequence[Finding]) -> InferredView:

@@ -46,7 +46,8 @@ def audit_lede(run: Run) -> str:
     audited = config.get("command") == "audit" and isinstance(federation, Mapping)
     rounds = federation.get("rounds") if audited and isinstance(federation, Mapping) else None
     model = chosen(run, "model")
-    trained = f"{model} of a Flower app" + (f", trained by {chosen(run, 'federation')}" if rounds else "")
+    by = f" by {strategy}" if (strategy := chosen(run, "federation")) else ""
+    trained = f"{model} of a Flower app" + (f", trained{by}" if rounds else "")
     trained += f" over {rounds} round{'s' if rounds != 1 else ''}" if rounds else ""
     guarded = (
         f"defended by {' and '.join(run.defenses)}, as clients say"
@@ -97,7 +98,7 @@ def what_was_done(run: Run) -> str:
     trained = f"{chosen(run, 'model')} on {chosen(run, 'data')}"
     where = f" by {clients} clients over {rounds} rounds" if clients and rounds else ""
     guarded = "undefended" if run.identity.undefended or defense == "none" else f"defended by {defense}"
-    against = f", attacked by {attack}" if attack and attack != "none" else ""
+    against = f", attacked by {attack}" if attack and attack != "none" and run.of_kind("image") else ""
     inferred = chosen(run, "inference").replace("+", ", ")
     against += f", asked about {inferred}" if inferred and inferred != "none" else ""
     against += ", with and without knowledge of the defense" if run.summary.adaptive else ""

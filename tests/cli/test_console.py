@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from fl_privacy.cli import console
-from fl_privacy.cli.console import Remaining, time_left
+from fl_privacy.experiment.run_folder import LineMonitor
 from fl_privacy.federation.rounds import RoundReport
-from fl_privacy.progress import counted
+from fl_privacy.progress import Remaining, counted, time_left
 
 
-@pytest.mark.parametrize(("pause", "expected"), [(0, [f"{10 * tenth} %" for tenth in range(1, 11)]), (3600, [])])
+@pytest.mark.parametrize(("pause", "expected"), [(0, [f"{10 * tenth} %" for tenth in range(11)]), (3600, [])])
 def test_a_long_attack_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, pause: int, expected: list[str]) -> None:
     monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", pause)
     written = io.StringIO()
@@ -24,6 +24,32 @@ def test_a_long_attack_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, pause
 
     lines = [line.partition(",")[0] for line in written.getvalue().splitlines()]
     assert lines == [f"Attacking 3 updates of round 5: {share}" for share in expected]
+
+
+def test_within_a_tenth_that_takes_long_there_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 10_000, 5))
+    monkeypatch.setattr(console.time, "monotonic", lambda: float(next(now)))
+    written = io.StringIO()
+
+    with console.RichMonitor(Console(file=written)).attacking("3 updates") as progress:
+        for _ in range(30):
+            progress(1, 100)
+
+    assert written.getvalue().splitlines() == ["Attacking 3 updates: 1 %"] * 5
+
+
+def test_an_audit_inside_a_server_of_flower_says_how_far_its_attack_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter(range(0, 10_000, 5))
+    monkeypatch.setattr(console.time, "monotonic", lambda: float(next(now)))
+
+    with LineMonitor().attacking("3 updates") as progress:
+        for _ in counted("exact", range(1)):
+            for _ in range(4):
+                progress(1, 100)
+
+    assert capsys.readouterr().out.splitlines() == ["Attacking 3 updates, exact: 1 %"]
 
 
 def test_of_several_attacks_the_one_at_work_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +78,7 @@ def test_an_attack_victim_by_victim_says_which_is_at_work(monkeypatch: pytest.Mo
 
     assert [line.partition("%")[0] for line in written.getvalue().splitlines()] == [
         f"Attacking 3 updates, cocktail party, victim {number}/3: {share} "
-        for number, share in ((1, 30), (2, 60), (3, 100))
+        for number, share in ((1, 33), (2, 66), (3, 100))
     ]
 
 

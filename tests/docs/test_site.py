@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,7 @@ def test_pages_are_whole(site: Path) -> None:
         text = page.read_text()
         assert "<!-- catalog" not in text and "<!-- metrics" not in text
         assert "$$" not in re.sub(r"<code.*?</code>", "", text, flags=re.DOTALL)
+    assert f"fl_privacy {version('fl-privacy')}" in (site / "index.html").read_text()
     pruning = (site / "defenses" / "pruning" / "index.html").read_text()
     assert "defense.rate" in pruning and 'class="formula"' in pruning
     assert (

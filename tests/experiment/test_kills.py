@@ -101,5 +101,5 @@ def test_a_signal_ends_a_sweep_with_its_workers(name: str, tmp_path: Path) -> No
 
     assert process.returncode == SIGNALS[name]
     assert [line for line in said.splitlines() if line.strip()] == [
-        "interrupted; what was recorded is kept, `fl-privacy report RUN_DIR` reads it"
+        "interrupted; what was done is kept, the same command goes on from there"
     ]

@@ -368,7 +368,7 @@ def test_the_example_apps_show_images_and_less_behind_a_defense(
         started(
             client,
             server,
-            3 if example == "veteran" else 2,
+            2,
             {**config, "audit": str(out), "attack": "inverting_gradients attack.iterations=100"},
         )
         attacked = run_in(out).summary.attacked

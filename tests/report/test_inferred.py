@@ -37,8 +37,9 @@ def test_the_strongest_attack_is_told_first() -> None:
     assert strongest([weak, strong], "membership")[0] is strong
     (view,) = views_of([weak, strong])
     assert [row.finding.title for row in view.rows] == ["Strong", "Weak"]
-    assert "Strong has TPR at 1 % FPR 30.0 % [29.0 %, 31.0 %] where guessing has 1.0 %" in view.told
-    assert "20.0 % allowed by (epsilon, delta)" in view.told
+    said = "Strong: 30.0 % of the members are found (95 % interval 29.0 % to 31.0 %) where one of a hundred others"
+    assert said in view.told.replace("\N{NO-BREAK SPACE}", " ")
+    assert "guessing gets 1.0 %, and its epsilon allows 20.0 %" in view.told.replace("\N{NO-BREAK SPACE}", " ")
     assert view.chart is not None and "allowed by epsilon 1" in view.chart
     assert [cell.tone for row in view.rows for cell in row.cells] == ["leak", "open"]
     assert told_apart([weak]) == () and told_apart([weak, strong]) == ("membership",)

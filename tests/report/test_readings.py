@@ -65,10 +65,15 @@ def test_run_page_comparison_scatter_and_answer_agree(adaptive, silent):
 
 def test_every_page_begins_with_the_verdict(tmp_path):
     for name, path in every_kind(tmp_path).items():
-        said = said_of(path).text
+        said = said_of(path)
+        assert len(said.first) < 110, "is read in five seconds"
+        words = re.findall(r"\w+", f"{said.lead} {said.scope}".lower())
+        assert sorted(words) == sorted(re.findall(r"\w+", said.text.lower())), "nothing is left out"
         for page in (write_report([path]), write_brief(path)):
-            first = re.search(r"<h1[^>]*>(.*?)</h1>", page.read_text(), re.DOTALL)[1].replace("&#39;", "'")
-            assert first == said, name
+            text = page.read_text().replace("&#39;", "'")
+            assert re.search(r"<h1[^>]*>(.*?)</h1>", text, re.DOTALL)[1] == said.first, name
+            scope = re.search(r'</h1>\s*<p class="lede scope">(.*?)</p>', text, re.DOTALL)
+            assert (scope[1] if scope else "") == said.scope, name
         assert json.loads((path / "summary.json").read_text())["verdict"]["tone"] == said_of(path).tone
 
 

@@ -92,7 +92,7 @@ def test_the_headline_counts_images_that_were_read_and_failures(out):
     )
     assert 0 < last <= first <= 5, "ten reconstructions are five images, attacked in two rounds"
     assert f"{first} of 5 attacked images were read by inverting_gradients" in text
-    assert f"in round 1; in round 12, {last} of 5<" in text
+    assert f"in round 1; in round 12, {last} of 5.<" in text
     assert "The attack failed on 1 more" in text and "The attack&#39;s loss is not a number." in text
     guarded = page_of(run_in(out, "guarded")).text
     assert "None of 6 attacked images was read by inverting_gradients" in guarded
@@ -217,7 +217,7 @@ def test_both_attackers_are_shown_side_by_side(tmp_path):
     runs = [record(tmp_path, label=name, noise=0.9, adaptive=adaptive) for name, adaptive in (("a", 0.02), ("b", None))]
     page, without = page_of(runs[0]), page_of(runs[1])
     headline = "6 of 6 attacked images were read by inverting_gradients (which knew the defense)"
-    assert headline in page.text and "; in round 12, 6 of 6</h1>" in page.text
+    assert headline in page.text and "; in round 12, 6 of 6.</p>" in page.text
     assert "By the plain attacker: none of 6 (up to 39 %) in round 12, none of 6 (up to 39 %) in round 1." in page.text
     assert "It looks twice." in page.text and "adaptive attacker; 95 % CI" in page.text
     assert "tag bounded" not in page.text and "tag leak" in page.text and "tag leak" not in without.text

@@ -14,7 +14,8 @@ from fl_privacy.data import load_data
 from fl_privacy.defenses import pruning
 from fl_privacy.flower import numpy_client_app
 
-CLIENTS = 3
+CLIENTS = 2
+"""As many SuperNodes as Flower simulates unless told otherwise."""
 
 
 def make_net() -> nn.Module:
