@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 # Compiled modules are kept, whatever the shell says: else each process compiles all that it imports, for seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-cluster test-deploy test-gpu fuzz kill lint same settings docs results gallery picture smoke wheel clean
+.PHONY: demo test test-cluster test-deploy test-flower test-gpu fuzz kill lint same settings docs results gallery picture smoke wheel clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
@@ -32,6 +32,10 @@ test-gpu: $(STAMP)
 # Two Ray machines on loopback, of which one is lost in the middle of an attack and of a training.
 test-cluster: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/parallel -m cluster --durations=0
+
+# What leans on Flower, by whatever version of it is installed.
+test-flower: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/flower tests/examples tests/deploy --numprocesses auto --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

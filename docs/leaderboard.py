@@ -16,11 +16,14 @@ from kept_rows import escaped, markdown
 
 KEPT = Path(__file__).resolve().parent / "benchmarks"
 PAGE, FIGURES = "benchmark.html", "benchmark.json"
-THREAT, LOSS = "malicious", 5.0
-"""Of the board that is shown beside the page."""
+THREATS, LOSS = ("malicious", "adaptive"), 5.0
+"""Of the board that is shown beside the page: the first of the attackers that the track has."""
 
 READ_EXACTLY = 100.0
 """Decibel."""
+
+KINDS = {"cells_right": ("rows", "cells right at most"), "token_f1": ("texts", "token F1 at most")}
+"""Metric -> what was attacked and the head of its column, unless that was images."""
 
 Figures = Mapping[str, Any]
 
@@ -36,23 +39,25 @@ def keep(folder: Path, kept: Path = KEPT) -> Path:
     name = found["track"]["name"]
     kept.mkdir(exist_ok=True)
     (kept / f"{name}.html").write_text((folder / PAGE).read_text())
-    board = next(b for b in found["boards"] if (b["threat"], b["accuracy_loss"]) == (THREAT, LOSS))
+    boards = {(b["threat"], b["accuracy_loss"]): b for b in found["boards"]}
+    threat = next(threat for threat in THREATS if (threat, LOSS) in boards)
+    board = boards[threat, LOSS]
     settings = {(s["defense"], s["strength"]): s for s in found["settings"]}
     told = {
         "track": {name: found["track"][name] for name in ("name", "version", "sha256")},
         "jobs": found["jobs"],
-        "ranked": [_place(settings[p["defense"], p["strength"]]) for p in board["ranked"]],
+        "threat": threat,
+        "ranked": [_place(settings[p["defense"], p["strength"]], threat) for p in board["ranked"]],
         "beyond": [p["defense"] for p in board["beyond"]],
     }
     (kept / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
     return kept / f"{name}.html"
 
 
-def _place(setting: Figures) -> Figures:
-    worst = setting["worst"][THREAT]
-    figures = {
-        name: worst[name] for name in ("psnr", "psnr_at_most", "read", "images", "read_at_most", "failures", "by")
-    }
+def _place(setting: Figures, threat: str) -> Figures:
+    worst = setting["worst"][threat]
+    shown = ("metric", "mean", "mean_at_most", "read", "images", "read_at_most", "failures", "by")
+    figures = {name: worst[name] for name in shown}
     own = {name: setting[name] for name in ("defense", "strength", "overrides", "accuracy_loss")}
     return {**own, **figures, "incomplete": bool(setting["incomplete"])}
 
@@ -72,13 +77,16 @@ def leaderboard(track: str, kept: Path = KEPT) -> str:
         counts = place["overrides"] != ["defense=none"] and not place["incomplete"]
         rank += counts
         lines.append([str(rank) if counts else "", *_cells(place)])
-    heads = ["rank", "defense", "read", "PSNR at most, dB", "worst attacker", "accuracy loss, points"]
+    metric = next((place["metric"] for place in told["ranked"]), "psnr")
+    kind, column = KINDS.get(metric, ("images", "PSNR at most, dB"))
+    heads = ["rank", "defense", f"{kind} read", column, "worst attacker", "accuracy loss, points"]
+    who = {"malicious": "Malicious servers", "adaptive": "Attackers that know the defense"}[told["threat"]]
     parts = [
         f"[The page of the track `{track}`](benchmarks/{track}.html), version {told['track']['version']}:"
         f" {finished} of {planned} jobs are done"
         + ("." if finished == planned else "; what is not is named there, and may leak more than all that is ranked.")
-        + f" Malicious servers count too, and defenses that cost at most {LOSS:g} points of accuracy; of each the"
-        " strength that leaks least.",
+        + f" {who} count too, and defenses that cost at most {LOSS:g} points of accuracy; of each the strength that"
+        " leaks least.",
         markdown(heads, lines),
     ]
     if told["beyond"]:
@@ -87,7 +95,7 @@ def leaderboard(track: str, kept: Path = KEPT) -> str:
 
 
 def _cells(place: Figures) -> list[str]:
-    at_most = math.inf if place["psnr_at_most"] is None else float(place["psnr_at_most"])
+    at_most = math.inf if place["mean_at_most"] is None else float(place["mean_at_most"])
     read = f"{place['read']} of {place['images']}"
     read += "" if place["read"] else f", up to {100 * place['read_at_most']:.0f} %"
     read += f", {place['failures']} failed" if place["failures"] else ""
@@ -95,10 +103,17 @@ def _cells(place: Figures) -> list[str]:
     return [
         escaped(f"{name}, in part not run" if place["incomplete"] else name),
         read,
-        f"{at_most:.1f}" if at_most <= READ_EXACTLY else f"> {READ_EXACTLY:g}",
+        _mean(at_most, place["metric"]),
         escaped(place["by"]),
         f"{place['accuracy_loss']:.1f}",
     ]
+
+
+def _mean(at_most: float, metric: str) -> str:
+    """Format the upper end of a mean: in percent where the metric is a share, else in decibel."""
+    if metric in KINDS:
+        return f"{min(at_most, 1):.0%}"
+    return f"{at_most:.1f}" if at_most <= READ_EXACTLY else f"> {READ_EXACTLY:g}"
 
 
 if __name__ == "__main__":

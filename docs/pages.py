@@ -20,6 +20,7 @@ from mkdocs.structure.pages import Page
 from network_tables import networks_table
 from omegaconf import DictConfig, OmegaConf
 from policy_tables import policy_table
+from red_team_table import red_team_table
 from tree_tables import trees_table
 
 from fl_privacy.cli.catalog import describe_option
@@ -220,6 +221,7 @@ MADE = {
     "trees": trees_table,
     "policy": policy_table,
     "networks": networks_table,
+    "strongest": red_team_table,
 }
 """Mark -> what stands in its place."""
 

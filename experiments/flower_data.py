@@ -18,8 +18,8 @@ LANGUAGE_MODELS = ("openlm-research/open_llama_3b_v2", "mistralai/Mistral-7B-v0.
 """For which a model of 231,000 parameters stands in."""
 
 
-def make_mirror(data: Path, mirror: Path) -> Path:
-    """Write small parts of data sets, and stand-ins, under their hub names."""
+def make_mirror(data: Path, mirror: Path, *, of_others: bool = False) -> Path:
+    """Write small parts of data sets, and stand-ins, under their hub names; also those that apps of others take."""
     mirror.mkdir(parents=True, exist_ok=True)
     makers: Mapping[str, Callable[[Path, Path], None]] = {
         "cifar10": lambda d, m: part(d / "cifar10_exact", m, {"train": 600, "test": 100}),
@@ -27,8 +27,6 @@ def make_mirror(data: Path, mirror: Path) -> Path:
         "fashion_mnist": lambda d, m: part(d / "fashion_mnist", m, {"train": 1000, "test": 200}),
         "imdb": lambda d, m: part(d / "rotten_tomatoes", m, {"train": 600, "test": 100}),
         "oxford_flowers": flowers,
-        "cifar100": hundred,
-        "movielens": movielens,
         "adult-census-income": adult,
         "scikit-learn__iris": lambda d, m: iris(m, "Id SepalLengthCm SepalWidthCm PetalLengthCm PetalWidthCm Species"),
         "hitorilabs__iris": iris_in_numbers,
@@ -44,7 +42,15 @@ def make_mirror(data: Path, mirror: Path) -> Path:
         "hf": models,
         **dict.fromkeys(INSTRUCTIONS, instructions),
     }
-    for name, make in makers.items():
+    others: Mapping[str, Callable[[Path, Path], None]] = {
+        "cifar100": hundred,
+        "movielens": movielens,
+        "medmnist": pathology,
+        "flows": flows,
+        "graphs": graphs,
+        "distributed": distributed,
+    }
+    for name, make in {**makers, **(others if of_others else {})}.items():
         if not (mirror / name).is_dir():
             (mirror / f".{name}").mkdir(exist_ok=True)
             make(data, mirror / f".{name}")
@@ -126,6 +132,105 @@ def movielens(data: Path, into: Path) -> None:
     titles = [f"{film}::Film {film} ({1950 + film % 50})::{GENRES[film % 8]}" for film in range(1, films + 1)]
     for name, lines in (("ratings", ratings), ("users", people), ("movies", titles)):
         (into / f"{name}.dat").write_text("\n".join(lines) + "\n", encoding="latin-1")
+
+
+def pathology(data: Path, into: Path) -> None:
+    """Write Tiny ImageNet's pictures with nine classes in place of tissue."""
+    part(data / "tiny_imagenet", into, {"train": 240, "test": 60}, {"valid": "test"}, color=True)
+    relabeled(into, 9, "label", "label")
+
+
+FLOW_COLUMNS = [
+    " Destination Port",
+    " Flow Duration",
+    " Total Fwd Packets",
+    "Total Length of Fwd Packets",
+    " Fwd Packet Length Max",
+    " Fwd Packet Length Min",
+    " Fwd Packet Length Mean",
+    "Bwd Packet Length Max",
+    " Bwd Packet Length Min",
+    " Flow Packets/s",
+    " Flow IAT Mean",
+    " Flow IAT Std",
+    " Flow IAT Min",
+    " Fwd IAT Min",
+    "Bwd IAT Total",
+    " Bwd IAT Mean",
+    " Bwd IAT Std",
+    " Bwd IAT Max",
+    "Fwd PSH Flags",
+    " Fwd URG Flags",
+    " Fwd Header Length",
+    " Bwd Header Length",
+    "Fwd Packets/s",
+    " Bwd Packets/s",
+    " Min Packet Length",
+    "FIN Flag Count",
+    " RST Flag Count",
+    " PSH Flag Count",
+    " ACK Flag Count",
+    " URG Flag Count",
+    " Down/Up Ratio",
+    "Init_Win_bytes_forward",
+    " Init_Win_bytes_backward",
+    " act_data_pkt_fwd",
+    " min_seg_size_forward",
+    "Active Mean",
+    " Active Std",
+    " Active Max",
+    " Idle Std",
+    "Flow Bytes/s",
+]
+"""Of CICIDS2017, as they are spelled there."""
+
+
+def flows(data: Path, into: Path) -> None:
+    """Draw flows of a network, a file for each of four nodes, with the columns that the app asks for."""
+    import numpy as np  # noqa: PLC0415
+    import pandas as pd  # noqa: PLC0415
+
+    rng = np.random.default_rng(0)
+    (into / "data").mkdir()
+    for node in range(4):
+        frame = pd.DataFrame({name: rng.gamma(2.0, 10.0 + node, 400).round(3) for name in FLOW_COLUMNS})
+        frame[" Label"] = np.where(rng.random(400) < 0.9, "BENIGN", "DDoS")
+        frame.to_csv(into / "data" / f"node{node}.csv", index=False)
+
+
+def graphs(data: Path, into: Path) -> None:
+    """Draw a graph of 60 hosts and 200 flows for each of ten nodes."""
+    import torch  # noqa: PLC0415
+    from torch_geometric.data import Data  # noqa: PLC0415
+
+    place = into / "data" / "graph_data" / "oneclass"
+    place.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(0)
+    for node in range(10):
+        graph = Data(
+            x=torch.randn(60, 128, generator=generator),
+            edge_index=torch.randint(0, 60, (2, 200), generator=generator),
+            y=torch.zeros(60, dtype=torch.long),
+        )
+        torch.save(graph, place / f"client_graph_{node}.pt")
+
+
+def distributed(data: Path, into: Path) -> None:
+    """Write pictures of Fashion-MNIST as tensors, a file for each of four nodes."""
+    import io  # noqa: PLC0415
+
+    import numpy as np  # noqa: PLC0415
+    import pandas as pd  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+    from PIL import Image  # noqa: PLC0415
+
+    frame = pd.read_parquet(data / "fashion_mnist" / "train.parquet").head(480)
+    pictures = [np.asarray(Image.open(io.BytesIO(one["bytes"])), dtype=np.float32) / 255 for one in frame["image"]]
+    (into / "distributed_data").mkdir()
+    for node in range(4):
+        own = torch.from_numpy(np.stack(pictures[node::4]))[:, None]
+        labels = torch.tensor(frame["label"].tolist()[node::4])
+        torch.save((own, labels), into / "distributed_data" / f"client_{node}.pt")
 
 
 def adult(data: Path, into: Path) -> None:
@@ -219,12 +324,12 @@ def iris_in_numbers(data: Path, into: Path) -> None:
 
 
 def speech(data: Path, into: Path) -> None:
-    """Draw tones of 40 speakers, one second each, and 5 longer ones of noise."""
+    """Draw tones of 20 speakers, one second each, and 5 longer ones of noise."""
     import numpy as np  # noqa: PLC0415
     import pandas as pd  # noqa: PLC0415
 
     rng, rate, rows = np.random.default_rng(0), 16_000, []
-    for number in range(245):
+    for number in range(105):
         silence = number < 5
         label = 35 if silence else int(rng.integers(0, 20))
         time = np.arange(rate * (3 if silence else 1)) / rate
@@ -235,7 +340,7 @@ def speech(data: Path, into: Path) -> None:
                 "audio": {"array": sound.astype("float32"), "sampling_rate": rate},
                 "label": label,
                 "is_unknown": 10 <= label < 35,
-                "speaker_id": "noise" if silence else f"speaker{number % 40}",
+                "speaker_id": "noise" if silence else f"speaker{number % 20}",
                 "utterance_id": number,
             }
         )

@@ -26,6 +26,8 @@ from typing import Any
 from flower_data import make_mirror
 from row_file import RowFile
 
+from fl_privacy.flower.untouched.audit import folder_name
+
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows" / "flower_examples"
 PAGE = HERE.parent / "docs" / "flower_examples.md"
@@ -55,6 +57,7 @@ class Setting:
         config: for ``--run-config``.
         node_config: for ``--node-config``.
         files: folder of the mirror that the app finds where it works.
+        path: folder within the app's from which its code imports, as its README has it, for ``PYTHONPATH``.
         older: it needs versions of packages that the others don't take: ``--older-python`` runs it.
         note: what of the data, or the weights, stands in for something else.
     """
@@ -65,6 +68,7 @@ class Setting:
     config: str = ""
     node_config: str = ""
     files: str = ""
+    path: str = ""
     older: bool = False
     note: str = ""
 
@@ -122,7 +126,7 @@ SETTINGS: Mapping[str, Setting] = {
         nodes=3, note="320 faces stand in for scans", files="mednist", config="batch-size=32 fraction-train=1.0"
     ),
     "whisper-federated-finetuning": Setting(
-        note="Whisper-tiny of one layer as drawn; 245 drawn tones stand in for speech", config="fraction-train=1.0"
+        note="Whisper-tiny of one layer as drawn; 105 drawn tones stand in for speech", config="fraction-train=1.0"
     ),
     "flowertune-vit": Setting(nodes=6, note="drawn weights of ViT-B/16; Tiny ImageNet stands in for flowers"),
     "flowertune-llm": TUNED,
@@ -208,13 +212,16 @@ def audit_of(
         place_files(mirror / setting.files, app, out)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TORCH_HOME": str(mirror / "torch")}
     environment["HF_HOME"] = str(mirror / "hf")
+    if setting.path:
+        own = (str(app / setting.path), os.environ.get("PYTHONPATH", ""))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, own))
     log = out / f"{name}.log"
     status = ended(command, environment, log, limit)
     text = log.read_text(encoding="utf-8", errors="replace")
     row: dict[str, Any] = {"example": name, "edited": 0, "data": setting.note, "seconds": time.perf_counter() - started}
     row["command"] = shlex.join(["fl-privacy", "audit", name, *command[5:]])
     places = {str(mirror): "MIRROR", str(out): "OUT", f"{app}/": "", str(app): name}
-    kept = out / f"audit-{project_of(app)}" / "audit.json"
+    kept = out / folder_name(project_of(app)) / "audit.json"
     if kept.is_file() and kept.stat().st_mtime >= started_at and status in (0, 124):
         record = json.loads(kept.read_text(encoding="utf-8"))
         row["cut"] = status == 124
@@ -235,7 +242,7 @@ def without_places(row: dict[str, Any], places: Mapping[str, str]) -> dict[str, 
 
 def place_files(source: Path, app: Path, out: Path) -> None:
     """Put files where the app will work."""
-    shutil.copytree(source, out / f"audit-{project_of(app)}" / "files", dirs_exist_ok=True)
+    shutil.copytree(source, out / folder_name(project_of(app)) / "files", dirs_exist_ok=True)
 
 
 def project_of(app: Path) -> str:
@@ -273,13 +280,14 @@ def table() -> str:
     """Render the page for the docs."""
     rows = sorted(RowFile(ROWS).rows, key=lambda row: str(row["example"]))
     measured = [row for row in rows if is_measured(row)]
-    pages = [row for row in rows if "headline" in row]
+    pages = [row for row in rows if not why_none(row)]
     lines = [
         "# Flower's examples, audited as they are",
         "",
         "<!-- Written by experiments/flower_examples.py --table; do not edit. -->",
         "",
-        f"Of {len(rows)} folders in Flower's `examples`, `fl-privacy audit` made a page of {len(pages)},"
+        f"Of {len(rows)} folders in Flower's `examples`, `fl-privacy audit` made a page on what clients of {len(pages)}"
+        " upload,"
         f" {len(measured)} of them with a measured attack; of the others the reason is named. Nothing was edited."
         " *Read* is how many single examples, or examples of a batch, the quick attack read of those attacked,"
         " beside how many guesses at other examples' uploads would have read; *Fitted*: rows behind a model that is not"
@@ -296,17 +304,28 @@ def table() -> str:
 
 def lines_of(rows: list[dict[str, Any]]) -> list[str]:
     """Render two tables: the audited apps, and the reasons why others have no page."""
-    pages = [row for row in rows if "headline" in row]
+    pages = [row for row in rows if not why_none(row)]
     lines = [
         "| Example | Lines edited | Uploaded | In clear | Gradient of one | One, uploaded | Batch, uploaded"
         " | Last round | Fitted | Classes, whole training | Members | Words | Seconds | Data |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_line(row) for row in pages]
-    lines += ["", "| Example | Why there is no page |", "|---|---|"]
-    lines += [f"| {row['example']} | {_cell(row['reason'])} |" for row in rows if "headline" not in row]
+    lines += ["", "| Example | Why there is no page on what clients upload |", "|---|---|"]
+    lines += [f"| {row['example']} | {_cell(why)} |" for row in rows if (why := why_none(row))]
     lines += ["", "Seconds are of one core of two that others used as well: a ceiling, no benchmark.", ""]
     return lines
+
+
+def why_none(row: Mapping[str, Any]) -> str:
+    """Say why there is no page, or none on anything that clients sent; empty where there is one."""
+    if "headline" not in row:
+        return str(row["reason"]).removeprefix("error: ").removesuffix("; --debug shows the traceback.").rstrip(".")
+    nothing = row["uploaded"] == "no arrays"
+    if row["findings"] or not (nothing or (row["uploaded"].startswith("no arrays") and row["problems"])):
+        return ""
+    what = "sent anything" if nothing else "trained"
+    return f"its page says that no client {what} ({'; '.join(row['problems'][:2]) or 'without an error'})"
 
 
 def is_measured(row: Mapping[str, Any]) -> bool:

@@ -25,9 +25,11 @@ from row_file import Row, RowFile, takes_rows
 
 from fl_privacy.attacks import AutoAttack, ReconstructionAttack
 from fl_privacy.config.compose import compose_run
+from fl_privacy.defenses.defense import ClientState, Defense
+from fl_privacy.effects import Part
 from fl_privacy.experiment.setup import Setup, build_untrained
 from fl_privacy.metrics.outcome import outcome_of
-from fl_privacy.types import Observation, Reconstruction
+from fl_privacy.types import Observation, Reconstruction, Tensors
 
 TRACK = Path(__file__).parents[1] / "fl_privacy" / "tracks" / "laptop.yaml"
 
@@ -63,13 +65,28 @@ class Cell:
 
 CELLS = (
     Cell("strongest member", 1, 4000),
-    Cell("strongest member", 10, 4000),
-    Cell("strongest member", 1, 0),
-    Cell("strongest member", 100, 4000),
-    Cell("auto quick", 1, 4000),
     Cell("auto quick", 1, 0),
+    Cell("auto quick", 1, 4000),
+    Cell("strongest member", 1, 0),
+    Cell("strongest member", 10, 4000),
+    Cell("strongest member", 100, 4000),
     Cell("auto standard", 1, 4000),
 )
+
+ELEVEN = (
+    ("mnist_mini", "Quantization 1", 1, 4000),
+    ("mnist_mini", "Quantization 1", 5, 4000),
+    ("mnist_mini", "Quantization 1", 20, 0),
+    ("mnist_mini", "Gaussian noise 1e-1", 1, 4000),
+    ("mnist_mini", "Gaussian noise 1e-1", 10, 4000),
+    ("mnist_mini", "SplitFed", 1, 4000),
+    ("mnist_mini", "FDL-PP", 1, 4000),
+    ("mnist_mini", "Signs of tensors", 1, 4000),
+    ("cifar10_exact", "Gaussian noise 1e-2", 1, 4000),
+    ("mnist_mini", "Quantization 1", 1, 0),
+    ("mnist_mini", "Gaussian noise 1e-1", 10, 0),
+)
+"""The rows in which ``auto`` was beaten within an hour, with the number of uploads and of public images."""
 
 
 def defenses() -> dict[str, tuple[str, ...]]:
@@ -83,8 +100,18 @@ def defenses() -> dict[str, tuple[str, ...]]:
             strength = " ".join(chosen[place].partition("=")[2] for place in varied)
             named[f"{family} {strength}".strip()] = chosen
     named["Gaussian noise 1e-1"] = ("defense=dp_noise", "defense.clip_norm=1", "defense.scale=1e-1")
+    named["Signs of tensors"] = ("defense=custom", "defense._target_=red_team.signs_of_tensors")
     order = {name: place for place, name in enumerate(FIRST)}
     return dict(sorted(named.items(), key=lambda pair: order.get(pair[0], len(order))))
+
+
+def signs_of_tensors() -> Defense:
+    """Turn the sign of each tensor of an update with probability 1/2: a defense that nobody has described."""
+
+    def on_upload(update: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
+        return {name: value if torch.rand((), generator=rng) < 0.5 else -value for name, value in update.items()}
+
+    return Defense(parts=(Part("signs_of_tensors", {}),), upload=(on_upload,))
 
 
 def attack_of(attacker: str, private: bool) -> ReconstructionAttack:
@@ -96,8 +123,10 @@ def attack_of(attacker: str, private: bool) -> ReconstructionAttack:
     return BlindDeconvolution() if private else MaximumAPosteriori()
 
 
-def attacked(setup: Setup, cell: Cell, observations: Sequence[Observation]) -> Row:
-    """Attack the observations of all uploads together, and judge the last ones."""
+def attacked(
+    setup: Setup, cell: Cell, observations: Sequence[Observation], attack: ReconstructionAttack | None = None
+) -> Row:
+    """Attack the observations of all uploads together, by ``attack`` or that of the cell, and judge the last ones."""
     torch.manual_seed(0)
     number = min(cell.public, len(setup.unattacked))
     truth = setup.ground_truth()
@@ -106,7 +135,7 @@ def attacked(setup: Setup, cell: Cell, observations: Sequence[Observation]) -> R
         public = setup.unattacked.batch(torch.linspace(0, len(setup.unattacked) - 1, number).long())
     known = replace(setup.knowledge(truth), public=public, defense=setup.defense.parts or None)
     asked = [known.of_adaptive(known.of_plain(each)) for each in observations]
-    attack = attack_of(cell.attacker, bool(setup.defense.private))
+    attack = attack or attack_of(cell.attacker, bool(setup.defense.private))
     began, used = time.perf_counter(), time.process_time()
     found = attack(asked, seed=0)
     seconds, used = time.perf_counter() - began, time.process_time() - used
@@ -149,34 +178,44 @@ def judged(scores: Sequence[Any]) -> Row:
     }
 
 
-def cells(options: argparse.Namespace) -> Iterator[tuple[str, tuple[str, ...], Cell]]:
-    """Yield the cells that are asked for, all defenses at one kind of cell after the other."""
-    for cell in CELLS:
-        if options.uploads and cell.uploads not in options.uploads:
-            continue
-        if options.only and not cell.attacker.startswith(options.only):
-            continue
-        if options.version == "before" and (cell.attacker == "strongest member" or cell.public):
-            continue
-        for name, overrides in defenses().items():
-            yield name, overrides, cell
+def cells(options: argparse.Namespace) -> Iterator[tuple[str, str, Cell]]:
+    """Yield data, defense and cell of what is asked for: the eleven, then what was doubtful, then the rest."""
+    for attacker in ("auto quick", "auto standard"):
+        for data, name, uploads, public in ELEVEN:
+            yield data, name, Cell(attacker, uploads, public)
+    if options.eleven:
+        return
+    for doubtful in (True,) if options.doubtful else (True, False):
+        for cell in CELLS:
+            for name in defenses():
+                if (name in FIRST) == doubtful:
+                    yield "mnist_mini", name, cell
+
+
+def is_asked(options: argparse.Namespace, data: str, name: str, cell: Cell) -> bool:
+    """Say whether a cell is among those asked for."""
+    if options.version == "before" and cell.attacker == "strongest member":
+        return False
+    asked = not options.defense or any(part in name for part in options.defense)
+    there = not options.uploads or cell.uploads in options.uploads
+    return asked and there and cell.attacker.startswith(options.only) and data in options.data
 
 
 def run(options: argparse.Namespace, rows: RowFile) -> None:
     """Fill the table while there is time."""
-    end = time.monotonic() + 60 * options.minutes
-    for name, overrides, cell in cells(options):
-        key = {"version": options.version, "data": options.data, "model": options.model, "defense": name}
+    end, named = time.monotonic() + 60 * options.minutes, defenses()
+    for data, name, cell in cells(options):
+        key = {"version": options.version, "data": data, "model": options.model, "defense": name}
         key |= {"attacker": cell.attacker, "uploads": cell.uploads, "public": cell.public}
-        if rows.find(key) is not None or (options.defense and not any(part in name for part in options.defense)):
+        if rows.find(key) is not None or not is_asked(options, data, name, cell):
             continue
         if time.monotonic() > end:
             return
-        settings = [f"data={options.data}", f"model={options.model}", f"victims={options.victims}", *overrides]
+        settings = [f"data={data}", f"model={options.model}", f"victims={options.victims}", *named[name]]
         setup = build_untrained(compose_run(settings))
         observations = [o for r in range(cell.uploads) for o in setup.observe(setup.server.state, round=r)]
         rows.add(key, attacked(setup, cell, observations))
-        print(name, cell, rows.rows[-1]["psnr"], rows.rows[-1]["read"], flush=True)
+        print(data, name, cell, rows.rows[-1]["psnr"], rows.rows[-1]["read"], flush=True)
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
@@ -207,7 +246,9 @@ def main() -> None:
     takes_rows(parser)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--victims", type=int, default=4)
-    parser.add_argument("--data", default="mnist_mini")
+    parser.add_argument("--data", nargs="*", default=["mnist_mini", "cifar10_exact"])
+    parser.add_argument("--eleven", action="store_true", help="only the rows in which auto was beaten")
+    parser.add_argument("--doubtful", action="store_true", help="only these and what earlier pages were green for")
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--version", choices=("before", "after"), default="after")
     parser.add_argument("--only", default="", help="attackers whose name begins so")

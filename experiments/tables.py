@@ -283,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("part", choices=("cells", "authors", "noise", "steps", "epochs", "exact", "auto", "models"))
     parser.add_argument("--sizes", type=int, nargs="+", help="rows of a batch")
     parser.add_argument("--batches", type=int, default=20, help="of each size")
+    parser.add_argument("--first", type=int, default=0, help="batch; from 14 on ten share a network")
     parser.add_argument("--program", type=Path, help="checkout of the authors' program, for the part authors")
     parser.add_argument("--noises", type=float, nargs="+", help="deviations, for the parts authors and noise")
     takes_rows(parser)
@@ -290,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     kept = RowFile(options.out)
     program = Program(options.program) if options.part == "authors" else None
-    for _, block in groupby(range(options.batches), network_of):
+    for _, block in groupby(range(options.first, options.first + options.batches), network_of):
         batches = list(block)  # batch by batch, so that all sizes are there early
         for fields, settings in kinds(options.part, options):
             keys = [{"part": options.part, "batch": batch, **fields} for batch in batches]

@@ -2,22 +2,26 @@
 
     python experiments/word_cases.py
 
-Each case is a run of ``fl-privacy`` with a text an upload; its rows are judged once as if no word had been looked for,
-and once as its page judges them. One line of ``--out``/rows.jsonl for each, as it comes.
+Each case is a run of ``fl-privacy`` with a text an upload. *Descents* is what ``attack=tag``, which looks for no words,
+reads of the same uploads; the rows of ``attack=auto`` are judged once as if no word had been looked for, and once as
+its page judges them. One line of ``--out``/rows.jsonl for each, as it comes.
 """
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 
 from row_file import Row, RowFile
 
-from fl_privacy.results import read_run
+from fl_privacy.config import compose_run
+from fl_privacy.errors import UserError
+from fl_privacy.experiment.attack import attack_experiment
+from fl_privacy.experiment.run_folder import Monitor
+from fl_privacy.results import Run, read_run
 from fl_privacy.results.counts import counts_of
 from fl_privacy.results.verdict import verdict_of
 
-COMMON = "data=sst2 data.max_length=24 victims=4 federation.clients=2 attack=auto attack.evaluations=100"
+COMMON = "data=sst2 data.max_length=24 victims=4 federation.clients=2"
+ATTACKS = {"auto": "attack=auto attack.evaluations=25", "descents": "attack=tag attack.iterations=200"}
 ADAPTERS = "model=bert_tiny model.lora_rank=64"
 FROZEN = "model=bert_tiny federation.plan.frozen=[words.weight,positions.weight]"
 ADAMW = "federation=fedavg federation.plan.optimizer=adamw federation.plan.lr=1e-3"
@@ -39,15 +43,29 @@ CASES = {
 }
 
 
+def run_of(name: str, attack: str, folder: Path) -> Run | str:
+    """Run a case by an attack; return why not where it fails."""
+    words = f"{COMMON} {ATTACKS[attack]} {CASES[name]} out={folder}".split()
+    try:
+        return read_run(attack_experiment(compose_run(words), Monitor()))
+    except UserError as error:
+        return str(error)[:300]
+
+
+def by_descents(name: str, folder: Path) -> Row:
+    """Run a case by descents alone."""
+    run = run_of(name, "descents", folder)
+    if isinstance(run, str):
+        return {"descents_reason": run}
+    records = [dict(record) for record in run.of_kind("image")]
+    return {"read_by_descents": counts_of(records).read, "tone_by_descents": str(verdict_of(run).tone)}
+
+
 def measured(name: str, folder: Path) -> Row:
     """Run a case and judge its rows twice."""
-    place = folder / name.replace(" ", "_").replace(",", "").replace("%", "percent")
-    words = f"{COMMON} {CASES[name]}".split()
-    command = [sys.executable, "-m", "fl_privacy", "attack", *words, f"out={place}", "overwrite=true"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return {"reason": (done.stderr.strip().splitlines() or ["failed"])[-1][:300]}
-    run = read_run(next(place.rglob("summary.json")).parent)
+    run = run_of(name, "auto", folder)
+    if isinstance(run, str):
+        return {"reason": run}
     records = [dict(record) for record in run.of_kind("image")]
     without = [{k: v for k, v in record.items() if not k.startswith("word")} for record in records]
     before, after, verdict = counts_of(without), counts_of(records), verdict_of(run)
@@ -71,8 +89,13 @@ def main() -> None:
     options = parser.parse_args()
     rows = RowFile(options.out)
     for name, settings in CASES.items():
+        key = {"case": name, "settings": settings}
         if rows.find({"case": name}) is None:
-            print(rows.add({"case": name, "settings": settings}, measured(name, options.runs)), flush=True)
+            print(rows.add(key, measured(name, options.runs)), flush=True)
+    for name, settings in CASES.items():
+        found = rows.find({"case": name})
+        if found is not None and not any("descents" in column for column in found):
+            print(rows.add({"case": name, "settings": settings}, found | by_descents(name, options.runs)), flush=True)
 
 
 if __name__ == "__main__":

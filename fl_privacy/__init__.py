@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fl_privacy.flower import HonestButCurious, PrivacyClient, audit, defend, defense_mod, probe_mod
     from fl_privacy.interception import Interceptor, load_observations
     from fl_privacy.metrics import evaluate
+    from fl_privacy.report.loggers import log_run
     from fl_privacy.report.notebook import show
     from fl_privacy.results.frames import to_dataframe
     from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
@@ -29,6 +30,7 @@ _HOMES = {
     "fl_privacy.flower": ("HonestButCurious", "PrivacyClient", "audit", "defend", "defense_mod", "probe_mod"),
     "fl_privacy.interception": ("Interceptor", "load_observations"),
     "fl_privacy.metrics": ("evaluate",),
+    "fl_privacy.report.loggers": ("log_run",),
     "fl_privacy.report.notebook": ("show",),
     "fl_privacy.results.frames": ("to_dataframe",),
     "fl_privacy.types": (
@@ -64,6 +66,7 @@ __all__ = [
     "defense_mod",
     "evaluate",
     "load_observations",
+    "log_run",
     "probe_mod",
     "reconstruct",
     "show",

@@ -50,6 +50,10 @@ STARTED = 0.3
 _WATCHED = 1.0
 """Seconds of work before anything is concluded from it."""
 
+_UNSURE = 3.0
+"""What is to be saved by what the first part tells of itself before it ends, in times of what is saved for sure: an
+attack that may end early tells less than it has done."""
+
 _LOOK_EVERY = 0.2
 
 _IDLE = 120.0
@@ -164,7 +168,9 @@ class _Work(Generic[R]):
         alone = float(left + self._weights[self._waiting].sum()) / speed
         others = min(self._others.most, len(self._waiting)) + len(self._elsewhere)
         together = max(alone / (others + 1), float(self._weights[self._waiting].max()) / speed)
-        return alone - together > (STARTED if self._others.running else STARTING)
+        if self._others.running:
+            return alone - together > STARTED
+        return alone - together > (STARTING if self._done_here else _UNSURE * STARTING)
 
     def _hand_out(self) -> None:
         """Give each free process the last part that waits."""

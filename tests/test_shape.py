@@ -50,16 +50,19 @@ OWN = (
 )
 """Files of one kind of examples, and those that hold the table of kinds."""
 
-TOLD_APART = {
-    "fl_privacy/attacks/exact/certificate.py": "numbers get double precision, tokens stay whole",
-    "fl_privacy/attacks/gradient_inversion/labels.py": "likewise, the model's precision",
-    "fl_privacy/attacks/gradient_inversion/minimization.py": "a snapshot of words is of tokens, of all else of pixels",
-    "fl_privacy/defenses/_refiner.py": "a hash of whole numbers counts from 1",
-    "fl_privacy/experiment/app_truth.py": "data that a user gives are of this package or of others",
-    "fl_privacy/experiment/ladder_problem.py": "what an app of others takes is found out from shapes alone",
-    "fl_privacy/experiment/ladder_scores.py": "likewise, and scored so",
-    "fl_privacy/experiment/unattacked.py": "data that a user gives are of this package or of others",
-    "fl_privacy/report/untouched.py": "the page of an app of others shows pictures, rows or words",
+_CAST = "numbers are cast, numbers of tokens are left"
+_OWN = "data sets of this package are told apart from an app's own"
+_SHAPES = "the inputs of an app's network are told apart by their shapes alone"
+
+TOLD_APART: dict[str, str] = {
+    "fl_privacy/attacks/exact/certificate.py": _CAST,
+    "fl_privacy/attacks/gradient_inversion/labels.py": _CAST,
+    "fl_privacy/attacks/gradient_inversion/minimization.py": "a snapshot is made of what its source reads",
+    "fl_privacy/defenses/_refiner.py": _CAST,
+    "fl_privacy/experiment/app_truth.py": _OWN,
+    "fl_privacy/experiment/unattacked.py": _OWN,
+    "fl_privacy/experiment/ladder_problem.py": _SHAPES,
+    "fl_privacy/experiment/ladder_scores.py": _SHAPES,
 }
 """File -> why it asks of what kind examples are, instead of looking that up in a table by ``modality``."""
 

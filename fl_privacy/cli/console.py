@@ -54,7 +54,7 @@ class Lines:
                 now = time.monotonic()
                 if self._text and now - self._said >= self._pause:
                     self._said = now
-                    self._say(f"{self._text} (for {clock(now - self._since)})")
+                    self._say(f"{self._text} ({clock(now - self._since)} at this step)")
 
     def __enter__(self) -> "Lines":
         if not self._silent:
@@ -69,8 +69,8 @@ class Lines:
             self._beat.join()
 
 
-SHOWN_FROM = 0.01
-"""Below this share of the work nothing can be said."""
+SHOWN_FROM = 0.05
+"""Below this share of the work nothing can be said: what starts up would count as many times over."""
 
 
 class Remaining:

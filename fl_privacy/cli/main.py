@@ -221,6 +221,10 @@ def report(  # noqa: PLR0917
     brief: Annotated[
         bool, typer.Option("--brief", help="One page to print, of one run: verdict, assumptions, what stays open.")
     ] = False,
+    log: Annotated[
+        str | None,
+        typer.Option("--log", metavar="LOGGER", help="Log the figures there: tensorboard:FOLDER, mlflow or wandb."),
+    ] = None,
 ) -> None:
     """One HTML page over one or many runs, finished or not.
 
@@ -231,12 +235,11 @@ def report(  # noqa: PLR0917
     from fl_privacy.report import share_report, write_brief, write_report  # noqa: PLC0415
     from fl_privacy.results.read import run_folder_of  # noqa: PLC0415
 
-    if csv is not None:
-        if brief or share is not None or cap or with_originals or out is not None:
-            raise UserError("--csv is expected with RUN_DIR alone, but got another option; call report once more.")
-        from fl_privacy.results.frames import write_csv  # noqa: PLC0415
-
-        print(write_csv(runs, csv))
+    if csv is not None or log is not None:
+        if brief or share is not None or cap or with_originals or out is not None or (csv and log):
+            name = "--csv" if csv is not None else "--log"
+            raise UserError(f"{name} is expected with RUN_DIR alone, but got another option; call report once more.")
+        _write_figures(runs, csv, log)
         return
     if brief:
         if len(runs) != 1 or share is not None or cap or with_originals:
@@ -253,6 +256,18 @@ def report(  # noqa: PLR0917
     if with_originals:
         raise UserError("--with-originals is expected with --share DEST, but got it alone; a run's own page has them.")
     print(write_report([run_folder_of(run) for run in runs], out, psnr_below=psnr_below, cap=cap))
+
+
+def _write_figures(runs: Sequence[Path], csv: Path | None, log: str | None) -> None:
+    """Write the figures of ``runs`` into a table, or into the logger that ``log`` names."""
+    if csv is not None:
+        from fl_privacy.results.frames import write_csv  # noqa: PLC0415
+
+        print(write_csv(runs, csv))
+    if log is not None:
+        from fl_privacy.report.loggers import log_run  # noqa: PLC0415
+
+        print(f"{sum(log_run(run, log) for run in runs)} figures logged by {log}")
 
 
 @app.command("list")

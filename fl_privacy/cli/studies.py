@@ -94,12 +94,12 @@ def run_benchmark(
     if not only_report:
         _make_evaluators(planned, console)
     failed = read_problems(planned.out)
-    for title, stage in zip(("Training", "Attacking"), planned.stages(), strict=True):
+    for title, stage in zip(STAGES, planned.stages(), strict=True):
         left = [job for job in stage if not job.finished]
         console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
         if not only_report:
             failed = {folder: why for folder, why in failed.items() if folder not in {j.folder.name for j in stage}}
-            failed |= do_all(title, left, processes, console)
+            failed |= do_all(stage_in_words(title), left, processes, console)
             write_problems(planned.out, failed)
     end_with(planned.in_words(), planned.write(), open_page=open_page)
     if failed and not only_report:
@@ -147,16 +147,26 @@ def run_trade_off(
     if not only_report:
         write_planned(sweep.out, [job.folder.name for stage in sweep.stages() for job in stage])
     failed: list[str] = []
-    for title, stage in zip(("Training", "Attacking"), sweep.stages(), strict=True):
+    for title, stage in zip(STAGES, sweep.stages(), strict=True):
         left = [job for job in stage if not job.finished]
         console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
         if not only_report:
-            failed += [f"{folder}: {why}" for folder, why in do_all(title, left, processes, console).items()]
+            failed += [
+                f"{folder}: {why}" for folder, why in do_all(stage_in_words(title), left, processes, console).items()
+            ]
     page = write_trade_off(sweep.outcomes(), sweep.out / "trade_off.html", psnr_below=psnr_below)
     end_with(trade_off_in_words(sweep.outcomes(), psnr_below=psnr_below), page, open_page=open_page)
     if failed:
         raise UserError(f"{len(failed)} jobs failed, the page leaves them out; the first: {failed[0]}")
     expect_reconstructions([job.folder for job in list(sweep.stages())[-1] if job.finished])
+
+
+STAGES = ("Training", "Attacking")
+
+
+def stage_in_words(title: str) -> str:
+    """Say which of the two stages this is, since the time left is of it alone."""
+    return f"{title} (stage {STAGES.index(title) + 1} of {len(STAGES)})"
 
 
 BYTES_OF_A_JOB = 3 * 2**29
@@ -227,7 +237,8 @@ def advise(
     Each measurement of the settings that are named has its own answer.
     `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, answers from your runs;
     `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark. What came with the package is
-    of rows, `fl-privacy advise data=adult`; figures of images are withdrawn until they are measured again.
+    of rows, `fl-privacy advise data=adult`, and of texts, `fl-privacy advise data=sst2`; figures of images are
+    withdrawn until they are measured again.
     """
     bounds, settings = _asked(asked or [])
     if grid is not None and table is not None:
@@ -302,7 +313,8 @@ def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
     if found := [table for table in tables if table.matches(settings)]:
         return found
     told = f" {' '.join(settings)}" if settings else ""
-    grid = "tables" if any(map(_names_a_table, settings)) else "quick"
+    loaders = {"load_table": "tables", "load_text": "text"}
+    grid = next((loaders[one] for one in map(_loader_of, settings) if one in loaders), "quick")
     raise UserError(
         f"Settings that were measured are expected, which are {_there(tables)}; figures of images that came with the"
         " package are withdrawn until they are measured again: they took empty pictures for read ones and readable"
@@ -311,11 +323,13 @@ def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
     )
 
 
-def _names_a_table(setting: str) -> bool:
-    """Say whether ``setting`` is ``data=`` with a table of rows."""
+def _loader_of(setting: str) -> str:
+    """Name the function that loads the data of ``setting``, ``data=NAME``; empty for other settings."""
     key, _, name = setting.partition("=")
     file = CONFIG_DIR / "data" / f"{name}.yaml"
-    return key == "data" and name.isidentifier() and file.is_file() and "load_table" in file.read_text(encoding="utf-8")
+    if key != "data" or not name.isidentifier() or not file.is_file():
+        return ""
+    return next((one for one in ("load_table", "load_text") if one in file.read_text(encoding="utf-8")), "")
 
 
 def _there(tables: Sequence[MeasuredTable]) -> str:

@@ -1,6 +1,7 @@
 """``fl-privacy audit APP`` and ``fl-privacy review APP``: any Flower app, as it is."""
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -60,6 +61,7 @@ def audit(  # noqa: PLR0917
     whole("--rounds", rounds, at_least=0, at_most=100_000, example=1)
     if sandbox and not os.environ.get(SANDBOXED):
         raise typer.Exit(_sandboxed(sys.argv[1:]))
+    from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
     from fl_privacy.flower.untouched.app import read_app  # noqa: PLC0415
     from fl_privacy.flower.untouched.audit import Asked, audit_app  # noqa: PLC0415
 
@@ -74,7 +76,9 @@ def audit(  # noqa: PLR0917
         budget=budget,
         seconds=seconds,
     )
-    done = audit_app(read_app(app), asked)
+    logging.getLogger("flwr").propagate = False  # it writes its own lines
+    with Lines(lambda text: print(text, file=sys.stderr, flush=True), SECONDS_BETWEEN_LINES, silent=False) as lines:
+        done = audit_app(read_app(app), asked, lines.tell)
     print(done.line)
     if open_page:
         open_in_browser(done.page)

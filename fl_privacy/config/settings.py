@@ -215,7 +215,7 @@ class RunSettings:
     )
     baseline: bool = setting(
         RUNTIME,
-        "compare accuracy with the same training without defense (PMM): found among the runs in `out`, else trained",
+        "compare accuracy with the same training without defense: found among the runs in `out`, else trained",
     )
     evaluate_every: int = setting(
         TRAINING, "test accuracy is measured every so many rounds, and after the last", within=(1, 10_000_000)

@@ -15,16 +15,22 @@ IMAGE_COLUMNS = ("image", "img", "pixel_values", "png", "jpg")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "character", "y")
 """Where labels are looked for, in this order."""
 
+MOST_NAMED = 40
+"""Columns that an error names."""
 
-def find_column(columns: Sequence[str], chosen: str | None, usual: Sequence[str], *, kind: str, name: str) -> str:
+
+def find_column(
+    columns: Sequence[str], chosen: str | None, usual: Sequence[str], *, kind: str, name: str, setting: str = ""
+) -> str:
     """Find the column ``chosen`` by the user, else the first of the ``usual`` ones; case decides only between two.
 
     Args:
         columns: those that the table has.
         chosen: by the user.
         usual: names to look for where the user chose none.
-        kind: ``image``, ``label`` or ``group``; the option ``data.<kind>_column`` chooses.
+        kind: ``image``, ``label`` or ``group``.
         name: of the data set, for errors.
+        setting: that chooses it; ``data.<kind>_column`` if empty.
     """
     wanted_names = [chosen] if chosen else usual
     found = next((column for column in wanted_names if column in columns), None)
@@ -34,14 +40,19 @@ def find_column(columns: Sequence[str], chosen: str | None, usual: Sequence[str]
     if found is None:
         wanted = chosen or f"one of {', '.join(usual)}"
         raise UserError(
-            f"Data set {name} is expected to have the {kind} column {wanted}, but got {', '.join(columns)};"
-            f" set data.{kind}_column."
+            f"Data set {name} is expected to have the {kind} column {wanted}, but got"
+            f" {', '.join(columns[:MOST_NAMED])}{', ...' * (len(columns) > MOST_NAMED)}; set"
+            f" {setting or f'data.{kind}_column'}."
         )
     return found
 
 
 def encode_labels(
-    parts: Sequence[Sequence[Any]], names: Sequence[str] | None, column: str, name: str
+    parts: Sequence[Sequence[Any]],
+    names: Sequence[str] | None,
+    column: str,
+    name: str,
+    setting: str = "data.label_column",
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """Encode labels as indices into class names, alike in all ``parts``.
 
@@ -50,6 +61,7 @@ def encode_labels(
         names: class names where the data have them; otherwise the distinct values, sorted, are the classes.
         column: what the column is called.
         name: of the data set, for errors.
+        setting: that chooses the column.
 
     Returns:
         For each part (N,) int64, and K names.
@@ -58,7 +70,7 @@ def encode_labels(
     if values.dtype == object or values.ndim != 1:
         raise UserError(
             f"Column {column} of data set {name} is expected to hold one class an example, but got missing or"
-            " nested values; set data.label_column to another."
+            f" nested values; set {setting} to another."
         )
     _expect_classes(values, column, name, numbered=names is not None)
     if names is None:
@@ -67,7 +79,7 @@ def encode_labels(
     if values.min() < 0 or values.max() >= len(names):
         raise UserError(
             f"Labels of data set {name} are expected within 0..{len(names) - 1},"
-            f" but got {values.min()}..{values.max()}; set data.label_column to another, or use a labelled split."
+            f" but got {values.min()}..{values.max()}; set {setting} to another, or use a labelled split."
         )
     if len(names) < 2:
         raise UserError(f"Data set {name} is expected to have at least 2 classes, but got only {names[0]}.")

@@ -1,6 +1,7 @@
 """Loading any table into memory: find it, find out what its columns are, split it, encode it."""
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,12 @@ MISSING = "(missing)"
 
 MOST_BYTES = 1 << 31
 """Of a CSV file."""
+
+QUANTITY, ROWS_OF_A_NUMBER, ROWS_OF_A_NAME = 20, 10, 2
+"""A target of more different values than this is no class where fewer rows than these have each of them on average."""
+
+_VALUE = re.compile(r"-?\d+\.\d+(e[-+]?\d+)?", re.IGNORECASE)
+"""What names of columns look like in a file that has none."""
 
 _ON_THE_HUB = {"adult": HubData("scikit-learn/adult-census-income")}
 _NULLS = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
@@ -175,7 +182,14 @@ def _of_path(path: Path) -> tuple[list[Any], Sequence[str] | None]:
             frame = read_parquet(path).to_pandas()
     except (ValueError, OSError, UnicodeDecodeError, MemoryError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise UserError(f"{path} is expected to be a table, but can't be read: {reason}.") from error
+        raise UserError(
+            f"{path} is expected to be a table, but can't be read: {reason}; write it as CSV in UTF-8, or as parquet."
+        ) from error
+    if len(frame.columns) == 1 and (other := re.search(r"[;\t|]", str(frame.columns[0]))):
+        raise UserError(
+            f"{path} is expected to be separated by commas, but its first line has {other[0]!r}; write it with commas"
+            " between values and points in numbers."
+        )
     return [frame], None
 
 
@@ -197,18 +211,27 @@ def _dataset(frames: Sequence[Any], names: Sequence[str] | None, reading: _Readi
         raise UserError(f"The columns of table {name} are expected to differ in name, but do not; rename them.")
     frames = [frame.set_axis([str(column) for column in frame.columns], axis=1) for frame in frames]
     _expect_columns(frames, columns, reading, name)
-    target = find_column(columns, reading.target, TARGETS, kind="target", name=name).strip()
+    target = _target(columns, reading, name)
     special = [each for each in (target, reading.group_column, reading.attribute_column) if each]
     features = [column for column in columns if column not in (*special, *reading.leave_out)]
     frames = [_with_target(frame, target, features, reading) for frame in frames]
     pandas = require("pandas")
     whole = pandas.concat(frames, ignore_index=True)
-    if len(whole) < 2:
-        raise UserError(f"Table {name} is expected to have rows that have a target, but has {len(whole)}.")
+    _expect_classes(whole[target], target, reading, name)
     sizes = [len(frame) for frame in frames]
-    labels, classes = _codes(whole[target], names, target, name)
-    owners = None if reading.group_column is None else _codes(whole[reading.group_column], None, "group", name)
-    traits = None if reading.attribute_column is None else _codes(whole[reading.attribute_column], None, "it", name)
+    labels, classes = _codes(whole[target], names, target, name, setting="data.target")
+    owners = (
+        None
+        if reading.group_column is None
+        else _codes(whole[reading.group_column], None, reading.group_column, name, setting="data.group_column")
+    )
+    traits = (
+        None
+        if reading.attribute_column is None
+        else _codes(
+            whole[reading.attribute_column], None, reading.attribute_column, name, setting="data.attribute_column"
+        )
+    )
     found = [_column(whole[column], column, reading) for column in features]
     if not found:
         raise UserError(f"Table {name} is expected to have columns beside its target {target}, but has none.")
@@ -250,6 +273,36 @@ def _expect_columns(frames: Sequence[Any], columns: Sequence[str], reading: _Rea
             raise UserError(f"All splits of table {name} are expected to have column {lacking[0]}, but one has not.")
 
 
+def _target(columns: Sequence[str], reading: _Reading, name: str) -> str:
+    """Find the target's column; where no name is one, say so if the names look like values."""
+    folded = {column.casefold() for column in columns}
+    if reading.target is None and not folded & set(TARGETS) and (values := list(filter(_VALUE.fullmatch, columns))):
+        raise UserError(
+            f"The first line of table {name} is expected to name its columns, but has {', '.join(values[:3])}; put a"
+            " line of names in front."
+        )
+    return find_column(columns, reading.target, TARGETS, kind="target", name=name, setting="data.target").strip()
+
+
+def _expect_classes(values: Any, target: str, reading: _Reading, name: str) -> None:
+    """Refuse a target (N,) of too few rows, and one that is no class but a quantity, or a name of each row."""
+    if len(values) < 2:
+        raise UserError(
+            f"Table {name} is expected to have at least 2 rows in which its target {target} is known, but has"
+            f" {len(values)}; add rows, or set data.target to another column."
+        )
+    kinds = require("pandas.api.types", package="pandas")
+    distinct, is_number = values.nunique(), kinds.is_numeric_dtype(values)
+    least = ROWS_OF_A_NUMBER if is_number else ROWS_OF_A_NAME
+    if distinct > QUANTITY and len(values) < least * distinct and target not in reading.categories:
+        what = "a quantity" if is_number else "a name"
+        raise UserError(
+            f"Target {target} of table {name} is expected to hold classes, but has {distinct} different values in"
+            f" {len(values)} rows, as {what} has; regression is not supported: put it into ranges, such as low and"
+            f" high, set data.target to another column, or, if these are codes of classes, data.categories=[{target}]."
+        )
+
+
 def _with_target(frame: Any, target: str, features: Collection[str], reading: _Reading) -> Any:
     """Keep the rows of ``frame`` that have a target, and all values where incomplete rows are dropped."""
     kept = frame[target].notna()
@@ -258,13 +311,15 @@ def _with_target(frame: Any, target: str, features: Collection[str], reading: _R
     return frame[kept]
 
 
-def _codes(values: Any, names: Sequence[str] | None, column: str, name: str) -> tuple[Tensor, tuple[str, ...]]:
+def _codes(
+    values: Any, names: Sequence[str] | None, column: str, name: str, *, setting: str
+) -> tuple[Tensor, tuple[str, ...]]:
     """Encode classes, groups or attributes (N,), and return what these are called."""
     plain = values.to_numpy()
     if plain.dtype.kind not in "biuf":
         plain = np.asarray(values.astype(object).where(values.notna(), MISSING).map(str), dtype=str)
         names = None
-    found, called = encode_labels([plain], names, column, name)
+    found, called = encode_labels([plain], names, column, name, setting)
     return found[0], called
 
 

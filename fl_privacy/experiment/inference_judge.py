@@ -4,13 +4,15 @@ The examples that inference attacks are asked about, and the truth about them.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from fl_privacy.data import LabelledExamples
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import defenders_examples, held_out
 from fl_privacy.experiment.setup import Setup
@@ -97,17 +99,31 @@ def ask(setup: Setup, members: int, others: int) -> Asked:
     left[defenders_examples(setup.unattacked) if setup.defense.informed else slice(0)] = False
     public = left.nonzero().flatten()
     public = public[torch.randperm(len(public), generator=rng)[:PUBLIC]]
-    inside, outer, known = own.batch(chosen), source.batch(outside), setup.unattacked.attributes
+    parts, known = [own.batch(chosen), source.batch(outside)], setup.unattacked.attributes
+    inside, outer, *rest = _as_wide([*parts, setup.unattacked.batch(public)] if len(public) else parts, source)
+    alike = _alike(owners[chosen], own.labels[chosen], source.labels[outside], rng)
     return Asked(
         examples=Batch(torch.cat([inside.inputs, outer.inputs]), torch.cat([inside.labels, outer.labels])),
         members=members,
-        clients=torch.cat([owners[chosen], _alike(owners[chosen], inside.labels, outer.labels, rng)]),
+        clients=torch.cat([owners[chosen], alike]),
         from_test=from_test,
         shares=torch.stack([_shares(client) for _, client in sorted(clients.items())]),
-        public=setup.unattacked.batch(public) if len(public) else None,
+        public=rest[0] if rest else None,
         public_attributes=known[public] if known is not None else None,
         public_rows=public,
     )
+
+
+def _as_wide(batches: Sequence[Batch], source: LabelledExamples) -> list[Batch]:
+    """Fill up texts of ``source`` with no tokens, so that all ``batches`` are as wide as the widest; others stay."""
+    if source.modality.continuous:
+        return list(batches)
+    widest = max(batch.inputs.shape[1] for batch in batches)
+
+    def filled(tokens: Tensor, none: int) -> Tensor:
+        return F.pad(tokens, (0, widest - tokens.shape[1]), value=none)
+
+    return [Batch(filled(b.inputs, -1), b.labels if b.labels.dim() == 1 else filled(b.labels, -100)) for b in batches]
 
 
 def _shares(client: Client) -> Tensor:

@@ -49,6 +49,9 @@ LEAST_SECONDS = 3.0
 MEMBER_SECONDS = 30.0
 """That losses of single examples may take."""
 
+LEAST_ASKED = 20.0
+"""Seconds for which clients are asked for uploads of single examples in any case."""
+
 MOST_IN_A_BATCH = 64
 """Examples of a step that is attacked."""
 
@@ -161,10 +164,11 @@ class Ladder:
     Attributes:
         clients: that may be asked again.
         attack: on all rungs.
-        attack_within: the same with so many seconds an upload, where its usual work would take too long.
         victims: examples on the rungs of single ones.
         seed: of attacks and comparisons.
         seconds: after which no further rung is begun.
+        attack_within: the same with so many seconds an upload, where its usual work would take too long.
+        tell: hears what goes on.
     """
 
     clients: Sequence[Client]
@@ -173,6 +177,7 @@ class Ladder:
     seed: int = 0
     seconds: float = 600.0
     attack_within: Callable[[float], ReconstructionAttack] | None = None
+    tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
     _single: Watched | None = field(default=None, init=False, repr=False)
 
     def survivors(self, traces: Sequence[ClassTrace]) -> Iterator[Survivor]:
@@ -185,6 +190,7 @@ class Ladder:
         read = [words for client in self.clients if (words := words_in_training(client) or words_of_training(client))]
         if read:
             yield words_told(read)
+        self.tell("Comparing losses of clients' examples")
         if self._single is not None:
             yield members_of(self.clients, self._single, MEMBER_SECONDS)
         elif self.clients:
@@ -204,12 +210,16 @@ class Ladder:
             singles = [], reason_of(singles)
         found, reason = singles
         self._single = next((a.watched for _, a in found if a.watched.program and _of_one(a.watched)), None)
-        yield self._rung("gradient", found, reason)
-        yield self._rung("one", found, reason)
+        late = f"no time was left of {self.seconds:.0f} seconds; --seconds gives more"
+        for name in ("gradient", "one"):
+            if time.perf_counter() - started > max(self.seconds, LEAST_ASKED):
+                yield Rung(name=name, uploaded=name == "one", reason=late)
+            else:
+                yield self._rung(name, found, reason)
         steps = (self._batch_rung, self._all_rung, self._later_rung)
         for step, name in zip(steps, ("batch", "all", "later"), strict=True):
             if time.perf_counter() - started > self.seconds and name != "all":
-                yield Rung(name=name, reason=f"no time was left of {self.seconds:.0f} seconds; --seconds gives more")
+                yield Rung(name=name, reason=late)
                 continue
             made = attempt(step)
             if isinstance(made, Failure):
@@ -220,12 +230,16 @@ class Ladder:
     def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[Client, Again]], str]:
         """Collect the clients' answers on one example each, and the reason if there are none."""
         found: list[tuple[Client, Again]] = []
-        reason = ""
+        reason, started = "", time.perf_counter()
         for number in range(self.victims):
             client = self.clients[number % len(self.clients)]
             ask = client.ask_later if later else client.ask
             if ask is None:
                 continue
+            if number and time.perf_counter() - started > max(self.seconds / len(RUNGS), LEAST_ASKED):
+                reason = reason or f"a client takes {(time.perf_counter() - started) / number:.0f} seconds to answer"
+                break
+            self.tell(f"Asking clients for uploads of one example: {number} of {self.victims}")
             again = _on_one(ask, number // len(self.clients), evaluation=evaluation)
             if isinstance(again, Failure):
                 reason = f"the app's code fails on a single example ({again.reason})"
@@ -247,6 +261,7 @@ class Ladder:
         if not found:
             return Rung(name=name, uploaded=uploaded, reason=reason or "no client answered")
         started = time.perf_counter()
+        self.tell(f"Attacking {len(found)} {'uploads' if uploaded else 'gradients'} of one example each")
         made = attempt(lambda: self._attacked(found, uploaded=uploaded))
         if isinstance(made, Failure):
             return Rung(name=name, uploaded=uploaded, reason=reason_of(made))
@@ -331,6 +346,7 @@ class Ladder:
 
     def _batch_rung(self) -> Rung:
         started = time.perf_counter()
+        self.tell("Attacking an upload of one batch")
         client = self.clients[0]
         again = client.ask(OnlyExamples(number=None))
         if isinstance(again, Failure):

@@ -98,7 +98,7 @@ def _network(part: nn.Module) -> Any:
 def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
     """Return the tokens (N, L) of a batch, -1 where its mask or padding says that there is none."""
     whole = [t for t in tensors_in(batch) if t.dtype in (torch.int64, torch.int32) and t.dim() == 2]
-    numbers = [t for t in whole if int(t.min()) >= 0 and 1 < int(t.max()) < size]
+    numbers = [t for t in whole if int(t.min()) >= 0 and 1 < int(t.max()) < size and not _counts_up(t)]
     if not numbers:
         return None
     tokens = max(numbers, key=lambda t: int(t.unique().numel())).long()
@@ -106,6 +106,12 @@ def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
     if masks:
         return tokens.masked_fill(masks[0] == 0, -1)
     return tokens if padding is None else tokens.masked_fill(tokens == padding, -1)
+
+
+def _counts_up(numbers: Tensor) -> bool:
+    """Say whether rows (N, L) count up from 0, from 0 again where another text begins: positions, no tokens."""
+    steps = numbers.diff(dim=1)
+    return bool((numbers[:, 0] == 0).all()) and bool(((steps == 1) | (numbers[:, 1:] == 0)).all())
 
 
 def template_of(clients: Sequence[Watched]) -> set[int]:

@@ -20,6 +20,9 @@ LEAST_WORDS = 100
 CHANGED = 1e-3
 """Share of the largest row's change from which on a row has changed."""
 
+STANDS_OUT = 3.0
+"""Times the next row's length that the last row of a word has at least, where a head shares the embedding."""
+
 READ_F1 = 0.8
 """F1 of the different words from which on a text counts as read in this way."""
 
@@ -136,9 +139,33 @@ def _rows(again: Any, name: str, *, uploaded: bool) -> list[int] | None:
         change = None if value is None else value if again.matched.shares != "weights" else _moved(value, before, seen)
     if change is None or not change.isfinite().all():
         return None
+    if _is_head(seen, name):
+        return _standing_out(change.float())
     size = change.float().norm(dim=1)
     least = CHANGED * float(size.max()) if uploaded else 0.0  # a gradient is zero where no word is
     return (size > least).nonzero().flatten().tolist() if float(size.max()) > 0 else []
+
+
+def _is_head(seen: Watched, name: str) -> bool:
+    """Say whether another layer shares the embedding ``name``, as a language model's head does."""
+    part = seen.modules[int(name.split(".")[1])]
+    table = next(module.weight for own, module in _tables(seen) if own == name)
+    return any(
+        getattr(module, "weight", None) is table and not isinstance(module, nn.Embedding) for module in part.modules()
+    )
+
+
+def _standing_out(change: Tensor) -> list[int]:
+    """Return rows of embeddings that are also a head, which moves every row: those that differ most from the usual one.
+
+    Words end where the next row is ``STANDS_OUT`` times shorter; there are none where no row is.
+    """
+    size, order = (change - change.median(0).values).norm(dim=1).sort(descending=True)
+    half = size[: len(size) // 2 + 1]
+    ratios = half[:-1] / half[1:].clamp_min(1e-30)
+    if not float(size[0]) or float(ratios.max()) < STANDS_OUT:
+        return []
+    return sorted(order[: int(ratios.argmax()) + 1].tolist())
 
 
 def _moved(value: Tensor, before: Tensor, seen: Watched) -> Tensor:

@@ -38,6 +38,7 @@ from fl_privacy.report.benchmark_page import benchmark_as_plain, benchmark_in_wo
 from fl_privacy.report.trade_off import SweepEntry
 from fl_privacy.results import is_finished, read_environment, read_summary
 from fl_privacy.results.ongoing import write_planned
+from fl_privacy.results.read import failed_attackers
 from fl_privacy.results.records import dump_json, parse_json
 
 
@@ -258,8 +259,17 @@ class Benchmark:
             own=point.family in self.track.entry,
             trainings={name: job.folder for name, job in planned.trainings.items()},
             attacks={cell: job.folder for cell, job in planned.attacks.items()},
-            problems=problems,
+            problems={**_failures(planned), **problems},
         )
+
+
+def _failures(planned: PlannedPoint) -> dict[str, str]:
+    """Return why attacks that finished failed on all of their victims, by their folder's name.
+
+    Malicious servers are left out, who may find none of the images that they look for.
+    """
+    done = [job.folder for cell, job in planned.attacks.items() if not cell.server and job.finished]
+    return {folder.name: next(iter(found.values())) for folder in done if (found := failed_attackers(folder))}
 
 
 def plan_benchmark(track: Track) -> Benchmark:

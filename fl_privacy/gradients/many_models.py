@@ -194,20 +194,22 @@ class ManyModels:
         return ManyModels(self.model, ModelState(parameters, buffers))
 
     @torch.no_grad()
-    def logits(self, inputs: Tensor) -> Tensor:
-        """Compute logits (M, N, K) of the same examples (N, ...), batch norm by each model's running statistics."""
+    def measured(self, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Compute ``measure`` (N,) of each model's logits and the labels of the same N examples, (M, N).
+
+        Batch norm takes each model's running statistics.
+        """
         self.model.eval()
 
-        def one(parameters: Tensors, buffers: Tensors, some: Tensor) -> Tensor:
-            found: Tensor = functional_call(self.model, {**parameters, **buffers}, (some,))
-            return found
+        def one(parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
+            return measure(functional_call(self.model, {**parameters, **buffers}, (inputs,)), labels)
 
-        apply = vmap(one, in_dims=(0, 0, None))
-        first = self[0]
-        written = len(self) * written_by(lambda: one(first.parameters, first.buffers, inputs[:1]))
+        apply = vmap(one, in_dims=(0, 0, None, None))
+        first, few = self[0], (examples.inputs[:1], examples.labels[:1])
+        written = len(self) * written_by(lambda: one(first.parameters, first.buffers, *few))
         size = max(1, min(EXAMPLES_AT_ONCE // len(self), _WRITTEN // max(1, written)))
-        found = [apply(self.values.parameters, self.values.buffers, some) for some in torch.split(inputs, size)]
-        return torch.cat(found, 1)
+        pairs = zip(torch.split(examples.inputs, size), torch.split(examples.labels, size), strict=True)
+        return torch.cat([apply(self.values.parameters, self.values.buffers, *pair) for pair in pairs], 1)
 
 
 def models_at_once(model: nn.Module, batch_size: int) -> int:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from fl_privacy import checks
+from fl_privacy.errors import UserError
 from fl_privacy.inference.kinds import About
-from fl_privacy.inference.read_round import ReadRound
+from fl_privacy.inference.read_round import ReadRound, example_losses, lowest_tokens
 from fl_privacy.inference.shadow_models import MembershipMethod, MethodOptions, ShadowModels
 
 
@@ -109,6 +110,78 @@ def share_below_others(values: Tensor) -> Tensor:
     return share.where(finite & (others >= OTHERS), torch.nan)
 
 
+class LowestTokens(MembershipMethod):
+    """The least likely tokens at the client's model, averaged over rounds (Min-K% Prob, Shi et al. 2024)."""
+
+    title = "Least likely tokens (Min-K%)"
+    source = "Shi et al. 2024"
+    of_tokens = True
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        return read.lowest_after
+
+
+class FinalLoss(MembershipMethod):
+    """The loss at the model of the last round alone, which whoever gets the model or its adapters can ask for.
+
+    The model is the mean of what that round's clients uploaded, by their examples; the answer is the same of all
+    clients that were ever read.
+    """
+
+    title = "Loss, final model"
+    source = "Yeom et al. 2018"
+
+    def __init__(self, candidates: int, clients: Sequence[int], options: MethodOptions) -> None:
+        super().__init__(candidates, clients, options)
+        self._seen: set[int] = set()
+
+    def columns(self, read: ReadRound) -> Tensor:
+        self._seen.update(super().columns(read).tolist())
+        return torch.arange(self._total.shape[1])
+
+    def scores(self) -> Tensor:
+        found = super().scores()
+        found[:, [column for column in range(found.shape[1]) if column not in self._seen]] = torch.nan
+        return found
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        found = self.told(read) if read.remaining == 0 else torch.full((len(read.candidates),), torch.nan)
+        return found.unsqueeze(1).expand(-1, self._total.shape[1])
+
+    def told(self, read: ReadRound) -> Tensor:
+        """Return what the final model says of each candidate (C,), higher for members."""
+        return -example_losses(read.observations[0].model.to(read.device), read.published, read.candidates).cpu()
+
+
+class FinalReference(FinalLoss):
+    """The loss at the final model below that at the model that was sent first, as adapters go with a public base.
+
+    Mireshghallah et al. 2022, "Quantifying privacy risks of masked language models using membership inference
+    attacks", eq. 3, whose reference is the model before fine-tuning.
+    """
+
+    title = "Loss, final model beside the first"
+    source = "Mireshghallah et al. 2022"
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        found = super().evidence(read)
+        if bool(self._rounds.any()):
+            return found
+        before = read.losses_before.nanmean(1, keepdim=True).expand_as(found)
+        return before + found.nan_to_num(nan=0.0)
+
+
+class FinalLowestTokens(FinalLoss):
+    """The least likely tokens at the final model (Min-K% Prob, Shi et al. 2024)."""
+
+    title = "Least likely tokens, final model"
+    source = "Shi et al. 2024"
+    of_tokens = True
+
+    def told(self, read: ReadRound) -> Tensor:
+        return lowest_tokens(read.observations[0].model.to(read.device), read.published, read.candidates).cpu()
+
+
 METHODS: dict[str, type[MembershipMethod]] = {
     "loss": LossThreshold,
     "cosine": GradientCosine,
@@ -116,6 +189,10 @@ METHODS: dict[str, type[MembershipMethod]] = {
     "fedmia_loss": LossFedMIA,
     "gradient_norm": GradientNormDifference,
     "lira": ShadowModels,
+    "min_k": LowestTokens,
+    "final_loss": FinalLoss,
+    "final_reference": FinalReference,
+    "final_min_k": FinalLowestTokens,
 }
 
 
@@ -124,7 +201,7 @@ class Membership:
     """Was an example among what a client trains on?
 
     Attributes:
-        methods: which of ``METHODS`` are tried.
+        methods: which of ``METHODS`` are tried; ``min_k`` and ``final_min_k`` where each next token is predicted.
         members: so many of the clients' examples are asked about.
         others: and so many that no client has.
         shadows: models that `lira` trains in a round, each as a client does, on examples of the attacker's.
@@ -160,12 +237,23 @@ class MembershipWatch:
     methods: dict[str, MembershipMethod]
 
     def add(self, read: ReadRound) -> None:
-        """Take in what a round showed."""
+        """Take in what a round showed.
+
+        Raises:
+            UserError: only methods of tokens are tried, but no token is predicted.
+        """
+        for name in [name for name, method in self.methods.items() if method.of_tokens and not read.predicts_tokens]:
+            del self.methods[name]
+        if not self.methods:
+            raise UserError(
+                "inference.membership.methods are expected to suit the data, but those named are of next tokens, and"
+                " none is predicted; set data.target=next_token, or name others."
+            )
         for method in self.methods.values():
             method.add(read)
 
     def answers(self) -> dict[str, Tensor]:
-        """Return scores (C, N) of each method, higher for members."""
+        """Return scores (C, N) of each method that suits the data, higher for members."""
         return {name: method.scores() for name, method in self.methods.items()}
 
     def titles(self) -> dict[str, tuple[str, str]]:

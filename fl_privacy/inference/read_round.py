@@ -13,7 +13,13 @@ from fl_privacy.gradients import gradient_products, number_of_steps
 from fl_privacy.types import Batch, ModelState, Observation, Tensors
 
 CHUNK = 1000
-"""Examples that a model sees at a time."""
+"""Examples that a model sees at a time, at most."""
+
+_OUTPUTS = 1 << 24
+"""Numbers that come out for them, at most: of a language model each token has as many as the vocabulary."""
+
+LOWEST = 0.2
+"""Share of a text's tokens that Min-K% looks at (Shi et al. 2024, Sec. 4)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,6 +63,11 @@ class ReadRound:
     device: torch.device | str = "cpu"
 
     @property
+    def predicts_tokens(self) -> bool:
+        """Say whether each next token of a text is predicted, rather than a class of the example."""
+        return self.candidates.labels.dim() > 1 and not self.candidates.labels.is_floating_point()
+
+    @property
     def round(self) -> int:
         """Return the number of the round, from 1."""
         read = self.observations[0] if self.observations else self.victims[0][1]
@@ -71,6 +82,32 @@ class ReadRound:
     def after(self) -> list[ModelState]:
         """Return the model that each upload leads to."""
         return [model_after(observation).to(self.device) for observation in self.observations]
+
+    @cached_property
+    def published(self) -> ModelState:
+        """Return the mean of the models that the uploads lead to, weighted by examples, which FedAvg hands on.
+
+        Uploads that are not finite have no part in it, as long as others are.
+        """
+        pairs = list(zip(self.observations, self.after, strict=True))
+        sound = [(o, state) for o, state in pairs if all(bool(p.isfinite().all()) for p in state.parameters.values())]
+        sizes = torch.tensor([float(max(1, o.upload.num_examples)) for o, _ in sound or pairs])
+        states, shares = [state for _, state in sound or pairs], (sizes / sizes.sum()).tolist()
+
+        def mean(parts: Sequence[Tensors]) -> Tensors:
+            weighted = {n: sum(w * p[n] for w, p in zip(shares, parts, strict=True)) for n in parts[0]}
+            return {n: torch.as_tensor(value).to(parts[0][n].dtype) for n, value in weighted.items()}
+
+        return ModelState(mean([state.parameters for state in states]), mean([state.buffers for state in states]))
+
+    @cached_property
+    def lowest_after(self) -> Tensor:
+        """Return the mean logarithm (C, K) of the least likely tokens' probabilities at the model of each upload."""
+        found = [
+            lowest_tokens(observation.model.to(self.device), state, self.candidates).cpu()
+            for observation, state in zip(self.observations, self.after, strict=True)
+        ]
+        return torch.stack(found, 1)
 
     @cached_property
     def losses_before(self) -> Tensor:
@@ -171,14 +208,55 @@ def mean_gradient(observation: Observation) -> Tensors:
 
 @torch.no_grad()
 def example_losses(model: nn.Module, state: ModelState, examples: Batch) -> Tensor:
-    """Compute the cross entropy of each example (N,), batch norm by its running statistics."""
-    return torch.cat([F.cross_entropy(z, y, reduction="none") for z, y in _logits(model, state, examples)])
+    """Compute the cross entropy of each example (N,), of a text's next tokens their mean.
+
+    Batch norm takes its running statistics.
+    """
+    return _measured(model, state, examples, losses_of)
 
 
 @torch.no_grad()
 def example_margins(model: nn.Module, state: ModelState, examples: Batch) -> Tensor:
     """Compute the logarithm of p / (1 - p) of each example's class (N,) (Carlini et al. 2022, eq. 6)."""
-    return torch.cat([logit_margins(z, y) for z, y in _logits(model, state, examples)])
+    return _measured(model, state, examples, margins_of)
+
+
+@torch.no_grad()
+def lowest_tokens(model: nn.Module, state: ModelState, texts: Batch) -> Tensor:
+    """Compute the mean logarithm of the probabilities of each text's ``LOWEST`` least likely next tokens, (N,).
+
+    Min-K% Prob of Shi et al. 2024, "Detecting pretraining data from large language models", eq. 1.
+    """
+    return _measured(model, state, texts, lowest_of)
+
+
+def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Compute losses (N,) from logits (N, K) and classes (N,), or (N, K, L) and tokens (N, L), -100 for none."""
+    found = F.cross_entropy(logits, labels, reduction="none")
+    return found if labels.dim() == 1 else _mean_there(found, labels)
+
+
+def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Compute margins (N,) of classes, or the means of the margins of tokens; shapes as :func:`losses_of`."""
+    if labels.dim() == 1:
+        return logit_margins(logits, labels)
+    return _mean_there(logit_margins(logits.mT, labels.clamp_min(0)), labels)
+
+
+def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Average the logarithms of the least likely tokens' probabilities, (N,), from (N, K, L) and (N, L)."""
+    told = -F.cross_entropy(logits, labels, reduction="none")
+    there = labels >= 0
+    number = (LOWEST * there.sum(1)).ceil().clamp_min(1)
+    ordered = told.masked_fill(~there, torch.inf).sort(1).values
+    lowest = torch.arange(told.shape[1], device=told.device) < number[:, None]
+    return ordered.masked_fill(~lowest | ordered.isinf(), 0.0).sum(1) / number
+
+
+def _mean_there(values: Tensor, labels: Tensor) -> Tensor:
+    """Average values (N, L) over the tokens that follow."""
+    there = labels >= 0
+    return (values * there).sum(1) / there.sum(1).clamp_min(1)
 
 
 def logit_margins(logits: Tensor, labels: Tensor) -> Tensor:
@@ -188,12 +266,18 @@ def logit_margins(logits: Tensor, labels: Tensor) -> Tensor:
     return own.squeeze(-1) - others.logsumexp(-1)
 
 
-def _logits(model: nn.Module, state: ModelState, examples: Batch) -> Sequence[tuple[Tensor, Tensor]]:
+def _measured(
+    model: nn.Module, state: ModelState, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Apply ``measure`` to logits and labels of all examples, as many at a time as their outputs leave room for."""
     model.eval()
-    values, found = {**state.parameters, **state.buffers}, []
-    for inputs, labels in zip(torch.split(examples.inputs, CHUNK), torch.split(examples.labels, CHUNK), strict=True):
-        found.append((functional_call(model, values, (inputs,)), labels))
-    return found
+    values, found, begin, size = {**state.parameters, **state.buffers}, [], 0, 1
+    while begin < len(examples.labels):
+        rows = slice(begin, begin + size)
+        logits = functional_call(model, values, (examples.inputs[rows],))
+        found.append(measure(logits, examples.labels[rows]))
+        begin, size = begin + size, max(1, min(CHUNK, _OUTPUTS // max(1, logits[0].numel())))
+    return torch.cat(found)
 
 
 def _same(one: ModelState, other: ModelState) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.gradients import ManyModels, local_orders, models_at_once
-from fl_privacy.inference.read_round import ReadRound, logit_margins
+from fl_privacy.inference.read_round import ReadRound, margins_of
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
@@ -39,10 +39,12 @@ class MembershipMethod(ABC):
     Attributes:
         title: for pages.
         source: who says so.
+        of_tokens: whether it needs a model that predicts each next token of a text.
     """
 
     title: ClassVar[str]
     source: ClassVar[str]
+    of_tokens: ClassVar[bool] = False
 
     def __init__(self, candidates: int, clients: Sequence[int], options: MethodOptions) -> None:
         self.options = options
@@ -52,11 +54,14 @@ class MembershipMethod(ABC):
 
     def add(self, read: ReadRound) -> None:
         """Take in what a round showed; what is not finite says nothing."""
-        found = self.evidence(read).double()
-        columns = torch.tensor([self._columns[client] for client in read.clients])
+        found, columns = self.evidence(read).double(), self.columns(read)
         finite = found.isfinite()
         self._total[:, columns] += found.where(finite, 0.0)
         self._rounds[:, columns] += finite.to(self._rounds.dtype)
+
+    def columns(self, read: ReadRound) -> Tensor:
+        """Return of which clients, by their columns (K,), the evidence of a round is."""
+        return torch.tensor([self._columns[client] for client in read.clients])
 
     def scores(self) -> Tensor:
         """Return the mean over the rounds (C, N), higher for members; NaN for clients that were never watched."""
@@ -127,8 +132,7 @@ class ShadowModels(MembershipMethod):
         def trained(some: Tensor, longest: float = math.inf) -> Tensor:
             order = [rows.to(read.device) for rows in local_orders(some, plan, rng)]
             models = ManyModels.copies(model, like.sent, len(some)).trained(pool, order, plan, longest=longest)
-            labels = read.candidates.labels.expand(len(some), -1)
-            return logit_margins(models.logits(read.candidates.inputs), labels).cpu()
+            return models.measured(read.candidates, margins_of).cpu()
 
         for some in torch.split(subsets, at_once):
             found = trained(some)

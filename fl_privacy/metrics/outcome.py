@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from fl_privacy.metrics.intervals import binomial_tail
 from fl_privacy.metrics.registry import METRICS, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.victim_ids import Certainty
 
@@ -43,6 +44,12 @@ WORDS_METRIC = "word_f1"
 
 MARGIN_F1 = 0.2
 """Token F1 above what the frequency of words alone reaches."""
+
+FEW_WORDS = 3
+"""Words named rightly from which on a text is not unread, however few of its words they are."""
+
+BY_FREQUENCY = 0.02
+"""Probability with which as many of the words named would be right by their frequency, at most."""
 
 ROUNDING = 0.5 / 255
 """Largest error of a pixel that vanishes when pixels are stored in 8 bits."""
@@ -147,8 +154,15 @@ def _of_row(record: Mapping[str, Any]) -> Outcome | None:
 def words_are_read(record: Mapping[str, Any]) -> bool:
     """Say whether the words found in an upload's texts, in no order, are more than their frequency gives away."""
     found, control = _number(record, WORDS_METRIC), _number(record, "word_control_f1")
-    passes = found is not None and METRICS[WORDS_METRIC].is_leak(found)
-    return passes and found is not None and control is not None and found >= control + MARGIN_F1
+    if found is None or control is None:
+        return False
+    return (METRICS[WORDS_METRIC].is_leak(found) and found >= control + MARGIN_F1) or _few_are_sure(record, control)
+
+
+def _few_are_sure(record: Mapping[str, Any], control: float) -> bool:
+    """Say whether few words were named, but more of them rightly than frequent words would be."""
+    right, wrong = (int(_number(record, name) or 0) for name in ("words_read", "words_false"))
+    return right >= FEW_WORDS and binomial_tail(right, right + wrong, control) < BY_FREQUENCY
 
 
 def _is_identified(record: Mapping[str, Any]) -> bool:

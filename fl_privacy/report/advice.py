@@ -136,7 +136,7 @@ def _measured_row(row: DefenseRow, overrides: Sequence[str], asked: set[str]) ->
         return None
     heard: dict[Threat, list[Reading]] = {"honest": [r for r in row.readings if r.attacker is Attacker.PLAIN]}
     adaptive = {versus.attack for versus in row.leakage if versus.attacker is Attacker.ADAPTIVE}
-    if row.outcome.undefended or adaptive == set(row.outcome.attacks):
+    if row.outcome.undefended or not _defends(overrides) or adaptive == set(row.outcome.attacks):
         heard["adaptive"] = list(row.readings)
     found: dict[Threat, Candidate] = {}
     for threat, read in heard.items():
@@ -157,6 +157,11 @@ def _measured_row(row: DefenseRow, overrides: Sequence[str], asked: set[str]) ->
         epsilon=privacy.epsilon if privacy else None,
         delta=privacy.delta if privacy else None,
     )
+
+
+def _defends(overrides: Sequence[str]) -> bool:
+    """Say whether there is a defense to know of; what is trained and uploaded alone, everybody knows."""
+    return any(o.startswith("defense=") and o != "defense=none" for o in overrides)
 
 
 def write_tables(path: Path, tables: Sequence[MeasuredTable]) -> None:
@@ -303,7 +308,7 @@ def advice_from(
     allowed = f"{accuracy_loss:g} points of accuracy"
     lines = [
         f"Measured on {_measured_on(table)}: {len(known)} defenses, of which {len(affordable)} cost at most"
-        f" {allowed} and {len(safe)} of these leave {goal_in_words(candidates, psnr_below)}.",
+        f" {allowed} and {len(safe)} of these have {goal_in_words(candidates, psnr_below)}.",
         *_unknown([*table.unknown, *(d.name for d in defended if d not in known)]),
         f"Undefended: {_figures(undefended, undefended, threat)}.",
     ]
@@ -318,7 +323,9 @@ def advice_from(
     lines.append(f"None does both: no defense here costs at most {allowed} and hides every one.")
     if affordable:
         least = min(affordable, key=lambda d: _leak(d, threat))
-        lines.append(f"Least is read of {least.name}, which is not enough: {_figures(least, undefended, threat)}.")
+        lines.append(
+            f"The least is read behind {least.name}, which is not enough: {_figures(least, undefended, threat)}."
+        )
     hiding = [d for d in known if d.by_threat[threat].unread(psnr_below)]
     if hiding:
         costly = max(hiding, key=lambda d: d.accuracy)

@@ -1,16 +1,17 @@
 """What a benchmark showed: each defense at each strength under every attacker, and which leaks least at what loss."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 from fl_privacy.config.study import AttackCell, Track
+from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report.advice import THREATS, MeasuredDefense, Threat
 from fl_privacy.results import Attacker, Candidate, Reading, Summary, read_summary
 from fl_privacy.results.candidates import ROUNDING, candidate_of, extent_or_worst
-from fl_privacy.results.readings import Extent, readings_of
+from fl_privacy.results.readings import Extent, main_of, readings_of
 
 NO_DEFENSE = ("defense=none",)
 
@@ -120,10 +121,8 @@ class DefenseStanding:
     def missing(self, threat: Threat) -> list[AttackCell]:
         """List the cells that are not known: no attack finished, or none knew of the defense.
 
-        An attack by an honest server counts where it failed on some victim; one that knows the defense has to where
+        An attack by an honest server counts unless it failed on some victim; one that knows the defense has to where
         such attackers count. A malicious server that failed on all of them found none of the images that it looked for.
-
-        A malicious server that failed on all of them found none of the images that it looked for.
         """
         return [
             cell
@@ -131,7 +130,7 @@ class DefenseStanding:
             if (
                 (threat == "malicious" or not cell.server)
                 and not any(
-                    cell.server or (r.statistic("psnr") and not r.leakage.failures) for r in self.readings.get(cell, ())
+                    cell.server or (r.statistic(r.main) and not r.leakage.failures) for r in self.readings.get(cell, ())
                 )
             )
             or not (threat == "honest" or cell.server or self._who_knows_was_heard(cell))
@@ -220,18 +219,41 @@ class Measured:
     hardware: str
 
     @property
+    def threats(self) -> tuple[Threat, ...]:
+        """Return the attackers that the track has; without malicious servers where no cell has one."""
+        return threats_of(self.track.cells)
+
+    @property
+    def worst_threat(self) -> Threat:
+        """Return the one that all others are part of."""
+        return self.threats[-1]
+
+    @property
+    def metric(self) -> str:
+        """Return the metric that examples of its kind are compared by; that of images where nothing is known."""
+        found = (r for s in self.standings for readings in s.readings.values() for r in readings)
+        return main_of(list(found)) or IMAGE_METRIC
+
+    @property
     def boards(self) -> list[Board]:
         """Return a board for each threat and each loss of accuracy."""
-        return [_board(self.standings, threat, loss) for threat, loss in product(THREATS, self.track.accuracy_loss)]
+        asked = product(self.threats, self.track.accuracy_loss)
+        return [_board(self.standings, threat, loss) for threat, loss in asked]
 
     @property
     def victims(self) -> str:
         """Say how many victims there are in a cell."""
         numbers = {
-            s.groups for found in self.standings[0].readings.values() for r in found if (s := r.statistic("psnr"))
+            s.groups for found in self.standings[0].readings.values() for r in found if (s := r.statistic(r.main))
         }
         least, most = min(numbers, default=0), max(numbers, default=0)
         return str(least) if least == most else f"{least} to {most}"
+
+
+def threats_of(cells: Iterable[AttackCell]) -> tuple[Threat, ...]:
+    """Return the attackers that ``cells`` have, those that can do more last; malicious servers only where one is."""
+    tried = any(cell.server for cell in cells)
+    return tuple(threat for threat in THREATS if tried or threat != "malicious")
 
 
 def read_standings(tried: Sequence[Tried]) -> list[DefenseStanding]:
@@ -251,7 +273,7 @@ def measured_of(standing: DefenseStanding) -> MeasuredDefense | None:
     accuracy = standing.accuracy
     if standing.loss is None or accuracy is None or standing.missing("malicious"):
         return None
-    candidates = {threat: standing.candidate(threat) for threat in THREATS}
+    candidates = {threat: standing.candidate(threat) for threat in threats_of(standing.tried.attacks)}
     return MeasuredDefense(
         name=standing.tried.name,
         overrides=standing.tried.overrides,

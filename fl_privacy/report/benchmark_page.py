@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from fl_privacy.metrics import Statistic
+from fl_privacy.metrics import METRICS, Statistic
+from fl_privacy.metrics.registry import IMAGE_METRIC, LARGEST_PSNR, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.report.advice import THREATS, Threat
 from fl_privacy.report.benchmark import Board, DefenseStanding, Measured
 from fl_privacy.report.charts import SERIES, draw_svg
-from fl_privacy.report.numbers import metric, seconds
+from fl_privacy.report.numbers import metric, seconds, title, title_within
 from fl_privacy.report.page import render
 from fl_privacy.report.recommendation import read_of
 from fl_privacy.results import Candidate, Reading
-from fl_privacy.results.readings import leaks_most
+from fl_privacy.results.readings import COMPARED, leaks_most
 from fl_privacy.results.verdict import Tone, tone_of
 
 if TYPE_CHECKING:
@@ -33,13 +34,16 @@ SCRIPT = "benchmark.js"
 """Sorts and filters; without it the page shows the board that it opens with."""
 
 FARTHEST = 60.0
-"""Decibel; what is read better stands there in the picture."""
+"""Decibel; images that are read better stand there in the picture."""
 
 IN_WORDS: Mapping[Threat, str] = {
     "honest": "Honest but curious",
     "adaptive": "Also those that know the defense",
     "malicious": "Also malicious servers",
 }
+
+KINDS = {TABLE_METRIC: "row", TEXT_METRIC: "text"}
+"""Metric that is shown first -> what was attacked, unless that was images."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,7 +87,8 @@ class PageRow:
         """Return the upper end of the interval, in words."""
         if self.found is None or math.isinf(self.found.psnr):
             return "exact"
-        return metric(self.found.upper, "psnr") if math.isfinite(self.found.upper) else "unknown"
+        name = self.found.judged_by
+        return metric(_within(self.found.upper, name), name) if math.isfinite(self.found.upper) else "unknown"
 
     @property
     def seconds(self) -> float | None:
@@ -109,14 +114,21 @@ class PageRow:
 def benchmark_in_words(measured: Measured) -> str:
     """Say which defense leaks least by what was ``measured``, in sentences."""
     board = _chosen(measured)
-    return f"{_headline(measured, board)}. {' '.join(_found(measured, board))}".strip()
+    open_end = f" Not finished: {measured.jobs_done} of {measured.jobs} jobs are done; the same command goes on."
+    said = f"{_headline(measured, board)}.{open_end * (measured.jobs_done < measured.jobs)}"
+    return f"{said} {' '.join(_found(measured, board))}".strip()
 
 
 def _chosen(measured: Measured) -> Board:
     """Return the board that the page opens with: all attackers, the middle one of the losses of accuracy."""
     losses = measured.track.accuracy_loss
     middle = losses[len(losses) // 2]
-    return next(b for b in measured.boards if b.threat == "malicious" and b.accuracy_loss == middle)
+    return next(b for b in measured.boards if b.threat == measured.worst_threat and b.accuracy_loss == middle)
+
+
+def _within(value: float, name: str) -> float:
+    """Return the end of an interval, no further than the metric ``name`` goes."""
+    return min(value, METRICS[name].range[1])
 
 
 def render_benchmark(measured: Measured) -> str:
@@ -132,16 +144,20 @@ def render_benchmark(measured: Measured) -> str:
         tiles=_tiles(measured),
         foreign_code=measured.code if len(measured.code) > 1 else (),
         missing=[(s.tried.name, why) for s in standings if (why := why_incomplete(s))],
+        jobs=measured.jobs,
+        jobs_done=measured.jobs_done,
+        judged_by=measured.metric,
+        kind=KINDS.get(measured.metric, "image"),
         defenses=len({s.tried.family for s in standings}) - 1,
         strengths=len(standings),
         standings=standings,
         chosen=chosen,
         rows=[row for board in boards for row in _rows(board, list(track.uploads))],
-        threats=THREATS,
+        threats=measured.threats,
         threat_words=IN_WORDS,
         losses=losses,
         uploads=list(track.uploads),
-        picture=_picture(chosen),
+        picture=_picture(measured, chosen),
         fixed=_fixed(measured),
         left_out=track.left_out,
         lost=lost_in_words,
@@ -206,15 +222,12 @@ def _lede(measured: Measured, board: Board) -> str:
 def _found(measured: Measured, board: Board) -> list[str]:
     """Say what was found, in sentences."""
     sentences, best = list[str](), board.best
-    if measured.jobs_done < measured.jobs:
-        sentences.append(
-            f"Not finished: {measured.jobs_done} of {measured.jobs} jobs are done; what the others will show is open."
-        )
     if best is not None and not best.missing(board.threat) and (found := best.candidate(board.threat)) is not None:
-        at_most = f", at most {metric(found.upper, 'psnr')}" if found.upper < 100 else ""
+        name = found.judged_by
+        below = f" (95 % sure: below {metric(_within(found.upper, name), name)})" if found.upper < LARGEST_PSNR else ""
         sentences.append(
             f"Behind {best.tried.name}: {read_of(found)} by the worst attacker{f' [{found.by}]' if found.by else ''},"
-            f" mean PSNR {metric(found.psnr, 'psnr')}{at_most}."
+            f" mean {title_within(name)} {metric(found.psnr, name)}{below}."
         )
     whole = [standing for standing in board.defended if not standing.missing(board.threat)]
     found_by = [found for s in whole if (found := s.candidate(board.threat)) is not None]
@@ -222,8 +235,8 @@ def _found(measured: Measured, board: Board) -> list[str]:
         return sentences
     hide = sum(found.unread() for found in found_by)
     sentences.append(
-        f"{hide or 'None'} of {len(found_by)} within that loss {'leaves' if hide == 1 else 'leave'} no attacked image"
-        " read."
+        f"Behind {hide or 'none'} of {len(found_by)} defenses that were measured to the end no attacked"
+        f" {KINDS.get(measured.metric, 'image')} was read."
     )
     return sentences
 
@@ -258,17 +271,18 @@ def _fixed(measured: Measured) -> list[tuple[str, str]]:
     return rows
 
 
-def _picture(board: Board) -> Markup | None:
+def _picture(measured: Measured, board: Board) -> Markup | None:
     """Draw the means of each defense under each kind of attacker, with the upper ends of their intervals."""
-    shown = [standing for standing in board.ranked if standing.candidate("malicious")]
+    shown, threats, name = [s for s in board.ranked if s.candidate(board.threat)], measured.threats, measured.metric
+    farthest = FARTHEST if name == IMAGE_METRIC else METRICS[name].range[1]
     if not shown:
         return None
 
     def draw(axes: Axes) -> None:
-        for number, threat in enumerate(THREATS):
+        for number, threat in enumerate(threats):
             for place, standing in enumerate(shown):
                 if (found := standing.candidate(threat)) is not None:
-                    x, end = min(found.psnr, FARTHEST), min(found.upper, FARTHEST)
+                    x, end = min(found.psnr, farthest), min(found.upper, farthest)
                     axes.errorbar(
                         [x],
                         [place + 0.22 * (number - 1)],
@@ -280,12 +294,13 @@ def _picture(board: Board) -> Markup | None:
                         capsize=2,
                     )
         axes.set_yticks(range(len(shown)), [standing.tried.name for standing in shown], fontsize=8)
-        axes.set(xlabel="PSNR in dB", xlim=(0.0, FARTHEST + 1.0), ylim=(len(shown) - 0.5, -0.5))
+        unit = f" in {METRICS[name].unit}" if METRICS[name].unit else ""
+        axes.set(xlabel=f"{title(name)}{unit}", xlim=(0.0, farthest * 61 / 60), ylim=(len(shown) - 0.5, -0.5))
         axes.grid(visible=False, axis="y")
 
     told = []
     for standing in shown:
-        figures = [f"{t} {metric(f.psnr, 'psnr')}" for t in THREATS if (f := standing.candidate(t))]
+        figures = [f"{t} {metric(f.psnr, name)}" for t in threats if (f := standing.candidate(t))]
         told.append(f"{standing.tried.name}: {', '.join(figures)}")
     return draw_svg(
         draw, f"What attackers read behind each defense. {'; '.join(told)}", height=max(1.6, 0.7 + 0.27 * len(shown))
@@ -296,7 +311,7 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-FORMAT = 2
+FORMAT = 3
 SCHEMA = Path(__file__).resolve().parent / "benchmark.schema.json"
 
 
@@ -320,7 +335,7 @@ def benchmark_as_plain(measured: Measured) -> dict[str, Any]:
         "code": list(measured.code),
         "data": dict(measured.data),
         "jobs": {"planned": measured.jobs, "finished": measured.jobs_done},
-        "settings": [_setting(standing) for standing in measured.standings],
+        "settings": [_setting(standing, measured.threats) for standing in measured.standings],
         "boards": [_board(board) for board in measured.boards],
         "clock": {
             "seconds": round(measured.seconds, 1),
@@ -330,10 +345,10 @@ def benchmark_as_plain(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _setting(standing: DefenseStanding) -> dict[str, Any]:
+def _setting(standing: DefenseStanding, threats: Sequence[Threat]) -> dict[str, Any]:
     tried = standing.tried
     accuracies = {name: summary.final_accuracy for name, summary in standing.trainings.items()}
-    candidates = {threat: standing.candidate(threat) for threat in THREATS}
+    candidates = {threat: standing.candidate(threat) if threat in threats else None for threat in THREATS}
     return {
         "defense": tried.family,
         "strength": tried.strength,
@@ -351,8 +366,9 @@ def _setting(standing: DefenseStanding) -> dict[str, Any]:
 
 def _worst(found: Candidate) -> dict[str, Any]:
     return {
-        "psnr": found.psnr,
-        "psnr_at_most": found.upper,
+        "metric": found.judged_by,
+        "mean": found.psnr,
+        "mean_at_most": found.upper,
         "largest": found.largest,
         "read": found.read,
         "exact": found.exact,
@@ -374,7 +390,7 @@ def _reading(cell: str, reading: Reading) -> dict[str, Any]:
         "failures": reading.counts.failures,
         "counts": reading.counts.as_plain(),
         "metrics": {
-            name: _statistic(s) for name in ("psnr", "ssim", "lpips") if (s := reading.statistic(name)) is not None
+            name: _statistic(s) for name in COMPARED[reading.main] if (s := reading.statistic(name)) is not None
         },
         "attacks": dict(reading.leakage.members),
     }

@@ -1,10 +1,6 @@
-"""One page on a run for people who have to decide: what came of it, what it rests on, and what stays open.
+"""One page on a run for people who have to decide: what came of it, what it rests on, and what stays open."""
 
-The words of a brief that not everybody knows, in plain ones.
-"""
-
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +17,7 @@ from fl_privacy.report.numbers import interval, metric, percent, points, ratio, 
 from fl_privacy.report.page import render
 from fl_privacy.report.run_page import what_was_done
 from fl_privacy.report.settings import batch_norm_in_words
+from fl_privacy.report.words import glossary_of
 from fl_privacy.results import Reading, Run, Verdict, read_run, verdict_of
 from fl_privacy.results.candidates import HEADLINE, TOLD, strongest
 from fl_privacy.results.pictures import SENTENCE_FILES
@@ -28,57 +25,6 @@ from fl_privacy.results.readings import worst_by
 from fl_privacy.results.row_files import ROW_FILES
 from fl_privacy.results.summary import Spent
 from fl_privacy.results.verdict import Ground
-
-TERMS = {
-    "Adaptive attacker": (r"adaptive|knows the defense", "one that knows the public description of the defense"),
-    "Client, server, round": (
-        r"\bclients?\b",
-        "clients hold data and train on it; the server averages what they upload; a round is one such exchange",
-    ),
-    "Confidence, 95 % CI": (
-        r"95 %",
-        "the range in which the true value lies in 95 of 100 repetitions; wide where little was measured",
-    ),
-    "Defense": (r"\bdefen[sd]", "what clients do to their updates so that less can be read from them"),
-    "Epsilon, delta": (
-        r"[Ee]psilon",
-        "of differential privacy: the smaller epsilon, the less an upload depends on any one example, whoever attacks;"
-        " delta is the chance that this fails",
-    ),
-    "Gradient, update, upload": (
-        r"gradient|update|upload",
-        "how a client's examples would change the model: what leaves a client in place of its data",
-    ),
-    "Honest but curious": (r"honest but curious", "a server that does all as agreed, and reads what it receives"),
-    "Label": (r"[Ll]abel", "the class that an example belongs to"),
-    "LPIPS": (r"LPIPS", "distance of two images as people see it, 0 for equal ones"),
-    "Malicious server": (r"malicious", "one that sends clients models that were made to leak"),
-    "Membership": (r"took part|[Mm]embership", "whether an example is among those that a client trains on"),
-    "PMM": (r"PMM", "accuracy in percent of what the same training reaches without defense"),
-    "Proven exact": (r"[Pp]roven", "the attacker itself can show that no other example fits the upload"),
-    "PSNR": (
-        r"PSNR",
-        "likeness of two images in decibels: about 8 for unlike ones, beyond 30 hardly told apart; a flat gray picture"
-        " can come to 16, so that it alone says little",
-    ),
-    "Read": (
-        r"\b[Rr]ead\b",
-        "reconstructed exactly, or so near that the example is picked out of many others, or beyond a published bound"
-        " and beyond what a guess without the update shows",
-    ),
-    "Secure aggregation": (r"SecAgg|secure aggregation|CKKS", "the server learns the sum of all uploads and no single"),
-    "SSIM": (r"SSIM", "likeness of two images by their structure, 1 for equal ones"),
-    "Token F1": (r"Token F1|token F1", "share of a text's words, or parts of words, that were read, in any order"),
-    "TPR at 1 % FPR": (r"TPR", "share of members found when one of a hundred others is taken for one"),
-}
-"""Title -> what calls for it in a text, and what it means."""
-
-
-def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
-    """List (title, meaning) of the terms that ``texts`` use."""
-    said = "\n".join(texts)
-    return [(title, meaning) for title, (pattern, meaning) in TERMS.items() if re.search(pattern, said)]
-
 
 NOT_TESTED = ("Not tested:", "Captured but not attacked:")
 """How sentences of a threat model begin that say so."""
@@ -227,7 +173,7 @@ def _facts(run: Run, verdict: Verdict, kind: str) -> list[Fact]:
             note = f"{shown.title} by {finding.title}, {shown.show(measure.chance)} by guessing"
             facts.append(Fact(HEADINGS[about][0], shown.show(measure.value), note))
     if summary.final_accuracy is not None:
-        kept = f"{points(summary.pmm)} of the undefended accuracy (PMM)" if summary.pmm is not None else "test accuracy"
+        kept = f"{points(summary.pmm)} of the undefended accuracy" if summary.pmm is not None else "test accuracy"
         facts.append(Fact("Accuracy", percent(summary.final_accuracy), kept))
     if summary.privacy and summary.privacy.epsilon is not None:
         little = ", which promises little" * summary.privacy.promises_little

@@ -57,6 +57,11 @@ _LABEL_SIZE = (0.03, 0.055)
 _LINES = ("-", "--", ":", "-.")
 _numbers = itertools.count()
 
+LEAST_POINTS = 10.0
+"""Percentage points that an axis of percents spans at least: a tenth of a point is no cliff."""
+LEAST_SHARE = 0.25
+"""Of the largest value, what other axes span at least."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
@@ -119,7 +124,7 @@ def line_chart(
                 [x for _, x, _ in points], [y for _, _, y in points], s=42, c=colors, zorder=3, gid=f"-moment-{moment}"
             )
         if percent:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, max(axes.get_ylim()[1], LEAST_POINTS / 100))
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         if log:
             axes.set_yscale("log")
@@ -168,6 +173,7 @@ def scatter_chart(
         axes.margins(0.15)
         if bound is not None:
             draw_bound(axes, bound, bound_label)
+        widen(axes)
         axes.set(xlabel=x, ylabel=y)
         (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
         near = _LABEL_SIZE[0] * (right - left), _LABEL_SIZE[1] * (high - low)
@@ -233,6 +239,19 @@ def _free_side(axes: Axes, bound: float) -> int:
     ]
     close = [(x - left) / (right - left) for own in marks for x, y in own if -0.02 < (y - bound) / (high - low) < 0.09]
     return int(min(close, default=1.0) < min((1 - x for x in close), default=1.0))
+
+
+def widen(axes: Axes) -> None:
+    """Widen axes so that small differences look small: across at least ten points, up at least a quarter of the top.
+
+    The horizontal axis is of percents. All that belongs into the axes has to be drawn before.
+    """
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    if (missing := LEAST_POINTS - (right - left)) > 0:
+        beyond = max(0.0, right + missing / 2 - max(100.0, right))
+        axes.set_xlim(left - missing / 2 - beyond, right + missing / 2 - beyond)
+    if (missing := LEAST_SHARE * max(abs(low), abs(high)) - (high - low)) > 0:
+        axes.set_ylim(low - missing / 2, high + missing / 2)
 
 
 def reach(value: float, interval: tuple[float, float] | None) -> list[list[float]] | None:

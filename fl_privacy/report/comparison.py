@@ -191,7 +191,7 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
         shown = METRICS[name]
         charts[f"{shown.title} beside accuracy"] = scatter_chart(
             points,
-            x="PMM, percent" if use_pmm else "Test accuracy, percent",
+            x="Accuracy kept, percent" if use_pmm else "Test accuracy, percent",
             y=shown.axis,
             bound=shown.bound,
             bound_label=papers_bound(name),
@@ -202,7 +202,7 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
         if told := _inferred_points(tested, about, use_pmm=use_pmm):
             charts[f"{axis} beside accuracy"] = scatter_chart(
                 told,
-                x="PMM, percent" if use_pmm else "Test accuracy, percent",
+                x="Accuracy kept, percent" if use_pmm else "Test accuracy, percent",
                 y=f"{axis.rpartition(', ')[2]}, percent (high leaks)",
                 alt=f"{axis} against accuracy: " + ", ".join(f"{p.label} at {p.x:.1f} %, {p.y:.1f} %" for p in told),
             )

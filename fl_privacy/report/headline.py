@@ -136,15 +136,16 @@ def read_in_words(counts: Counts) -> str:
 
 
 def uploads_in_words(facts: AttackFacts, kind: str) -> str:
-    """Say what was attacked, such as ``from uploads of one image each``."""
+    """Say what was attacked, such as ``from uploads of one image each that were made for the attack``."""
     low, high = facts.examples or (1, 1)
     number = f"one {kind} each" if high == 1 else f"{low if low == high else f'{low} to {high}'} {kind}s each"
     match facts.source:
         case AttackedUploads.SERVER:
             return f"from undefended uploads of {number} that the server made itself"
         case AttackedUploads.TRAINING:
-            return f"from training updates of {number}"
-    return f"from {'test uploads' if facts.trained else 'uploads'} of {number}"
+            return f"from the training updates themselves, of {number}"
+    made = f"from uploads of {number} that were made for the attack"
+    return f"{made}, not from training batches" if facts.trained else made
 
 
 def _who(verdict: Verdict) -> str:
@@ -165,7 +166,7 @@ def _other_rounds(verdict: Verdict) -> str:
         return ""
     others = [round for round in dict.fromkeys((max(rounds), min(rounds))) if round != most.round]
     beside = "".join(f"; in round {round}, {read_in_words(rounds[round].counts)}" for round in others)
-    return f" in round {most.round}{beside}"
+    return f", in round {most.round}{beside}"
 
 
 def _bounded(verdict: Verdict, kind: str) -> str:

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fl_privacy.report import headline, numbers
+from fl_privacy.report.words import with_words
 from fl_privacy.results import readings
 
 CONTENT_SECURITY_POLICY = (
@@ -38,7 +40,7 @@ def render(template: str, *, live: bool = False, script: str | None = None, **va
         digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
         policy = f"{policy}; script-src 'sha256-{digest}'"
     page = _environment().get_template(template)
-    return page.render(content_security_policy=policy, live=live, script=program, **values)
+    return with_words(page.render(content_security_policy=policy, live=live, script=program, **values))
 
 
 @cache
@@ -51,18 +53,24 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "percent": numbers.percent,
-        "points": numbers.points,
+        "percent": _unbroken(numbers.percent),
+        "points": _unbroken(numbers.points),
         "seconds": numbers.seconds,
         "size": numbers.size,
-        "metric": numbers.metric,
+        "metric": _unbroken(numbers.metric),
         "ratio": numbers.ratio,
         "interval": numbers.interval,
         "title_of": numbers.title,
+        "title_within": numbers.title_within,
         "few": readings.few,
         "read_in_words": headline.read_in_words,
     }
     return environment
+
+
+def _unbroken(show: Callable[..., str]) -> Callable[..., str]:
+    """Return ``show`` with a figure, its sign and its unit kept in one line."""
+    return lambda *values: show(*values).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def link_to(folder: Path, out: Path) -> str | None:

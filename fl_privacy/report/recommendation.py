@@ -32,7 +32,7 @@ def kind_in_words(candidate: Candidate) -> str:
 def nothing_told(candidate: Candidate) -> str:
     """Say that ``candidate``, undefended, was not reconstructed."""
     return (
-        f"Which defense leaves {goal_in_words([candidate], None)} is not told: none was read undefended either"
+        f"No defense can be recommended: without one no {kind_in_words(candidate)} was read either"
         f" ({candidate.name}, {read_of(candidate)}). The attack may be too weak, which more iterations or attack=auto"
         " would show, or this training shows little by itself."
     )
@@ -43,14 +43,16 @@ def read_of(candidate: Candidate) -> str:
     kind = kind_in_words(candidate)
     if candidate.read:
         return f"{candidate.read} of {candidate.images} {kind}s read"
-    return f"none of {candidate.images} {kind}s read, which allows up to {100 * candidate.at_most:.0f} %"
+    at_most = f"up to {100 * candidate.at_most:.0f} % of such {kind}s may be readable"
+    return f"none of {candidate.images} {kind}s read, so that {at_most}"
 
 
 def doubts(candidate: Candidate) -> str:
     """Say why nothing can be relied on though no example was reconstructed; else return nothing."""
     if not candidate.rests_on_few:
         return ""
-    return f"That rests on {candidate.groups} independent uploads, too few to rely on."
+    number = f"{candidate.groups} separate upload{'' if candidate.groups == 1 else 's'}"
+    return f"That rests on {number} alone: attack more (victims=20) before you rely on it."
 
 
 def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> str:
@@ -65,14 +67,17 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
     goal = goal_in_words(candidates, psnr_below) + _limits(candidates)
     if best is None:
         least = min(candidates, key=lambda c: c.extent)
-        return f"None leaves {goal}; {least.name} comes closest ({leakage_in_words(least)})."
+        return (
+            f"None of {len(candidates)} has {goal}; {least.name} comes closest ({leakage_in_words(least)})."
+            f"{_never_asked(candidates)}"
+        )
     number = sum(c.unread(psnr_below) for c in candidates)
     kept = f", {points(best.pmm)} of the undefended" if best.pmm is not None else ""
     price = f"{best.name} (accuracy {percent(best.accuracy)}{kept}; {leakage_in_words(best)})"
     said = (
-        f"Of {len(candidates)}, only {price} leaves {goal}."
+        f"Of {len(candidates)}, only {price} has {goal}."
         if number == 1
-        else f"{number} of {len(candidates)} leave {goal}; the most accurate is {price}."
+        else f"{number} of {len(candidates)} have {goal}; the most accurate is {price}."
     )
     return f"{said} {doubts(best)}".strip()
 
@@ -80,7 +85,9 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
 def leakage_in_words(candidate: Candidate) -> str:
     """Say all figures of what leaks."""
     name, kind = candidate.judged_by, kind_in_words(candidate)
-    at_most = f", at most {metric(candidate.upper, name)}" if math.isfinite(candidate.upper) else f", of one {kind}"
+    below = (
+        f" (95 % sure: below {metric(candidate.upper, name)})" if math.isfinite(candidate.upper) else f" of one {kind}"
+    )
     by = f" [{candidate.by}]" if candidate.by else ""
     exposed = f", and {candidate.exposed} as what the defense put in their place" if candidate.exposed else ""
     unknown = candidate.unjudged - candidate.failures
@@ -88,8 +95,8 @@ def leakage_in_words(candidate: Candidate) -> str:
     failed += f", while of {unknown} nobody can say" if unknown > 0 else ""
     mean, best = metric(candidate.psnr, name), metric(candidate.largest, name)
     return (
-        f"{read_of(candidate)}{by}{exposed}, mean {title_within(name)} {mean}{at_most}, the best at"
-        f" {best}{failed}{told_beside(candidate)}"
+        f"{read_of(candidate)}{by}{exposed}, mean {title_within(name)} {mean}{below}, {best} for the {kind} that was"
+        f" read best{failed}{told_beside(candidate)}"
     )
 
 
@@ -101,6 +108,18 @@ def _limits(candidates: Sequence[Candidate]) -> str:
         About.ATTRIBUTE: f"and an attribute told at most {100 * ATTRIBUTE_AT_MOST:.0f} points above guessing",
     }
     return "".join(f", {words}" for about, words in limits.items() if about in asked)
+
+
+def _never_asked(candidates: Sequence[Candidate]) -> str:
+    """Name those of which no example was read, but nobody knows what else is told of them; empty if there are none."""
+    open_ones = [
+        c.name
+        for c in candidates
+        if c.images and not (c.undefended or c.read or c.unknown or c.exposed) and None in c.inferred.values()
+    ]
+    return f" Behind {', '.join(open_ones)} no {kind_in_words(candidates[0])} was read; the rest is not known." * bool(
+        open_ones
+    )
 
 
 def told_beside(candidate: Candidate) -> str:

@@ -12,13 +12,13 @@ from markupsafe import Markup
 
 from fl_privacy.metrics import METRICS
 from fl_privacy.metrics.registry import IMAGE_METRIC
-from fl_privacy.report.charts import EXACT, INK, SERIES, draw_bound, draw_svg, reach, top_of
+from fl_privacy.report.charts import EXACT, INK, SERIES, draw_bound, draw_svg, reach, top_of, widen
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.inferred import AXES
 from fl_privacy.report.numbers import metric, papers_bound, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc import ppc_view_of, samples_of_rows
-from fl_privacy.report.recommendation import answer, goal_in_words, read_of
+from fl_privacy.report.recommendation import answer, goal_in_words, kind_in_words, read_of
 from fl_privacy.report.run_page import said_together
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.trade_off import DefenseRow, Versus
@@ -105,11 +105,15 @@ def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_belo
     if not candidates:
         return "Nothing was both trained and attacked yet"
     if best is not None:
-        few = ", which is too few to rely on" if best.rests_on_few else ""
+        few = ", which rests on few uploads" if best.rests_on_few else ""
         return f"Behind {best.name}, the most accurate of its kind, the attacks read nothing: {read_of(best)}{few}"
     if (plain := unread_undefended(candidates)) is not None:
         return f"The attacks read nothing undefended either: {read_of(plain)}"
-    return f"No defense leaves {goal_in_words(candidates, psnr_below)}"
+    defended = [candidate for candidate in candidates if not candidate.undefended]
+    if defended and all(candidate.read for candidate in defended):
+        tried = "the one defense that was" if len(defended) == 1 else f"each of the {len(defended)} defenses that were"
+        return f"Clients' {kind_in_words(candidates[0])}s were read behind {tried} tried"
+    return f"No defense has {goal_in_words(candidates, psnr_below)}"
 
 
 def _series(rows: Sequence[DefenseRow]) -> dict[str, int]:
@@ -199,7 +203,7 @@ def _utility(row: DefenseRow, *, use_pmm: bool) -> float | None:
 
 
 def _utility_axis(*, use_pmm: bool) -> str:
-    return "PMM, percent of the undefended accuracy" if use_pmm else "Test accuracy, percent"
+    return "Accuracy kept, percent of the undefended" if use_pmm else "Test accuracy, percent"
 
 
 def _in_words(rows: Sequence[DefenseRow], attack: str, name: str) -> str:
@@ -264,6 +268,7 @@ def trade_off_chart(
         axes.margins(0.06)
         if bound is not None:
             draw_bound(axes, bound, bound_label)
+        widen(axes)
         axes.set(xlabel=x, ylabel=y)
 
     return draw_svg(draw, alt)

@@ -1,6 +1,6 @@
 """The page on a Flower app as it is: what leaves in clear, then what was read, from the worst case up."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,8 +115,8 @@ class AppPage:
 
     @property
     def silent(self) -> bool:
-        """Say whether clients were asked and none sent anything."""
-        return bool(self.lines) and all(line["direction"] != "client to server" for line in self.lines)
+        """Say whether no client sent anything, be it asked or not."""
+        return all(line["direction"] != "client to server" for line in self.lines)
 
     @property
     def further(self) -> list[str]:
@@ -126,10 +126,11 @@ class AppPage:
         found = [_read(step) for step in read if clear or step is not max(read, key=_share)]
         told = [_told(one) for one in self.survivors if one.told]
         own = [step for step in self.steps if step.title.startswith("All its examples")]
+        if read and own and own[0].counts is None:
+            asked = "That is the worst case: clients were asked for such uploads"
+            found.append(f"{asked}; in {own[0].made}, no single example was looked for")
         if told and (read or clear):
             found.append(f"The training's own uploads tell {_and(told)}")
-        if read and own and own[0].counts is None:
-            found.append(f"That is the worst case; in {own[0].made}, no single example was looked for")
         if self._facts and not read and not told:
             found.append(self._nothing_read())
         return found
@@ -160,25 +161,29 @@ class AppPage:
             return _read(max(read, key=_share))
         told = [one for one in self.survivors if one.told]
         if told:
-            nothing = " No single example was read" if any(step.counts for step in self.steps) else ""
-            return f"What clients upload tells the server {_and([_told(one) for one in told])}.{nothing}".rstrip(".")
+            said = f"What clients upload tells the server {_and([_told(one) for one in told])}"
+            return f"{said}. {self._of_chance()}" if self._uploads_attacked else said
         if self._facts:
             others = f", and {len(self._facts) - 1} more" if len(self._facts) > 1 else ""
             return f"Clients send facts about their data in clear: {self._facts[0]['what']}{others}"
         return self._nothing_read()
 
+    @property
+    def _uploads_attacked(self) -> list[Step]:
+        return [step for step in self.steps if step.counts is not None and step.counts.judged and step.uploaded]
+
+    def _of_chance(self) -> str:
+        """Say how many examples were read of the upload of which most were, where that is no more than chance."""
+        most = max(self._uploads_attacked, key=_share)
+        assert most.counts is not None
+        of = f"{most.counts.read} of {most.counts.judged} {KINDS[most.kind]}s"
+        return f"The server's attacks read {of} from uploads, no more than chance allows"
+
     def _nothing_read(self) -> str:
         """Word the first line where nothing that leaves was reconstructed."""
         attacked = [step for step in self.steps if step.counts is not None and step.counts.judged]
-        uploaded = [step for step in attacked if step.uploaded]
-        if uploaded:
-            most = max(uploaded, key=lambda step: step.counts.share or 0.0 if step.counts else 0.0)
-            assert most.counts is not None
-            what = KINDS[most.kind]
-            return (
-                f"The server's attacks read {most.counts.read} of {most.counts.judged} {what}s from uploads, no more"
-                " than chance allows: that tells of these attacks, and is no guarantee"
-            )
+        if self._uploads_attacked:
+            return f"{self._of_chance()}: that tells of these attacks, and is no guarantee"
         if attacked:
             counts, what = attacked[0].counts, KINDS[attacked[0].kind]
             assert counts is not None
@@ -194,7 +199,10 @@ class AppPage:
                 " of these attacks, and is no guarantee"
             )
         if self.silent:
-            return "Nothing to audit: no client that was asked sent anything"
+            asked = (
+                "no client that was asked sent anything" if self.lines else "the server asked no client for anything"
+            )
+            return f"Nothing to audit: {asked}"
         return "Not attacked: no attack here fits what this app uploads, and what leaves is listed below"
 
 
@@ -217,7 +225,7 @@ def _read(step: Step) -> str:
     assert counts is not None
     of = f"{counts.read} of {counts.judged} {what}{'s' * (counts.judged != 1)}"
     how = "The server read"
-    if step.kind == "text":
+    if step.kind in _READ_IN_WORDS:
         how = "The server read the words of"
         of = of if step.size == 1 else f"{counts.read} of {counts.judged} upload{'s' * (counts.judged != 1)}"
     return f"{how} {of} from what clients upload of {_made_of(step)}"
@@ -259,10 +267,17 @@ def _view(step: Step, number: int) -> dict[str, Any]:
         "control": "none: one upload" if control is None else f"{control.read} of {control.judged + control.failures}",
         "labels": "" if step.labels is None else f"{step.labels[0]} of {step.labels[1]}",
         "seconds": seconds(step.seconds) if step.counts is not None else "",
-        "pictures": [_picture(one) for one in step.shown] if step.kind == "image" else [],
-        "rows": [_row(one) for one in step.shown] if step.kind == "row" else [],
-        "words": [_words(one) for one in step.shown] if step.kind == "text" else [],
+        **{name: [] for name, _ in _VIEWS.values()},
+        **_shown(step),
     }
+
+
+def _shown(step: Step) -> dict[str, list[dict[str, Any]]]:
+    """Return what the page shows of a step, by the name that its template has for examples of that kind."""
+    if step.kind not in _VIEWS:
+        return {}
+    name, view = _VIEWS[step.kind]
+    return {name: [view(one) for one in step.shown]}
 
 
 def _survivor(one: Survivor) -> dict[str, Any]:
@@ -301,3 +316,14 @@ def _row(one: Any) -> dict[str, Any]:
 def _words(one: Any) -> dict[str, Any]:
     truth, guess = set(one.original), set(one.guess)
     return {"right": len(truth & guess), "there": len(truth), "wrong": len(guess - truth), "read": one.read}
+
+
+_VIEWS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    "image": ("pictures", _picture),
+    "row": ("rows", _row),
+    "text": ("words", _words),
+}
+"""Kind of examples -> the name in the page's template of those shown, and how one is shown."""
+
+_READ_IN_WORDS = {"text"}
+"""Kinds of which words are read, one by one."""

@@ -81,15 +81,21 @@ def matched(
 
 
 def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) -> dict[str, str]:
-    """Match arrays to values of equal bytes, else of equal numbers but for their type; equal ones in their order."""
+    """Match arrays to values of equal bytes, else of equal numbers but for their type; equal ones in their order.
+
+    An array that has the value of a parameter which is taken is another name of it, as of a weight that layers share.
+    """
     found: dict[str, str] = {}
     holders: dict[tuple[tuple[int, ...], str], list[str]] = defaultdict(list)
     for name, value in values.items():
         holders[_digest(_numpy(value))].append(name)
+    first = {digest: names[0] for digest, names in holders.items()}
     for key, array in arrays.items():
-        names = holders.get(_digest(array))
-        if names:
+        digest = _digest(array)
+        if names := holders.get(digest):
             found[key] = names.pop(_likest(key, names))
+        elif digest in first and array.size > 1 and array.min() != array.max():
+            found[key] = first[digest]
     left = [name for name in values if name not in set(found.values())]
     for key, array in arrays.items():
         if key in found or array.dtype.kind != "f":

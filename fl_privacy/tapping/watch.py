@@ -267,7 +267,11 @@ class Watch:
             if self._recorder is not None and isinstance(root, Tensor) and root.dim() == 0:
                 self.seen.program = self._recorder.program(root, self.seen.names)
                 self._recorder = None
-            made = backward(tensors, *args, **kwargs)
+            self._depth += 1  # a checkpoint computes parts of the network again
+            try:
+                made = backward(tensors, *args, **kwargs)
+            finally:
+                self._depth -= 1
             self.seen.backwards += 1
             if self.seen.backwards == 1 and not self.seen.optimizers:
                 self._first = self._gradients()

@@ -96,16 +96,16 @@ def test_boards_rank_by_what_the_worst_attacker_read(page: Path) -> None:
         ranked = [by_name[place["defense"], place["strength"]] for place in board["ranked"]]
         worst = [s["worst"][board["threat"]] for s in ranked]
         leaks = [
-            ((w["read"] + w["unjudged"]) / (w["images"] + w["unjudged"]), w["exact"], _number(w["psnr_at_most"]))
+            ((w["read"] + w["unjudged"]) / (w["images"] + w["unjudged"]), w["exact"], _number(w["mean_at_most"]))
             for w in worst
         ]
         assert leaks == sorted(leaks) and len(ranked) + len(board["beyond"]) == 2
         assert all(s["accuracy_loss"] <= board["accuracy_loss"] for s in ranked)
         for setting in ranked:
             means = [_number(r["metrics"]["psnr"]["mean"]) for r in setting["readings"] if "psnr" in r["metrics"]]
-            assert _number(setting["worst"]["malicious"]["psnr"]) == max(means)
+            assert _number(setting["worst"]["malicious"]["mean"]) == max(means)
     for setting in found["settings"]:
-        worst = [_number(setting["worst"][threat]["psnr"]) for threat in ("honest", "adaptive", "malicious")]
+        worst = [_number(setting["worst"][threat]["mean"]) for threat in ("honest", "adaptive", "malicious")]
         assert worst == sorted(worst), "attackers that can do more read no less"
 
 
@@ -230,7 +230,7 @@ def test_what_was_not_measured_ranks_last_and_says_why(track: str, copied: Path)
     assert entered["worst"]["malicious"] is None
     assert all(place["defense"] != "never_sent" for board in found["boards"] for place in board["ranked"])
     assert all("never_sent" in {place["defense"] for place in board["beyond"]} for board in found["boards"])
-    assert "settings are not complete" in (copied / "benchmark.html").read_text()
+    assert "settings are incomplete" in (copied / "benchmark.html").read_text()
 
 
 def test_an_image_that_no_attack_read_makes_its_cell_unknown() -> None:
@@ -259,7 +259,7 @@ def test_a_page_of_half_of_the_jobs_says_which_half(track: str, copied: Path) ->
     page = copied / "benchmark.html"
     text = page.read_text()
     assert "Not finished: 9 of 15 jobs are done" in text and "<h1>No defense was measured to the end" in text
-    assert "settings are not complete" in text and "not run" in text and 'class="tag bounded"' not in text
+    assert "settings are incomplete" in text and "not run" in text and 'class="tag bounded"' not in text
     assert not (copied / "measured.json").exists(), "of the whole, which was in this folder"
 
 

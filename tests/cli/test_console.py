@@ -91,7 +91,7 @@ def test_a_step_that_lasts_is_said_again(monkeypatch: pytest.MonkeyPatch) -> Non
             time.sleep(0.7)
 
     lines = written.getvalue().splitlines()
-    assert "Making uploads: victim 1/2 (for 1 s)" in lines
+    assert "Making uploads: victim 1/2 (1 s at this step)" in lines
     assert any(line.startswith("Making uploads: victim 2/2") for line in lines)
 
 

@@ -243,7 +243,8 @@ def test_the_page_says_how_batch_norm_ran_in_the_attacked_uploads(results: Modul
     attacked = 0
     for path in ROWS.rglob("rows.jsonl"):
         for row in map(json.loads, path.read_text().splitlines()):
-            settings = row.get("settings", {})
+            told = row.get("settings")  # seconds, where commands are timed by their phases
+            settings = told if isinstance(told, dict) else {}
             normed = settings.get("model.norm") == "batch" or row.get("model") == "mobilenet_v2"
             if normed and "psnr" in row:
                 assert settings["intercept.uploads"] == "probe", path
@@ -257,8 +258,9 @@ def benchmark_in(folder: Path, *, finished: int) -> Path:
 
     def setting(name: str, incomplete: str | None) -> dict[str, Any]:
         worst = {
-            "psnr": 9.0,
-            "psnr_at_most": 11.25,
+            "metric": "psnr",
+            "mean": 9.0,
+            "mean_at_most": 11.25,
             "read": 1,
             "images": 8,
             "read_at_most": 0.5,
@@ -291,3 +293,17 @@ def test_the_page_of_a_benchmark_is_kept_with_its_board(docs: Any, tmp_path: Pat
     assert "| | ats (rate 1), in part not run | 1 of 8 | 11.2" in told and "not measured: dm" in told
     with pytest.raises(SystemExit, match="--only-report"):
         leaderboard.keep(tmp_path, kept)
+
+
+def test_a_board_of_rows_speaks_of_cells_and_of_the_attackers_it_had(docs: Any, tmp_path: Path) -> None:
+    leaderboard, kept, folder = docs("leaderboard"), tmp_path / "kept", tmp_path / "run"
+    benchmark_in(folder, finished=9)
+    told = (folder / "benchmark.json").read_text()
+    for old, new in (("malicious", "adaptive"), ("psnr", "cells_right"), ("laptop", "table"), ("11.25", "0.625")):
+        told = told.replace(old, new)
+    (folder / "benchmark.json").write_text(told)
+    leaderboard.keep(folder, kept)
+    told = leaderboard.leaderboard("table", kept)
+    assert "| rows read | cells right at most |" in told
+    assert "| 1 | pruning (rate 1) | 1 of 8 | 62% | auto | 2.5 |" in told
+    assert "alicious" not in told and "Attackers that know the defense count too" in told

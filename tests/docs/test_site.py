@@ -37,6 +37,18 @@ def test_the_readme_is_short() -> None:
     assert (ROOT / "docs" / "assets" / "picture.png").stat().st_size < 200_000
 
 
+def test_the_readmes_program_reads_four_images(tmp_path: Path) -> None:
+    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block is not None
+    done = subprocess.run([sys.executable, "-c", block[1]], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert not done.returncode and (tmp_path / "read.png").stat().st_size > 1000, done.stderr
+
+
+def test_the_readmes_table_of_apps_is_that_of_the_rows() -> None:
+    done = subprocess.run([sys.executable, "docs/app_kinds.py", "--check"], cwd=ROOT, check=False)
+    assert not done.returncode, "run python docs/app_kinds.py"
+
+
 @pytest.fixture
 def links(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))

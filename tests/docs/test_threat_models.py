@@ -1,4 +1,4 @@
-"""Every letter of the threat models has a definition, a command that composes, and what is not tested."""
+"""Every threat model has a definition, a command that composes, and what is not tested."""
 
 import re
 import shlex
@@ -14,23 +14,23 @@ from tests.experiment.runs import run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "threat_models.md"
 GIVEN: Mapping[str, set[str]] = {
-    "A": set(),
-    "B": {"knows_labels"},
-    "C": {"public_images"},
-    "D": {"knows_defense"},
-    "E": {"colluder"},
-    "F": {"knows_defense", "colluder", "knows_features"},
-    "G": {"server"},
-    "H": {"secure_aggregation", "server"},
+    "Honest but curious": set(),
+    "Knows the labels": {"knows_labels"},
+    "Public data": {"public_images"},
+    "Adaptive": {"knows_defense"},
+    "Colluding": {"colluder"},
+    "Insider": {"knows_defense", "colluder", "knows_features"},
+    "Malicious": {"server"},
+    "Secure aggregation": {"secure_aggregation", "server"},
 }
-"""Letter -> what differs from an honest-but-curious server that sees every update."""
+"""Heading -> what differs from an honest-but-curious server that sees every update."""
 
 
 @pytest.fixture(scope="module")
 def sections() -> Mapping[str, str]:
-    """Letter -> what stands below its heading."""
+    """Heading -> what stands below it."""
     parts = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
-    return {part[0]: part for part in parts if re.match(r"[A-Z]: ", part)}
+    return {name: part for part in parts if (name := part.partition("\n")[0]) in GIVEN}
 
 
 def overrides_of(section: str) -> list[str]:
@@ -46,19 +46,19 @@ def given_by(overrides: list[str]) -> set[str]:
     return found | {group for group, usual in choices.items() if composed.choices[group] != usual}
 
 
-def test_every_letter_has_a_command_that_asks_for_it(sections: Mapping[str, str]) -> None:
-    assert "".join(sections) == "ABCDEFGH"
-    for letter, section in sections.items():
-        assert given_by(overrides_of(section)) == GIVEN[letter], letter
-        assert "*Not tested" in section, letter
+def test_every_threat_model_has_a_command_that_asks_for_it(sections: Mapping[str, str]) -> None:
+    assert list(sections) == list(GIVEN)
+    for name, section in sections.items():
+        assert given_by(overrides_of(section)) == GIVEN[name], name
+        assert "*Not tested" in section, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("letter", GIVEN)
-def test_every_command_runs(letter: str, sections: Mapping[str, str], tmp_path: Path) -> None:
-    (command,) = re.findall(r"^fl-privacy (run|attack) ", sections[letter], re.MULTILINE)
+@pytest.mark.parametrize("name", GIVEN)
+def test_every_command_runs(name: str, sections: Mapping[str, str], tmp_path: Path) -> None:
+    (command,) = re.findall(r"^fl-privacy (run|attack) ", sections[name], re.MULTILINE)
     small = ["model=lenet_dlg", "federation.rounds=1", "federation.clients=3", "victims=1", "page=false"]
-    asked = overrides_of(sections[letter])
+    asked = overrides_of(sections[name])
     steps = "attack.evaluations=5" if "attack=auto" in asked else "attack.iterations=2"
     done = run(command, *asked, *small, steps, "baseline=false", out=tmp_path)
     assert done.status == 0
@@ -66,11 +66,11 @@ def test_every_command_runs(letter: str, sections: Mapping[str, str], tmp_path: 
 
 def test_the_table_names_every_setting(sections: Mapping[str, str]) -> None:
     page = PAGE.read_text()
-    rows = dict(re.findall(r"^\| ([A-H]) \| .* \| (.+) \|$", page, re.MULTILINE))
+    rows = dict(re.findall(r"^\| \[(.+?)\]\(#.*?\) \| .* \| (.+) \|$", page, re.MULTILINE))
     assert list(rows) == list(sections)
-    for letter, setting in rows.items():
+    for name, setting in rows.items():
         if named := re.search(r"`(threat_model=\w+)`", setting):
-            assert given_by([named[1]]) == GIVEN[letter]
+            assert given_by([named[1]]) == GIVEN[name]
     assert set(re.findall(r"threat_model=(\w+)", page)) == set(options("threat_model"))
-    shown = set(re.findall(r"`(\w+)`", sections["G"])) | set(re.findall(r"server=(\w+)", page))
+    shown = set(re.findall(r"`(\w+)`", sections["Malicious"])) | set(re.findall(r"server=(\w+)", page))
     assert set(options("server")) - {"honest"} <= shown

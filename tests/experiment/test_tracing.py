@@ -82,7 +82,9 @@ def test_a_run_records_it_for_each_attacker(tmp_path: Path) -> None:
     assert (summary["tracing"]["queries"], summary["tracing"]["participants"]) == (4, 2)
     assert summary["tracing"]["chance"] == 0.5
     page = (done.path / "report.html").read_text()
-    assert page.count("of 4 images, by chance 50.0 %") == 1, "in a tile, of the attacker that traced best"
+    assert page.count("of 4 images; guessing gets 50.0\N{NO-BREAK SPACE}%") == 1, (
+        "in a tile, of the attacker that traced best"
+    )
     assert page.count('<td class="number" data-label="Images asked for">4</td>') == 2
     assert summary["tracing"]["mean"] == records[0]["distance"]
     assert summary["adaptive"]["tracing"]["mean"] == records[1]["distance"]

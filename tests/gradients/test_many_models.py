@@ -61,7 +61,9 @@ def test_many_are_one_by_one(plan: LocalPlan, norm: bool, alone_from: float, mon
             expected = torch.func.functional_call(
                 model.eval(), {**values.parameters, **values.buffers}, (POOL.inputs[:7],)
             )
-        torch.testing.assert_close(found.logits(POOL.inputs)[place, :7], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            found.measured(POOL, lambda logits, _: logits)[place, :7], expected, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_orders_visit_each_example_once_an_epoch() -> None:
@@ -82,10 +84,10 @@ def test_what_an_evaluation_writes_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     """Many models with large maps would fill the memory otherwise."""
     model, seen = network(True), []
     many = ManyModels.copies(model, ModelState.of(model), 3)
-    whole = many.logits(POOL.inputs)
+    whole = many.measured(POOL, lambda logits, _: logits)
     monkeypatch.setattr(many_models, "_WRITTEN", 60_000)
     model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
-    torch.testing.assert_close(many.logits(POOL.inputs), whole)
+    torch.testing.assert_close(many.measured(POOL, lambda logits, _: logits), whole)
     assert len(seen) > 3 and max(seen) < 20
 
 

@@ -66,6 +66,22 @@ def test_what_is_over_in_seconds_starts_no_other(monkeypatch: pytest.MonkeyPatch
     in_processes([partial(where, n) for n in range(3)], weights=[1.0] * 3, processes=2)
 
 
+def ends_early(number: int, done: Done) -> int:
+    for share in (0.1, 0.12):
+        time.sleep(0.3)
+        done(share)
+    return number
+
+
+def test_what_may_end_early_starts_others_only_where_much_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes._Others, "do", None)
+    monkeypatch.setattr(processes._Others, "running", False)
+    monkeypatch.setattr(processes, "_WATCHED", 0.2)
+    monkeypatch.setattr(processes, "STARTING", 1.5)  # of two parts of 5 seconds each, as they say, 5 would be saved
+    monkeypatch.setattr(processes, "_UNSURE", 4.0)
+    assert in_processes([partial(ends_early, n) for n in range(2)], weights=[1.0] * 2, processes=2) == [0, 1]
+
+
 def fails(number: int, error: type[Exception], done: Done) -> int:
     if number:
         raise error("attack.size is expected to be even, but got 3; set attack.size=4.")

@@ -233,7 +233,7 @@ def test_no_defense_is_taken_where_the_undefended_was_not_read() -> None:
     first, *rest = TABLE.defenses
     deaf = replace(TABLE, defenses=(replace(first, by_threat={"adaptive": read(10)}), *rest))
     (line,) = advice_from(deaf, accuracy_loss=100, threat="adaptive", psnr_below=15)
-    assert line.startswith("Measured on") and "not told: none was read undefended either" in line
+    assert line.startswith("Measured on") and "without one no image was read either" in line
 
 
 def test_tables_without_the_threat_leave_the_others_their_answer(
@@ -264,7 +264,7 @@ def test_of_what_is_not_enough_what_failed_counts_as_read() -> None:
     )
     table = replace(TABLE, defenses=(TABLE.defenses[0], failed, seen))
     said = " ".join(advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=15))
-    assert "Least is read of seen" in said
+    assert "The least is read behind seen" in said
     table = replace(table, defenses=table.defenses[:2])
     said = " ".join(advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=15))
     assert "while an attack failed on 9" in said
@@ -344,3 +344,12 @@ def test_what_does_not_fit_is_one_line(
     monkeypatch.chdir(tmp_path)
     assert run_command_line(["advise", *arguments]) == 2
     assert line in " ".join(capfd.readouterr().err.split())
+
+
+def test_the_package_has_an_answer_of_texts_and_recommends_nothing_behind_which_words_are_read(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command_line(["advise", "data=sst2"]) == 0
+    said = capfd.readouterr().out
+    (taken,) = (line for line in said.splitlines() if line.startswith("Take "))
+    assert "none of 6 texts read" in taken and "of 6 texts read, mean token F1" in said

@@ -119,8 +119,8 @@ def test_an_attacker_is_named_where_it_alone_read_so_much(tmp_path, adaptive):
     assert "6 of 6 attacked images were read by inverting_gradients (which knew the defense)" in said_of(adaptive).text
     both = record(tmp_path, label="both", changes=defended(scale=0.1), noise=0.03, adaptive=0.02)
     assert said_of(both).text == (
-        "6 of 6 attacked images were read by inverting_gradients, from test uploads of one image each in round 1; in"
-        " round 12, 6 of 6"
+        "6 of 6 attacked images were read by inverting_gradients, from uploads of one image each that were made for the"
+        " attack, not from training batches, in round 1; in round 12, 6 of 6"
     )
 
 
@@ -128,7 +128,7 @@ def test_nothing_is_chosen_where_the_undefended_was_not_read(silent, tmp_path):
     deaf = record(tmp_path, label="plain", noise=0.9, undefended=True)
     text = write_report([deaf, silent]).read_text()
     assert tags(text) == [("open", "0 of 6"), ("open", "0 of 6")]
-    assert "is not told: none was read undefended either" in text
+    assert "without one no image was read either" in text
     outcomes = [
         SweepEntry(family="Undefended", strength="", training=deaf, attacks={"DLG": deaf}),
         SweepEntry(family="noise", strength="1", training=silent, attacks={"DLG": silent}),
@@ -162,9 +162,9 @@ def test_the_trade_off_judges_by_the_same_rule(adaptive, silent, tmp_path):
     few = record(tmp_path, label="few", changes=defended(scale=0.9), noise=0.9, victims=3)
     outcomes[1] = SweepEntry(family="few", strength="1", training=few, attacks={"DLG": few})
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "which is too few to rely on<" in text and 'class="chosen few"' in text
+    assert "which rests on few uploads<" in text and 'class="chosen few"' in text
     alone = write_trade_off(outcomes[:1], tmp_path / "trade_off.html").read_text()
-    assert "No defense leaves no attacked image read" in alone
+    assert "Clients&#39; images were read behind the one defense that was tried" in alone
 
 
 def test_an_early_round_that_leaks_is_not_forgotten(tmp_path):

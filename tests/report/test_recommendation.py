@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from fl_privacy.inference.kinds import About
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.cost import FIGURES, figures_of
 from fl_privacy.report.recommendation import answer
@@ -50,9 +51,9 @@ def test_who_reads_nothing_undefended_tells_nothing_of_defenses():
     deaf = replace(QUIET, name="plain", undefended=True)
     assert best_unread([deaf, GOOD, USELESS], 15) is None
     text = answer([deaf, GOOD, USELESS], 15)
-    assert text.startswith("Which defense leaves no attacked image read is not told")
+    assert text.startswith("No defense can be recommended: without one no image was read either")
     assert (
-        "none was read undefended either (plain, none of 20 images read, which allows up to 16 %)" in text
+        "(plain, none of 20 images read, so that up to 16 % of such images may be readable)" in text
         and "attack=auto" in text
     )
     heard = replace(OPEN, undefended=True)
@@ -78,18 +79,19 @@ def test_what_was_read_is_no_choice_whatever_its_mean() -> None:
         assert best_unread([OPEN, tempting, USELESS]) == USELESS
     assert answer([OPEN, one_read, USELESS]).startswith("Of 3, only useless")
     assert answer([OPEN, one_read]).startswith(
-        "None leaves no attacked image read; one read comes closest (1 of 20 images"
+        "None of 2 has no attacked image read; one read comes closest (1 of 20 images"
     )
     assert "while of 3 nobody can say" in answer([replace(OPEN, read=20), unknown])
-    assert "too few to rely on" in answer([OPEN, replace(USELESS, groups=3)])
+    assert "3 separate uploads alone" in answer([OPEN, replace(USELESS, groups=3)])
 
 
 def test_the_answer_names_it_with_its_price():
     text = answer([OPEN, GOOD, USELESS])
-    assert text.startswith("2 of 3 leave no attacked image read")
+    assert text.startswith("2 of 3 have no attacked image read")
     assert (
-        "the most accurate is good (accuracy 50.0 %, 83.3 % of the undefended; none of 20 images read, which allows up"
-        " to 16 % [adaptive attacker], mean PSNR 12.9 dB, at most 13.4 dB, the best at 13.9 dB)" in text
+        "the most accurate is good (accuracy 50.0 %, 83.3 % of the undefended; none of 20 images read, so that up to"
+        " 16 % of such images may be readable [adaptive attacker], mean PSNR 12.9 dB (95 % sure: below 13.4 dB), 13.9"
+        " dB for the image that was read best)" in text
     )
     assert "open comes closest (20 of 20 images read, mean PSNR 30.0 dB" in answer([OPEN])
     assert answer([OPEN, USELESS]).startswith("Of 2, only useless (")
@@ -151,7 +153,7 @@ def test_texts_are_ranked_by_what_is_said_of_texts(tmp_path):
     lede = html.unescape(re.search(r'<p class="lede">(.*?)</p>', page, re.DOTALL)[1])
     assert (
         "Least leaks from B (none of 6 (up to 39 %) read, mean token F1 " in lede
-        and "leaves no attacked text read" in lede
+        and "has no attacked text read" in lede
     )
     assert "Token F1 beside accuracy" in page and "ROUGE-L beside accuracy" in page and "PSNR" not in lede
     outcomes = [
@@ -167,3 +169,9 @@ def test_images_and_texts_are_not_compared(tmp_path):
     mixed = [runs.record(tmp_path, undefended=True), texts(tmp_path, accuracy=0.9)]
     lede = re.search(r'<p class="lede">(.*?)</p>', write_report(mixed).read_text(), re.DOTALL)[1]
     assert "which no figure compares" in lede and "Least leaks" not in lede
+
+
+def test_a_defense_that_was_never_asked_of_members_is_not_among_those_that_were_read():
+    asked, silent = replace(OPEN, inferred={About.MEMBERSHIP: None}), replace(QUIET, inferred={About.MEMBERSHIP: None})
+    assert "Behind quiet no image was read; the rest is not known." in answer([asked, silent])
+    assert "not known." not in answer([asked])

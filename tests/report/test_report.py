@@ -177,7 +177,7 @@ def test_training_without_attack_and_attack_without_training(tmp_path):
 
 def test_the_comparison_takes_pmm_from_the_undefended_run(out):
     page = page_of(run_in(out, "open"), run_in(out, "guarded"))
-    accuracies = re.findall(r'data-label="(?:Accuracy|PMM)">([\d.]+) %</td>', page.text)
+    accuracies = re.findall(r'data-label="(?:Accuracy|Accuracy kept)">([\d.]+)\s%</td>', page.text)
     undefended, guarded, pmm = (float(value) for value in accuracies[:3])
     assert pmm == pytest.approx(100 * guarded / undefended, abs=0.2)
     assert "defense=dp_noise" in page.text and "defense.scale=0.1" in page.text

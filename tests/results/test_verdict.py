@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fl_privacy.metrics.roc import identification_bound
+from fl_privacy.modality import IMAGES, TEXTS
 from fl_privacy.report.headline import headline_of
 from fl_privacy.results import Attacker, Counts, Finding, Leakage, Measure
 from fl_privacy.results.counts import Words, counts_of
@@ -198,7 +199,24 @@ def test_the_first_line_says_how_many_words_of_how_many_texts_were_read():
         TEXT | {"id": str(k), "words_of": 1, "words_there": 11, "words_read": 10 + (k < 1), "words_false": k == 3}
         for k in range(4)
     ]
-    said = headline_of(replace(verdict_on(counts_of(uploads)), kind="text"))
+    said = headline_of(replace(verdict_on(counts_of(uploads)), modality=TEXTS))
     assert said.tone == "leak" and said.text.endswith("; 41 of 44 words of 4 texts were read")
     assert "1 named beside them was in no text" in said.basis
-    assert "words" not in headline_of(replace(verdict_on(counts_of(images(NEGATIVE))), kind="image")).text
+    assert "words" not in headline_of(replace(verdict_on(counts_of(images(NEGATIVE))), modality=IMAGES)).text
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "read"), [(3, 0, True), (12, 0, True), (2, 0, False), (3, 6, False), (0, 3, False)]
+)
+def test_few_words_that_are_surely_there_are_read_however_few_of_the_text_they_are(right, wrong, read):
+    record = TEXT | {
+        "id": "a",
+        "words_of": 1,
+        "token_f1": 0.1,
+        "words_read": right,
+        "words_false": wrong,
+        "words_there": 60,
+        "word_f1": 0.1,
+        "word_control_f1": 0.2,
+    }
+    assert (counts_of([record]).read == 1) is read

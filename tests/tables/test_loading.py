@@ -70,6 +70,7 @@ def test_partitions_share_rows_out() -> None:
         ({"missing": "guess"}, "data.missing"),
         ({"standardize": "none"}, "data.standardize"),
         ({"leave_out": ["age", "dose", "job", "city", "sex"]}, "columns beside its target"),
+        ({"target": "dose"}, "hold classes, but has 96 different values in 400 rows, as a quantity has"),
     ],
 )
 def test_a_wrong_setting_is_one_line(options: dict[str, object], expected: str) -> None:
@@ -85,6 +86,33 @@ def test_a_file_that_is_no_table_is_one_line(tmp_path: Path, name: str, content:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match="expected"):
         load_table(path=str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("age;dose;label\n1;2;no\n3;4;yes\n", "separated by commas, but its first line has ';'"),
+        ("age\tlabel\n1\tno\n3\tyes\n", "separated by commas"),
+        ("0.5,1.25,no\n0.75,2.5,yes\n1.5,2.5,yes\n", "name its columns, but has 0.5, 1.25; put a line of names"),
+        ("age,kind\n1,no\n3,yes\n", "but got age, kind; set data.target[.]"),
+        ("age,label\n1,no\n", "at least 2 rows in which its target label is known, but has 1"),
+        ("age,label\n" + "".join(f"1,person {k}\n" for k in range(30)), "30 different values in 30 rows, as a name"),
+        ("age,label\n1,no\n2,no\n", "at least 2 classes"),
+    ],
+)
+def test_a_file_that_no_model_learns_from_is_one_line(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(UserError, match=expected) as caught:
+        load_table(path=str(tmp_path / "a.csv"))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+def test_many_classes_that_are_codes_are_learned(tmp_path: Path) -> None:
+    text = "age,code\n" + "".join(f"{k % 7},{k % 30}\n" for k in range(120))
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(UserError, match="regression is not supported"):
+        load_table(path=str(tmp_path / "a.csv"), target="code")
+    assert len(load_table(path=str(tmp_path / "a.csv"), target="code", categories=["code"]).train.class_names) == 30
 
 
 def test_a_small_file_that_unpacks_to_gigabytes_is_not_unpacked(tmp_path: Path) -> None:

@@ -65,6 +65,10 @@ class App:
         try:
             with blamed_on(f"The app {self.name}"):
                 server, client = loaded(self.server, self.folder), loaded(self.client, self.folder)
+        except UserError as error:
+            if isinstance(error.__cause__, ModuleNotFoundError):
+                raise UserError(self._missing(error.__cause__)) from error.__cause__
+            raise
         except FileNotFoundError as error:
             raise UserError(
                 f"The app {self.name} opens {error.filename or 'a file'} when it is imported, but there is none. It"
@@ -76,6 +80,20 @@ class App:
                 f" {type(server).__name__} and {type(client).__name__}."
             )
         return server, client
+
+    def _missing(self, error: ModuleNotFoundError) -> str:
+        """Say in a sentence which package the app needs, or names and does not have."""
+        module = error.name or "a module"
+        for reference in (self.server, self.client):
+            if reference.partition(":")[0].partition(".")[0] == module.partition(".")[0]:
+                return (
+                    f"The app {self.name} is expected to have the module {module}, which its pyproject.toml names in"
+                    f" {reference}, but {self.folder} has none: correct the name there."
+                )
+        return (
+            f"The app {self.name} imports {module}, which is not installed here: install what the app needs, or set"
+            " PYTHONPATH to the folder that holds it."
+        )
 
     def with_config(self, overrides: Sequence[str], rounds: int | None) -> Config:
         """Return the run config with ``overrides`` (key=value, each with its own type) and the number of rounds.

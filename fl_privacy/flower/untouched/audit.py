@@ -7,7 +7,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -95,10 +95,11 @@ class Audited:
     line: str
 
 
-def audit_app(app: App, asked: Asked) -> Audited:
+def audit_app(app: App, asked: Asked, tell: Callable[[str], None] | None = None) -> Audited:
     """Run ``app`` in this process and write a page on what its clients give away.
 
     The app's code is imported and run, with all that it does. It works in a folder of its own beneath the audit's.
+    ``tell`` hears what goes on, in a few words each time.
 
     Raises:
         UserError: the app can't be loaded, or the folder can't be written.
@@ -107,7 +108,7 @@ def audit_app(app: App, asked: Asked) -> Audited:
     config = app.with_config(asked.run_config, asked.rounds)
     node_config = read_pairs("--node-config", asked.node_config)
     folder = _folder(asked.out, app.name)
-    run = _Run(app, asked, folder, nodes)
+    run = _Run(app, asked, folder, nodes, tell or (lambda text: None))
     with contextlib.ExitStack() as stack:
         asked_data = stack.enter_context(mirrored(asked.mirror))
         stack.enter_context(in_one_process())
@@ -125,6 +126,7 @@ def audit_app(app: App, asked: Asked) -> Audited:
         run.grid, run.asked_data = grid, asked_data
         grid.on_answer = run.refresh
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
+        run.tell(f"Training {nodes} clients")
         ended = attempt(lambda: server(grid, context))
         grid.on_answer = None
         if isinstance(ended, Failure):
@@ -145,8 +147,8 @@ def audit_app(app: App, asked: Asked) -> Audited:
 class _Run:
     """One audit, from the first message to the page."""
 
-    def __init__(self, app: App, asked: Asked, folder: Path, nodes: int) -> None:
-        self.app, self.asked, self.folder, self.nodes = app, asked, folder, nodes
+    def __init__(self, app: App, asked: Asked, folder: Path, nodes: int, tell: Callable[[str], None]) -> None:
+        self.app, self.asked, self.folder, self.nodes, self.tell = app, asked, folder, nodes, tell
         self.grid: TappedGrid | None = None
         self.asked_data: set[str] = set()
         self.problems: list[str] = []
@@ -172,10 +174,12 @@ class _Run:
             victims=self.asked.victims,
             seed=self.asked.seed or 0,
             seconds=self.asked.seconds,
+            tell=self.tell,
         )
         for rung in ladder.climb():
             self.rungs.append(rung)
             self.write("Further rungs are attacked.")
+        self.tell("Attacking what is not trained by steps")
         fitted = self.grid.fitted.climb(
             clients=self.asked.clients, seed=self.asked.seed or 0, seconds=self.asked.seconds
         )
@@ -199,8 +203,11 @@ class _Run:
         assert self.grid is not None
         page = self.write("")
         path = (self.folder / PAGE).absolute()
+        said = [page.headline, *page.further, *(page.problems[:1] if page.silent else ())]
         return Audited(
-            page=path, record=self.record, line=f"audit: {'. '.join([page.headline, *page.further])}. Page: {path}"
+            page=path,
+            record=self.record,
+            line=f"audit: {'. '.join(each.rstrip('.') for each in said)}. Page: {path}",
         )
 
     def _page(self, going_on: str) -> AppPage:
@@ -399,9 +406,14 @@ def _uploaded(found: Matched) -> list[tuple[str, str]]:
     ]
 
 
+def folder_name(app: str) -> str:
+    """Return the name of the folder in which an app of this name is audited."""
+    safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in app)[:60] or "app"
+    return f"audit-{safe}"
+
+
 def _folder(out: Path, name: str) -> Path:
-    safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)[:60] or "app"
-    folder = out.expanduser().absolute() / f"audit-{safe}"
+    folder = out.expanduser().absolute() / folder_name(name)
     try:
         make_private_folder(folder / "files", folder)
     except OSError as error:

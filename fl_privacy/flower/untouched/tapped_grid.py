@@ -1,6 +1,7 @@
 """A grid in this process that looks into every message, and on while clients answer, and changes neither."""
 
 import copy
+import math
 import re
 import threading
 import time
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fl_privacy.experiment.fitted_uploads import FittedUploads
@@ -97,7 +98,7 @@ class TappedGrid(LocalGrid):
         node_config: Mapping[str, bool | int | float | str] | None = None,
     ) -> None:
         super().__init__(clients, client_app)
-        self._config, self._node_config = config, dict(node_config or {})
+        self._config, self._node_config, self._made = config, dict(node_config or {}), time.time()
         for partition, context in enumerate(self.contexts.values()):
             self._configure(context, partition)
         self.inventory = Inventory()
@@ -173,7 +174,7 @@ class TappedGrid(LocalGrid):
         context = self.contexts[node]
         kept = self._kept(node, kind) and not _is_probe(message)
         before = (copy.deepcopy(message), _copied(context), streams_now()) if kept else None
-        watch, columns, fitted = Watch(), LoadedBy(self._tables), FittedBy()
+        watch, columns, fitted = Watch(), LoadedBy(self._tables, self._made, self._rounds.total()), FittedBy()
         app = self.client_app
         assert app is not None
         with watch.looking() as seen, columns.looking(), fitted.looking():
@@ -301,7 +302,7 @@ def _described(content: RecordDict, direction: str, kind: str, number: int, node
     values: dict[tuple[str, str], Any] = {}
     for record, held in content.array_records.items():
         for key, array in held.items():
-            made = attempt(array.numpy)
+            made = attempt(lambda: _values(array))  # noqa: B023
             if isinstance(made, Failure):
                 values[record, key] = bytes(array.data)
             else:
@@ -311,6 +312,17 @@ def _described(content: RecordDict, direction: str, kind: str, number: int, node
             for key, value in said.items():
                 values[record, key] = value
     return Sent(direction=direction, kind=kind, round=number, node=node, arrays=arrays, values=values)
+
+
+def _values(array: Array) -> np.ndarray:
+    """Decode an array, also one whose bytes are plain, without the header of NumPy's files, as apps write by hand."""
+    try:
+        return array.numpy()
+    except Exception:
+        kind = np.dtype(array.dtype)
+        if kind.hasobject or kind.itemsize * math.prod(array.shape) != len(array.data):
+            raise
+        return np.frombuffer(array.data, kind).reshape(array.shape)
 
 
 def _flat(sent: Sent) -> dict[str, np.ndarray]:

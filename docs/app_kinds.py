@@ -1,0 +1,79 @@
+"""Which kinds of Flower apps were audited, and what of each was attacked: a table in the README, from kept rows.
+
+python docs/app_kinds.py          # writes it
+python docs/app_kinds.py --check  # status 1 where it is not what the rows say
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kept_rows import Row, markdown, read_rows
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+BEGIN, END = "<!-- apps: made by docs/app_kinds.py -->\n", "<!-- /apps -->\n"
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "PyTorch, images": (
+        "quickstart-pytorch", "advanced-pytorch", "custom-mods", "embedded-devices", "supernode-authentication",
+        "flower-simulation-step-by-step-pytorch", "federated-vae", "quickstart-monai", "quickstart-fastai",
+        "quickstart-pennylane", "flowertune-vit",
+    ),
+    "PyTorch, rows of numbers": ("quickstart-pytorch-lightning", "fl-tabular"),
+    "Noise, secure aggregation": ("opacus", "fl-dp-sa", "flower-secure-aggregation"),
+    "Hugging Face, texts": ("quickstart-huggingface",),
+    "Language models with adapters": (
+        "flowertune-llm", "flowertune-llm-code", "flowertune-llm-finance", "flowertune-llm-general-nlp",
+        "flowertune-llm-medical",
+    ),
+    "Keras, JAX, MLX": ("quickstart-tensorflow", "quickstart-jax", "quickstart-mlx"),
+    "Trees, scikit-learn": (
+        "quickstart-sklearn", "quickstart-xgboost", "xgboost-comprehensive", "quickstart-catboost",
+    ),
+    "Analytics, vertical": (
+        "federated-analytics", "quickstart-pandas", "federated-kaplan-meier-fitter", "vertical-fl", "quickstart-numpy",
+    ),
+}  # fmt: skip
+"""Kind of app -> folders in Flower's ``examples``."""
+
+
+def kinds_table(rows: Sequence[Row]) -> str:
+    """Render a line for each kind; of ``rows`` those without a page are told below."""
+    pages = {str(row["example"]): row for row in rows if "headline" in row}
+    known = {name for names in KINDS.values() for name in names}
+    kinds = {**KINDS, "Others": tuple(sorted(set(pages) - known))}
+    lines = [_line(kind, [pages[name] for name in names if name in pages]) for kind, names in kinds.items()]
+    heads = ["Flower's examples", "audited", "single examples", "whole training", "sent in clear"]
+    return markdown(heads, [line for line in lines if line])
+
+
+def _line(kind: str, own: Sequence[Row]) -> list[str]:
+    if not own:
+        return []
+    single = [row for row in own if any(rung["uploaded"] and rung["counts"] for rung in row["rungs"])]
+    asked = [row for row in own if any(one["found"] for one in row.get("survivors", ()))]
+    clear = [row for row in own if any(finding["severity"] != "look" for finding in row["findings"])]
+    read = sum(row["tone"] == "leak" and str(row["headline"]).startswith("The server read") for row in single)
+    told = sum(any(one["told"] for one in row["survivors"]) for row in asked)
+    return [
+        kind,
+        str(len(own)),
+        f"read in {read} of {len(single)}" if single else "not attacked",
+        f"told more in {told} of {len(asked)}" if asked else "not asked",
+        f"in {len(clear)}" if clear else "-",
+    ]
+
+
+def written(text: str) -> str:
+    """Return the README's ``text`` with the table between its marks."""
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n{kinds_table(read_rows('flower_examples'))}\n\n{END}{tail}"
+
+
+if __name__ == "__main__":
+    before = README.read_text(encoding="utf-8")
+    after = written(before)
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(before != after)
+    README.write_text(after, encoding="utf-8")

@@ -1,0 +1,130 @@
+"""The figures of a run in the logger that a training of yours has already: TensorBoard, MLflow or Weights & Biases.
+
+None of the three is needed by this package: whoever has one hands over its writer, or names it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.errors import UserError
+from fl_privacy.metrics.registry import IMAGE_METRIC, LARGEST_PSNR
+from fl_privacy.report.headline import headline_of
+from fl_privacy.results import Run, read_run, verdict_of
+
+PREFIX = "fl_privacy"
+"""All names begin with it, so that they stand beside the training's own and never for them."""
+
+NAMED = ("tensorboard:FOLDER", "mlflow", "wandb")
+"""What may be named in place of a writer."""
+
+Scalar = tuple[str, float, int]
+"""Name, value, round."""
+
+
+def log_run(run: Run | Path | str, to: Any) -> int:
+    """Log a run's figures, by round, and its verdict; return how many figures were logged.
+
+    Logged are test accuracy, losses and epsilon of each round, and of each attacked round and attacker the share of the
+    examples that was read, the largest share that this allows (95 %), and the mean of the main metric.
+
+    Args:
+        run: what ``read_run`` returns, or the folder of a run or an audit.
+        to: a ``SummaryWriter`` of TensorBoard or tensorboardX, the module ``mlflow``, or what ``wandb.init`` returns;
+            or ``tensorboard:FOLDER``, ``mlflow``, ``wandb``, which begin a run of their own where none is active.
+
+    Raises:
+        UserError: ``to`` is none of these, its package is missing, or the folder is not that of a run.
+    """
+    found = run if isinstance(run, Run) else read_run(Path(run))
+    scalars = list(scalars_of(found))
+    writer, end = _opened(to) if isinstance(to, str) else (to, lambda: None)
+    try:
+        _write(writer, scalars, headline_of(verdict_of(found)).text)
+    finally:
+        end()
+    return len(scalars)
+
+
+def scalars_of(run: Run) -> Iterator[Scalar]:
+    """Yield the figures of ``run``: name, value, round; an infinite PSNR as 100 dB, without those that are unknown.
+
+    An infinite epsilon promises nothing and stays infinite.
+    """
+    decibels = f"{IMAGE_METRIC}_mean"
+    for name, value, round in _figures(run):
+        if not math.isnan(value):
+            yield name, min(value, LARGEST_PSNR) if name.endswith(decibels) else value, round
+
+
+def _figures(run: Run) -> Iterator[Scalar]:
+    for tested in run.summary.tested:
+        yield f"{PREFIX}/test_accuracy", float(tested.accuracy), tested.round
+    for record in run.of_kind("round"):
+        for name in ("train_loss", "test_loss", "epsilon"):
+            if (value := record.get(name)) is not None:
+                yield f"{PREFIX}/{name}", float(value), int(record["round"])
+    for reading in verdict_of(run).readings:
+        place, counts = f"{PREFIX}/{reading.attacker}", reading.counts
+        if counts.judged:
+            yield f"{place}/share_read", counts.read / counts.judged, reading.round
+            yield f"{place}/share_read_at_most", float(counts.interval[1]), reading.round
+        if (statistic := reading.statistic(reading.main)) is not None:
+            yield f"{place}/{reading.main}_mean", float(statistic.mean), reading.round
+
+
+def _write(writer: Any, scalars: list[Scalar], verdict: str) -> None:
+    """Write ``scalars`` and ``verdict`` as the kind of writer takes them."""
+    if hasattr(writer, "add_scalar"):
+        for name, value, round in scalars:
+            writer.add_scalar(name, value, round)
+        writer.add_text(f"{PREFIX}/verdict", verdict, 0)
+        writer.flush()
+    elif hasattr(writer, "log_metric"):
+        for name, value, round in scalars:
+            writer.log_metric(name, value, step=round)
+        writer.set_tag(f"{PREFIX}.verdict", verdict)
+    elif hasattr(writer, "log"):
+        # Its own count of steps only grows, and is the training's: rounds are an axis of their own.
+        if hasattr(writer, "define_metric"):
+            writer.define_metric(f"{PREFIX}/round")
+            writer.define_metric(f"{PREFIX}/*", step_metric=f"{PREFIX}/round")
+        for round in sorted({round for _, _, round in scalars}):
+            writer.log({f"{PREFIX}/round": round} | {name: value for name, value, own in scalars if own == round})
+        writer.summary[f"{PREFIX}/verdict"] = verdict
+    else:
+        raise UserError(
+            "A writer of TensorBoard, mlflow, or a run of wandb is expected, but got"
+            f" {type(writer).__name__}; name one of {', '.join(NAMED)}."
+        )
+
+
+def _opened(name: str) -> tuple[Any, Callable[[], object]]:
+    """Return the writer that ``name`` asks for, and what ends it where it was begun here."""
+    kind, _, place = name.partition(":")
+    if kind == "tensorboard" and place:
+        writer = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter(place)
+        return writer, writer.close
+    if name == "mlflow":
+        mlflow = _package("mlflow", "mlflow")
+        return mlflow, (lambda: None) if mlflow.active_run() else mlflow.end_run
+    if name == "wandb":
+        wandb = _package("wandb", "wandb")
+        if wandb.run is not None:
+            return wandb.run, lambda: None
+        run = wandb.init(project=PREFIX)
+        return run, run.finish
+    raise UserError(f"A logger is expected to be one of {', '.join(NAMED)}, but got {name!r}.")
+
+
+def _package(module: str, package: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"Logging is expected to find the package {package}, but it is not installed; run `pip install {package}`."
+        ) from error

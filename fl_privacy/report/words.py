@@ -1,0 +1,98 @@
+"""Words of pages that not everybody knows, in plain ones."""
+
+import re
+from collections.abc import Iterable
+
+from markupsafe import Markup
+
+MARK = "<!-- words -->"
+"""Where a page wants the words that it uses, behind a click."""
+
+_MARKUP = re.compile(r"<(style|script|svg)\b.*?</\1>|<[^>]*>", re.DOTALL)
+
+TERMS = {
+    "Adaptive attacker": (r"adaptive|knows the defense", "one that knows the public description of the defense"),
+    "AUC": (r"\bAUC\b", "how well an attack ranks members before others: 0.5 is guessing, 1 is always right"),
+    "Belief change (BPKI)": (
+        r"BPKI",
+        "how far seeing the update moves an attacker's belief about the values of pixels; 0 is not at all",
+    ),
+    "CAP": (
+        r"\bCAP\b",
+        "accuracy times distance, averaged over the strengths of a defense; high is good (SPN's paper)",
+    ),
+    "Client, server, round": (
+        r"\bclients?\b",
+        "clients hold data and train on it; the server averages what they upload; a round is one such exchange",
+    ),
+    "Confidence, 95 % CI": (
+        r"95 %",
+        "the range in which the true value lies in 95 of 100 repetitions; wide where little was measured",
+    ),
+    "Defense": (r"\bdefen[sd]", "what clients do to their updates so that less can be read from them"),
+    "Epsilon, delta": (
+        r"[Ee]psilon",
+        "of differential privacy: the smaller epsilon, the less an upload depends on any one example, whoever attacks;"
+        " delta is the chance that this fails",
+    ),
+    "Gradient, update, upload": (
+        r"gradient|update|upload",
+        "how a client's examples would change the model: what leaves a client in place of its data",
+    ),
+    "Honest but curious": (r"honest but curious", "a server that does all as agreed, and reads what it receives"),
+    "Identified": (
+        r"\b[Ii]dentified",
+        "the original is nearer to the guess than about a thousand others, also after changes that hide nothing,"
+        " such as a negative or a mirror image",
+    ),
+    "Label": (r"[Ll]abel", "the class that an example belongs to"),
+    "LPIPS": (r"LPIPS", "distance of two images as people see it, 0 for equal ones"),
+    "Malicious server": (r"malicious", "one that sends clients models that were made to leak"),
+    "Membership": (r"took part|[Mm]embership", "whether an example is among those that a client trains on"),
+    "MSE, rMSE": (
+        r"\br?MSE\b",
+        "squared error of the pixels, and the error relative to the image; 0 for equal images",
+    ),
+    "Proven": (r"[Pp]roven", "the attacker itself can show that no other example fits the upload"),
+    "PSNR": (
+        r"PSNR",
+        "likeness of two images in decibels: about 8 for unlike ones, beyond 30 hardly told apart; a flat gray picture"
+        " can come to 16, so that it alone says little",
+    ),
+    "Read": (
+        r"\b[Rr]ead\b",
+        "reconstructed exactly, or so near that the example is picked out of many others, or beyond a published bound"
+        " and beyond what a guess without the update shows",
+    ),
+    "Recognizable": (
+        r"\b[Rr]ecognizable",
+        "beyond a bound that a paper set for this, and beyond what a guess without the update reaches",
+    ),
+    "Secure aggregation": (
+        r"SecAgg|secure aggregation|CKKS",
+        "the server learns the sum of all uploads and no single one",
+    ),
+    "SSIM": (r"SSIM", "likeness of two images by their structure, 1 for equal ones"),
+    "Student's t": (r"Student's t", "the usual way to get a 95 % range for a mean of few values"),
+    "Token F1": (r"Token F1|token F1", "share of a text's words, or parts of words, that were read, in any order"),
+    "TPR at 1 % FPR": (r"TPR", "share of members found when one of a hundred others is taken for one"),
+}
+"""Title -> what calls for it in a text, and what it means."""
+
+
+def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
+    """List (title, meaning) of the terms that ``texts`` use."""
+    said = "\n".join(texts)
+    return [(title, meaning) for title, (pattern, meaning) in TERMS.items() if re.search(pattern, said)]
+
+
+def with_words(page: str) -> str:
+    """Put the words that ``page`` uses at its mark, behind a click; a page without a mark stays as it is."""
+    if MARK not in page:
+        return page
+    words = glossary_of([_MARKUP.sub(" ", page)])
+    shown = Markup("").join(
+        Markup("<div><dt>{}</dt><dd>{}</dd></div>").format(title, meaning) for title, meaning in words
+    )
+    opening = '<section><details><summary>Words on this page</summary><dl class="glossary inside">'
+    return page.replace(MARK, f"{opening}{shown}</dl></details></section>" if words else "")
