@@ -46,7 +46,7 @@ _PASSING = re.compile(
 
 _READ = {".json", ".jsonl", ".html", ".csv", ".yaml", ".safetensors", ".png", ".npz", ".md"}
 _FIGURE = re.compile(
-    r"\d[\d.,:]*\s*(?:s|ms|min|h|MB|GB|kB|KB|J|Wh|seconds?|minutes?|hours?)\b"
+    r"\d[\d.,:]*\s*(?:s|ms|min|h|MB|GB|kB|KB|J|Wh|seconds?|minutes?|hours?)\b(?:\s+\d+\s*(?:s|min)\b)*"
     r"|\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?)?|\b[0-9a-f]{8,64}\b"
 )
 _HASH = re.compile(r"-[0-9a-f]{8}(?=$|/|\")")
