@@ -3,10 +3,12 @@
 Names of a package that import their modules when they are first asked for.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
+from types import ModuleType
 
 from fl_privacy.errors import UserError
 
@@ -106,3 +108,24 @@ def on_demand(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str
             raise missing from error
 
     return find
+
+
+class _Later(ModuleType):
+    """A package executed when something is looked up in it; with ``importlib.util.LazyLoader`` an import is enough."""
+
+    def __getattr__(self, name: str) -> object:
+        self.__class__ = ModuleType  # type: ignore[assignment]
+        assert self.__spec__ is not None and self.__spec__.loader is not None
+        self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
+
+
+def loaded_when_used(package: str) -> None:
+    """Have ``package`` loaded when something is first looked up in it, if ever, and not where it is imported.
+
+    For a dependency of a dependency that takes a second and that nothing here uses.
+    """
+    spec = None if package in sys.modules else find_spec(package)
+    if spec is not None and spec.loader is not None:
+        sys.modules[package] = module = module_from_spec(spec)
+        module.__class__ = _Later

@@ -19,6 +19,7 @@ from fl_privacy.checks import number, whole
 from fl_privacy.data.examples import LabelledExamples
 from fl_privacy.data.sources import require
 from fl_privacy.errors import UserError
+from fl_privacy.packages import loaded_when_used
 from fl_privacy.rng import derive_generator, derive_seed
 
 
@@ -227,6 +228,7 @@ def _check_clients(examples: LabelledExamples, num_clients: int, each: int = 1) 
 
 
 def _partitioners() -> Any:
+    loaded_when_used("seaborn")  # by its plots
     return require("flwr_datasets.partitioner")
 
 

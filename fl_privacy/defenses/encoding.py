@@ -82,18 +82,23 @@ def plainly_shortest(array: NDArray[np.generic]) -> bool:
     ``False`` says nothing.
 
     A bitmap pays from one zero in so many values on as a value has bits; a grid holds all values, hence any few of
-    them.
+    them, by as many bits at least. Few values, such as biases, are often on a fine grid that is longer than they are.
     """
     if array.dtype not in (np.float32, np.float64) or not array.size:
         return False
     values = array.reshape(-1)
-    if 128 * (values.size - np.count_nonzero(values)) >= values.size:
+    present = np.count_nonzero(values)
+    if 128 * (values.size - present) >= values.size:
         return False
     few = values[:: max(1, values.size // _GLANCE)]
     few, scale = few[few != 0], np.float64(max(values.max(), -values.min()))
     with np.errstate(invalid="ignore"):
         held = (scale * (few / scale * _CODES).round() / _CODES).astype(few.dtype) == few
-    return bool(few.size) and not held.all(1).any()
+    grids = np.flatnonzero(held.all(1))
+    if not few.size or not grids.size:
+        return bool(few.size)
+    least = _HEADER + _values_bytes(int(present), int(grids[0]) + 1, 8 * values.itemsize)
+    return least >= array.nbytes
 
 
 class _Layout:

@@ -108,10 +108,16 @@ biases = {f"features.{layer}.bias": torch.rand(size[0]) for layer, size in sizes
 lpips.convolutions = lambda: weights | biases
 assert lpips.lpips(torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8)) > 0
 print(*sorted({"torch._dynamo", "torchvision", "datasets", "pandas", "matplotlib"} & set(sys.modules)))
+
+from fl_privacy.data import Dirichlet
+Dirichlet()(Examples(torch.zeros(40, 1, 2, 2, dtype=torch.uint8), torch.arange(40) % 2, ("a", "b")), num_clients=2, seed=0)
+print(*sorted({"scipy.stats", "statsmodels"} & set(sys.modules)))
+import seaborn
+assert callable(seaborn.heatmap) and "scipy.stats" in sys.modules
 """
 
 
-def test_a_run_trains_and_measures_without_the_compiler() -> None:
+def test_a_run_trains_and_measures_without_the_compiler_or_what_flower_s_data_plot_with() -> None:
     done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.packages import loaded_when_used
 from fl_privacy.tapping.findings import Loaded
 from fl_privacy.tapping.program import tensors_in
 from fl_privacy.tapping.watch import Watched, _replaced
@@ -51,6 +52,7 @@ class LoadedBy:
         """Look on until the block ends."""
         with ExitStack() as stack:
             if importlib.util.find_spec("flwr_datasets") is not None:
+                loaded_when_used("seaborn")  # by its plots
                 owner = importlib.import_module("flwr_datasets").FederatedDataset
                 stack.enter_context(_replaced(owner, "load_partition", self._around))
             if importlib.util.find_spec("pandas") is not None:
