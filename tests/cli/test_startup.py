@@ -110,7 +110,8 @@ assert lpips.lpips(torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8)) > 0
 print(*sorted({"torch._dynamo", "torchvision", "datasets", "pandas", "matplotlib"} & set(sys.modules)))
 
 from fl_privacy.data import Dirichlet
-Dirichlet()(Examples(torch.zeros(40, 1, 2, 2, dtype=torch.uint8), torch.arange(40) % 2, ("a", "b")), num_clients=2, seed=0)
+pictures = Examples(torch.zeros(40, 1, 2, 2, dtype=torch.uint8), torch.arange(40) % 2, ("a", "b"))
+Dirichlet()(pictures, num_clients=2, seed=0)
 print(*sorted({"scipy.stats", "statsmodels"} & set(sys.modules)))
 import seaborn
 assert callable(seaborn.heatmap) and "scipy.stats" in sys.modules
