@@ -17,12 +17,11 @@ from typing import Any
 
 from long_federation import descendants
 from row_file import RowFile, takes_rows
-from unwatched import run_unwatched
+from unwatched import unwatched_rounds
 
 from fl_privacy.config import compose_run
 from fl_privacy.experiment.build import clients_of
 from fl_privacy.experiment.setup import build_setup
-from fl_privacy.federation import RoundReport
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -48,12 +47,9 @@ def round_seconds(backend: str, overrides: list[str], *, skipped: int) -> tuple[
     source: Callable[[], Any] = partial(clients_of, config)
     source()
     marks: list[tuple[float, float]] = [(cpu_seconds(), time.perf_counter())]
-
-    def on_round(report: RoundReport) -> None:
-        if report.round in (skipped, federation.rounds):
+    for round in unwatched_rounds(backend, federation, source):
+        if round.report.round in (skipped, federation.rounds):
             marks.append((cpu_seconds(), time.perf_counter()))
-
-    run_unwatched(backend, federation, source, on_round)
     (cpu, wall), (cpu_end, wall_end) = marks[-2:]
     counted = federation.rounds - skipped
     return (cpu_end - cpu) / counted, (wall_end - wall) / counted

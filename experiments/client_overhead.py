@@ -17,12 +17,11 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from row_file import RowFile, takes_rows
-from unwatched import run_unwatched
+from unwatched import unwatched_rounds
 
 from fl_privacy.config import compose_run
 from fl_privacy.experiment.build import clients_of
 from fl_privacy.experiment.setup import Setup, build_setup
-from fl_privacy.federation import RoundReport
 from fl_privacy.federation.client import local_batches
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Tensors
@@ -61,16 +60,13 @@ def measure(backend: str, overrides: list[str]) -> tuple[list[float], list[float
     bare = bare_rounds(federation, weights)
     ours, theirs = list[float](), list[float]()
     began = time.process_time()
-
-    def on_round(report: RoundReport) -> None:
-        nonlocal began, weights
+    for round in unwatched_rounds(backend, federation, partial(clients_of, config)):
+        round.report  # noqa: B018
         ended = time.process_time()
         weights = next(bare)
         theirs.append(time.process_time() - ended)
         ours.append(ended - began)
         began = time.process_time()
-
-    run_unwatched(backend, federation, partial(clients_of, config), on_round)
     for name, p in federation.server.state.parameters.items():
         torch.testing.assert_close(p, weights[name], rtol=1e-3, atol=1e-4)
     return ours[1:], theirs[1:]

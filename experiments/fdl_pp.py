@@ -37,10 +37,10 @@ from fl_privacy.effects import Noise
 from fl_privacy.experiment.attacker_knowledge import side_information_of
 from fl_privacy.experiment.build import build_dataset
 from fl_privacy.experiment.setup import Setup, build_setup
-from fl_privacy.federation import Audit, Client, Probe, RoundReport, evaluate_model, private_names, run_rounds
-from fl_privacy.federation.ckks import run_encrypted
+from fl_privacy.federation import Audit, Client, Probe, evaluate_model, plain_rounds, private_names, run_all
+from fl_privacy.federation.ckks import encrypted_rounds
 from fl_privacy.federation.server import weighted_mean
-from fl_privacy.flower.secagg import run_secure_aggregation
+from fl_privacy.flower.secagg import secure_rounds
 from fl_privacy.interception import States
 from fl_privacy.metrics.distortion import effective_rank, mean_squared_distance
 from fl_privacy.metrics.images import bpki, mse
@@ -59,7 +59,7 @@ METHODS = {
     "CKKS": ["defense=none"],
 }
 SPLIT = ("SplitFed", "FDL-PP")
-SECURE: dict[str, Callable[..., object]] = {"SecAgg+": run_secure_aggregation, "CKKS": run_encrypted}
+SECURE: dict[str, Callable[..., Any]] = {"SecAgg+": secure_rounds, "CKKS": encrypted_rounds}
 DELTA, PUBLISHED_EPSILON = 1e-5, 15.8
 
 
@@ -142,8 +142,8 @@ def trained(federation: Setup, method: str, options: argparse.Namespace) -> Done
     """Train by a method, or go on where training was stopped before."""
     nothing = Done(states={client: ClientState() for client in federation.clients})
     if method in SECURE:
-        reports, started = list[RoundReport](), time.process_time()
-        SECURE[method](federation.server, federation.clients, rounds=options.rounds, on_round=reports.append)
+        started = time.process_time()
+        reports, _ = run_all(SECURE[method](federation.server, federation.clients, rounds=options.rounds))
         spent = time.process_time() - started
         return replace(nothing, round=options.rounds, report=reports[-1] if reports else None, cpu_seconds=spent)
     kept = KeptTraining(options.out / f"{method}.training")
@@ -156,18 +156,18 @@ def trained(federation: Setup, method: str, options: argparse.Namespace) -> Done
 
 def further(federation: Setup, done: Done, *, last: int) -> Done:
     """Continue the training up to round ``last``."""
-    course, reports, started = Course(federation, list(done.course)), list[RoundReport](), time.process_time()
+    course, started = Course(federation, list(done.course)), time.process_time()
     watched = Audit(rounds=frozenset(range(1, last + 1)), probes=(Probe(VICTIM, 0),))
-    states = run_rounds(
+    rounds = plain_rounds(
         federation.server,
         federation.clients,
         first=done.round + 1,
         states=done.states,
         rounds=last,
         audit=watched if federation.server.personal else Audit(),
-        interceptor=replace(federation.interceptor(lambda observation: None), side_information=course),
-        on_round=reports.append,
+        interceptor=replace(federation.interceptor(), side_information=course),
     )
+    reports, states = run_all(rounds)
     spent = done.cpu_seconds + time.process_time() - started
     return Done(round=last, states=states, course=course.rows, report=reports[-1], cpu_seconds=spent)
 

@@ -13,15 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median, quantiles
+from typing import Any
 
 import torch
 from row_file import RowFile, takes_rows
 
 from fl_privacy.config import compose_run
 from fl_privacy.experiment.setup import Setup, build_setup
-from fl_privacy.federation import Audit, RoundReport, run_rounds
-from fl_privacy.federation.ckks import run_encrypted
-from fl_privacy.flower.secagg import run_secure_aggregation
+from fl_privacy.federation import Audit, plain_rounds, run_all
+from fl_privacy.federation.ckks import encrypted_rounds
+from fl_privacy.flower.secagg import secure_rounds
 
 METHODS = {"plain": "none", "SplitFed": "split_fed", "FDL-PP": "fdl_pp", "SecAgg+": "none", "CKKS": "none"}
 
@@ -46,12 +47,12 @@ def federation_of(options: argparse.Namespace, defense: str) -> Setup:
 
 
 def one_round(federation: Setup, method: str) -> tuple[float, int]:
-    server, reports = replace(federation.server), list[RoundReport]()
-    rules: dict[str, Callable[..., object]] = {"SecAgg+": run_secure_aggregation, "CKKS": run_encrypted}
-    interceptor = federation.interceptor(lambda observation: None)
+    server = replace(federation.server)
+    rules: dict[str, Callable[..., Any]] = {"SecAgg+": secure_rounds, "CKKS": encrypted_rounds}
+    interceptor = federation.interceptor()
     more = {} if method in rules else {"audit": Audit(), "interceptor": interceptor}
     started = time.process_time()
-    rules.get(method, run_rounds)(server, federation.clients, rounds=1, on_round=reports.append, **more)
+    reports, _ = run_all(rules.get(method, plain_rounds)(server, federation.clients, rounds=1, **more))
     return time.process_time() - started, reports[0].upload_bytes
 
 

@@ -19,12 +19,11 @@ from typing import Any
 
 import safetensors.torch
 from row_file import RowFile
-from unwatched import BACKENDS, run_unwatched
+from unwatched import BACKENDS, unwatched_rounds
 
 from fl_privacy.config import compose_run
 from fl_privacy.experiment.build import clients_of
 from fl_privacy.experiment.setup import build_setup
-from fl_privacy.federation import RoundReport
 
 OPTIONS: dict[str, dict[str, Any]] = {"ray": {"actors": 2}}
 KIB = 1024
@@ -62,9 +61,8 @@ def train(backend: str, overrides: list[str], rows: Path, settings: dict[str, An
     federation = build_setup(config)
     source = partial(clients_of, config)
     latest = time.perf_counter(), time.process_time()
-
-    def on_round(report: RoundReport) -> None:
-        nonlocal latest
+    for round in unwatched_rounds(backend, federation, source, **OPTIONS.get(backend, {})):
+        report = round.report
         now = time.perf_counter(), time.process_time()
         row = {
             "backend": backend,
@@ -78,8 +76,6 @@ def train(backend: str, overrides: list[str], rows: Path, settings: dict[str, An
         with rows.open("a") as file:
             file.write(json.dumps(row) + "\n")
         latest = time.perf_counter(), time.process_time()
-
-    run_unwatched(backend, federation, source, on_round, **OPTIONS.get(backend, {}))
     state = federation.server.state
     tensors = {name: t.contiguous() for name, t in {**state.parameters, **state.buffers}.items()}
     digest = hashlib.sha256(safetensors.torch.save(tensors)).hexdigest()

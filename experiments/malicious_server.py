@@ -27,8 +27,8 @@ from fl_privacy.attacks.presets import inverting_gradients
 from fl_privacy.data import Dataset, load_data
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.experiment.server_reading import hand_over
-from fl_privacy.federation import Audit, Client, Server, ServerPlan, public_state, run_rounds
-from fl_privacy.flower.secagg import run_secure_aggregation
+from fl_privacy.federation import Audit, Client, Server, ServerPlan, plain_rounds, public_state, run_all
+from fl_privacy.flower.secagg import secure_rounds
 from fl_privacy.flower.secagg_check import try_double_listing
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.interception import Interceptor
@@ -174,13 +174,11 @@ def means(
                 num_classes=classes,
             )
         return
-    seen: list[Observation] = []
     interceptor = Interceptor(
         model=model,
         plan=first.plan,
         input_shape=first.examples.input_shape,
         num_classes=first.examples.num_classes,
-        sink=seen.append,
     )
     server = Server(
         state=public_state(model, first.defense),
@@ -190,15 +188,14 @@ def means(
         seed=0,
     )
     audit = Audit(rounds=frozenset([1]), uploads="update", clients=frozenset(members))
-    rest = hand_over(server, attack, audit, interceptor)
+    rest, of_means = hand_over(server, attack, audit, interceptor)
     if aggregation == "secagg":
         shares = min(1.0, 7 / len(members)) if len(members) > 20 else 1.0
-        run_secure_aggregation(
-            server, members, rounds=1, on_round=lambda report: None, clip=options.clip, shares=shares
-        )
+        run_all(secure_rounds(server, members, rounds=1, clip=options.clip, shares=shares))
     else:
-        run_rounds(server, members, rounds=1, audit=rest, interceptor=interceptor, on_round=lambda report: None)
-    yield from seen
+        for observations in plain_rounds(server, members, rounds=1, audit=rest, interceptor=interceptor):
+            yield from observations
+    yield from of_means
 
 
 def fishing(data: Dataset, todo: Callable[[Row], bool], options: argparse.Namespace) -> Iterator[Row]:

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from fl_privacy.data import Examples, load_data
 from fl_privacy.data.partition import Dirichlet, Iid, Partition
 from fl_privacy.defenses import ClientState, dp_noise, none, selective_sharing, spn
-from fl_privacy.federation import Audit, Client, Server, ServerPlan, evaluate_model, run_rounds
+from fl_privacy.federation import Audit, Client, Server, ServerPlan, evaluate_model, plain_rounds, run_all
 from fl_privacy.interception import Interceptor
 from fl_privacy.models import AlexNet, build_model
 from fl_privacy.rng import derive_generator, derive_seed
@@ -58,9 +58,8 @@ def together(clients: Members, rounds: int, seed: int, per_round: int | None) ->
         plan=first.plan,
         input_shape=first.examples.input_shape,
         num_classes=first.examples.num_classes,
-        sink=lambda observation: None,
     )
-    run_rounds(server, clients, rounds=rounds, audit=Audit(), interceptor=interceptor, on_round=lambda report: None)
+    run_all(plain_rounds(server, clients, rounds=rounds, audit=Audit(), interceptor=interceptor))
     return server.state
 
 

@@ -1,6 +1,7 @@
 """The ways to run a federation, by the names in ``backend=`` and ``secure_aggregation=``; what they need is imported
 when asked for."""
 
+from collections.abc import Generator
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.experiment.inferences import build_inferences
 from fl_privacy.experiment.run_folder import Backend, plain_loop
 from fl_privacy.experiment.server_reading import build_server_attack
-from fl_privacy.federation import Audit, ClientSource, Server
+from fl_privacy.federation import Audit, ClientSource, Round, Server
 from fl_privacy.interception import Interceptor
 from fl_privacy.packages import expect_package
 from fl_privacy.parallel import expect_answer
@@ -25,19 +26,19 @@ def backend_of(config: RunSettings) -> Backend:
     if name in ("flower", "ray"):
         expect_package("flwr", f"backend={name}")
     if name == "ray":
-        from fl_privacy.flower.backends import run_ray  # noqa: PLC0415
+        from fl_privacy.flower.backends import rounds_on_ray  # noqa: PLC0415
         from fl_privacy.flower.ray_nodes import check_request  # noqa: PLC0415
 
-        check_arguments(run_ray, settings, "backend")
+        check_arguments(rounds_on_ray, settings, "backend")
         check_request(**{key: value for key, value in settings.items() if key in ("num_cpus", "num_gpus", "actors")})
         expect_answer()
-        return partial(run_ray, **settings)
+        return partial(rounds_on_ray, **settings)
     if settings:
         raise UserError(f"Unknown key backend.{next(iter(settings))}; backend={name} has no settings.")
     if name == "flower":
-        from fl_privacy.flower.backends import run_in_process  # noqa: PLC0415
+        from fl_privacy.flower.backends import rounds_in_process  # noqa: PLC0415
 
-        return run_in_process
+        return rounds_in_process
     if name == "loop":
         return plain_loop
     raise UserError(f"backend.name is expected to be loop, flower or ray, but got {name!r}.")
@@ -66,18 +67,19 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
             " use attack=none, inference=none and intercept.save=false, or server=loki or inconsistent with"
             " secure_aggregation=secagg."
         )
-    run: Any
+    rounds_of: Any
     if name == "secagg":
         expect_package("flwr", "secure_aggregation=secagg")
-        from fl_privacy.flower.secagg import run_secure_aggregation as run  # noqa: PLC0415
+        from fl_privacy.flower.secagg import secure_rounds as rounds_of  # noqa: PLC0415
     else:
-        from fl_privacy.federation.ckks import run_encrypted as run  # noqa: PLC0415
-    check_arguments(run, settings, "secure_aggregation")
-    return partial(unattacked, partial(run, **settings))
+        from fl_privacy.federation.ckks import encrypted_rounds as rounds_of  # noqa: PLC0415
+    check_arguments(rounds_of, settings, "secure_aggregation")
+    return partial(unattacked, partial(rounds_of, **settings))
 
 
 def unattacked(
-    run: Any, server: Server, source: ClientSource, *, audit: Audit, interceptor: Interceptor, **settings: Any
-) -> None:
-    """Run ``run`` as a backend; of single updates there is nothing to intercept."""
-    run(server, source(), **settings)
+    rounds_of: Any, server: Server, source: ClientSource, *, audit: Audit, interceptor: Interceptor, **settings: Any
+) -> Generator[Round, None, object]:
+    """Give the rounds of ``rounds_of`` as a backend; of single updates there is nothing to intercept."""
+    rounds: Generator[Round, None, object] = rounds_of(server, source(), **settings)
+    return rounds

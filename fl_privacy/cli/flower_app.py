@@ -4,7 +4,7 @@ import logging
 import math
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -30,9 +30,9 @@ from fl_privacy.experiment.run import run_baseline, run_experiment
 from fl_privacy.experiment.run_folder import Backend, plain_loop
 from fl_privacy.experiment.setup import build_setup
 from fl_privacy.experiment.threat_model import Whereabouts
-from fl_privacy.federation import Client, ClientSource, Failure, Server
+from fl_privacy.federation import Client, ClientSource, Failure, Round, Server
 from fl_privacy.federation.replies import attempt
-from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
+from fl_privacy.flower import PrivacyClient, numpy_client_app, rounds_on_grid
 from fl_privacy.flower._node_memory import SIMULATION_VARIABLE, is_simulation, node_memory, node_secret
 from fl_privacy.flower.answers import in_actor
 from fl_privacy.flower.audit_protocol import is_training
@@ -126,19 +126,19 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Wher
             " `fl-privacy run` with backend=loop."
         )
 
-    def on_grid(server: Server, source: ClientSource, **settings: Any) -> None:
-        run_on_grid(grid, server, timeout=timeout, rules=rules, **settings)
+    def on_grid(server: Server, source: ClientSource, **settings: Any) -> Generator[Round, None, object]:
+        return rounds_on_grid(grid, server, timeout=timeout, rules=rules, **settings)
 
-    def secured(server: Server, clients: Any, **settings: Any) -> None:
+    def secured(server: Server, clients: Any, **settings: Any) -> Generator[Round, None, object]:
         from fl_privacy.flower.secagg import (  # noqa: PLC0415
             Masking,
-            run_secure_on_grid,
+            secure_rounds_on_grid,
         )
 
         settings_of_masks = plain_settings(config.secure_aggregation)
         masking = Masking(**{key: value for key, value in settings_of_masks.items() if key != "name"})
         nodes = Nodes(server.clients, **asdict(rules))
-        run_secure_on_grid(grid, server, nodes=nodes, masking=masking, timeout=timeout, **settings)
+        return secure_rounds_on_grid(grid, server, nodes=nodes, masking=masking, timeout=timeout, **settings)
 
     return partial(unattacked, secured) if name == SECAGG else on_grid
 

@@ -1,6 +1,8 @@
 """Train, intercept, attack, evaluate, report: one configuration, one folder."""
 
+import logging
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,12 +22,14 @@ from fl_privacy.experiment.server_reading import expect_readable_sum, hand_over
 from fl_privacy.experiment.setup import Setup, build_setup
 from fl_privacy.experiment.threat_model import Whereabouts, describe_image_prior, who_draws
 from fl_privacy.experiment.weights import MODEL, write_weights
-from fl_privacy.federation import Evaluation, RoundReport, evaluate_model
+from fl_privacy.federation import Evaluation, Failure, RoundReport, attempt, evaluate_model
 from fl_privacy.interception import CaptureWriter, WaitingUpdates
 from fl_privacy.interception.waiting import MOST_HELD
 from fl_privacy.results import RunFolder, find_baseline
 from fl_privacy.results.ongoing import CAPTURES, WAITING
 from fl_privacy.types import Observation
+
+logger = logging.getLogger(__name__)
 
 SIMULATED_CLIENTS = Whereabouts()
 
@@ -179,19 +183,20 @@ class _Run:
 
     def train(self, backend: Backend) -> None:
         """Train, intercept, attack; the final weights go into the folder."""
-        setup, interceptor = self.setup, self.setup.interceptor(self._intercepted)
-        audit, attack = setup.audit, setup.server_attack
+        setup, interceptor = self.setup, self.setup.interceptor()
+        audit, attack, of_means = setup.audit, setup.server_attack, list[Observation]()
         if attack is not None:
-            audit = hand_over(setup.server, attack, audit, interceptor)
-        with self.monitor.training(setup.rounds):
-            backend(
-                setup.server,
-                partial(clients_of, self.setup.config),
-                rounds=setup.rounds,
-                audit=audit,
-                interceptor=interceptor,
-                on_round=self._round_done,
-            )
+            audit, of_means = hand_over(setup.server, attack, audit, interceptor)
+        clients = partial(clients_of, setup.config)
+        rounds = backend(setup.server, clients, rounds=setup.rounds, audit=audit, interceptor=interceptor)
+        with self.monitor.training(setup.rounds), closing(rounds):
+            for round in rounds:
+                for observation in round:
+                    self._keep(observation)
+                report = round.report
+                while of_means:
+                    self._keep(of_means.pop(0))
+                self._round_done(report)
         write_weights(self.folder.path / MODEL, setup.server.state)
         self._attack_waiting()
         if self.inference:
@@ -199,7 +204,13 @@ class _Run:
         if self.canaries:
             self.canaries.finish(self.privacy)
 
-    def _intercepted(self, observation: Observation) -> None:
+    def _keep(self, observation: Observation) -> None:
+        """Keep what is intercepted for those who read it; what fails here is the attacker's loss."""
+        kept = attempt(partial(self._pass_on, observation))
+        if isinstance(kept, Failure):
+            logger.warning("The update %s could not be intercepted: %s", observation.id, kept.reason)
+
+    def _pass_on(self, observation: Observation) -> None:
         if self.capture:
             self.capture.write(observation)
         trains = observation.id.probe is None

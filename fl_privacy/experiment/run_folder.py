@@ -3,7 +3,7 @@
 What a run is given: who carries its messages, and who is told how it goes on.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from fl_privacy.attacks import Progress, no_progress
 from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, ClientSource, Evaluation, RoundReport, Server, run_rounds
+from fl_privacy.federation import Audit, ClientSource, Evaluation, Round, RoundReport, Server, plain_rounds
 from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.interception import Interceptor
 from fl_privacy.progress import ShareLines, Stage, at_work, listening
@@ -22,7 +22,7 @@ from fl_privacy.results import RunFolder, folder_name, is_finished
 
 
 class Backend(Protocol):
-    """Runs ``rounds`` rounds on ``server``, telling ``interceptor`` and ``on_round`` of what happens.
+    """Runs ``rounds`` rounds on ``server`` as its caller asks for them.
 
     A plain loop here, Flower elsewhere; all give the same numbers.
     """
@@ -35,9 +35,8 @@ class Backend(Protocol):
         rounds: int,
         audit: Audit,
         interceptor: Interceptor,
-        on_round: Callable[[RoundReport], None],
-    ) -> object:
-        """Train ``server.state``."""
+    ) -> Generator[Round, None, object]:
+        """Train ``server.state``, a round each."""
         ...
 
 
@@ -48,10 +47,9 @@ def plain_loop(
     rounds: int,
     audit: Audit,
     interceptor: Interceptor,
-    on_round: Callable[[RoundReport], None],
-) -> None:
+) -> Generator[Round, None, object]:
     """Run every client in this process, one after the other."""
-    run_rounds(server, source(), rounds=rounds, audit=audit, interceptor=interceptor, on_round=on_round)
+    return plain_rounds(server, source(), rounds=rounds, audit=audit, interceptor=interceptor)
 
 
 class Monitor:

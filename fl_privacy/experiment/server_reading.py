@@ -87,11 +87,16 @@ def expect_readable_sum(attack: ServerAttack | None, server: str, *, uploads: st
         )
 
 
-def hand_over(server: Server, attack: ServerAttack, audit: Audit, interceptor: Interceptor) -> Audit:
-    """Make ``server`` send what ``attack`` crafts in the rounds of ``audit``; return the replies to intercept.
+def hand_over(
+    server: Server, attack: ServerAttack, audit: Audit, interceptor: Interceptor
+) -> tuple[Audit, list[Observation]]:
+    """Make ``server`` send what ``attack`` crafts in the rounds of ``audit``.
 
-    Where the mean of the replies is enough, ``interceptor`` is shown it as the reply of each client attacked.
+    Returns:
+        The replies to intercept, and a list to empty after each round: where the mean of the replies is enough, it
+        fills with the mean as the reply of each client attacked.
     """
+    of_means: list[Observation] = []
     crafted: dict[int, tuple[ModelState, ModelState]] = {}
 
     def tamper(state: ModelState, client: int) -> ModelState:
@@ -103,7 +108,7 @@ def hand_over(server: Server, attack: ServerAttack, audit: Audit, interceptor: I
 
     server.tamper, server.tampered, server.learns = tamper, audit.rounds, attack.trains
     if not attack.reads_sum:
-        return audit
+        return audit, of_means
 
     def heard(round: int, mean: Upload, numbers: Mapping[int, int]) -> None:
         for client in sorted(audit.clients & numbers.keys()):
@@ -111,10 +116,11 @@ def hand_over(server: Server, attack: ServerAttack, audit: Audit, interceptor: I
             own = {name: share * t if t.is_floating_point() else t for name, t in mean.tensors.items()}
             rounding = share * mean.rounding
             upload = replace(mean, tensors=own, num_examples=numbers[client], rounding=rounding)
-            interceptor.capture(VictimId(round, client), sent=crafted[client][1], upload=upload)
+            observation = interceptor.observe(VictimId(round, client), sent=crafted[client][1], upload=upload)
+            of_means.extend([observation] if observation else [])
 
     server.heard = heard
-    return replace(audit, rounds=frozenset())
+    return replace(audit, rounds=frozenset()), of_means
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

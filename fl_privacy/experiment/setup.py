@@ -42,7 +42,6 @@ from fl_privacy.experiment.weights import starting_values
 from fl_privacy.federation import Audit, Client, Probe, Server, ServerPlan, private_names, public_state
 from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.interception import Interceptor
-from fl_privacy.interception.interceptor import Sink
 from fl_privacy.malicious import ServerAttack
 from fl_privacy.progress import counted
 from fl_privacy.results import RunFolder
@@ -112,15 +111,14 @@ class Setup:
         """Say whether the model sees other images than the truth behind what is intercepted."""
         return sees_other_images(self.defense, self.plan, self.audit.uploads)
 
-    def interceptor(self, sink: Sink) -> Interceptor:
-        """Build the interceptor that turns uploads into observations and passes them to ``sink``."""
+    def interceptor(self) -> Interceptor:
+        """Build the interceptor that turns uploads into observations."""
         examples = self._first.examples
         return Interceptor(
             model=self.model,
             plan=self.plan,
             input_shape=self._input_shape,
             num_classes=examples.num_classes,
-            sink=sink,
             side_information=side_information_of(
                 self.config.threat_model, self.clients, batch_size=self.config.batch_size, seed=self.config.seed
             ),
@@ -132,7 +130,7 @@ class Setup:
         Or what a malicious server makes of it.
         """
         found: list[Observation] = []
-        interceptor = self.interceptor(found.append)
+        interceptor = self.interceptor()
         for probe in counted("victim", self.audit.probes):
             client, state = self.clients[probe.client], self.states[probe.client]
 
@@ -148,7 +146,10 @@ class Setup:
                 if self.server_attack
                 else (sent, ask(sent))
             )
-            interceptor.capture(probe.in_round(round), sent=given[0], upload=given[1], states=self.states.__getitem__)
+            observation = interceptor.observe(
+                probe.in_round(round), sent=given[0], upload=given[1], states=self.states.__getitem__
+            )
+            found += [observation] if observation else []
         return found
 
     def ground_truth(self) -> GroundTruth:

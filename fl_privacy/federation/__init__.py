@@ -5,7 +5,7 @@ from fl_privacy.federation.client import Client, ClientSource, Personalized
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model, mean_evaluation
 from fl_privacy.federation.replay import Replay, examples_behind
 from fl_privacy.federation.replies import Failure, attempt, sort_out
-from fl_privacy.federation.rounds import RoundReport, finish_round, run_rounds, with_personalized
+from fl_privacy.federation.rounds import Round, RoundReport, finish_round, plain_rounds, run_all, with_personalized
 from fl_privacy.federation.server import Server, ServerPlan, upload_bytes
 from fl_privacy.federation.training import LocalResult, local_update, private_names, public_state
 
@@ -19,6 +19,7 @@ __all__ = [
     "Personalized",
     "Probe",
     "Replay",
+    "Round",
     "RoundReport",
     "Server",
     "ServerPlan",
@@ -29,9 +30,10 @@ __all__ = [
     "finish_round",
     "local_update",
     "mean_evaluation",
+    "plain_rounds",
     "private_names",
     "public_state",
-    "run_rounds",
+    "run_all",
     "sort_out",
     "spread_probes",
     "upload_bytes",

@@ -6,7 +6,7 @@ Updates are packed as whole numbers, several to a slot of a ciphertext, such tha
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
 from fl_privacy.federation.client import Client
 from fl_privacy.federation.replies import Failure, attempt, fault, unrounded
-from fl_privacy.federation.rounds import RoundReport, personalize, with_personalized
+from fl_privacy.federation.rounds import Round, RoundReport, personalize, unobserved, with_personalized
 from fl_privacy.federation.server import Server
 from fl_privacy.federation.training import LocalResult
 from fl_privacy.packages import lacks
@@ -154,15 +154,10 @@ class Packing:
         return torch.arange(self.per_slot) * self.width
 
 
-def run_encrypted(
-    server: Server,
-    clients: Mapping[int, Client],
-    *,
-    rounds: int,
-    on_round: Callable[[RoundReport], None],
-    bits: int = 16,
-) -> dict[int, ClientState]:
-    """Train ``server.state`` for ``rounds`` rounds under CKKS; returns what each client kept for itself.
+def encrypted_rounds(
+    server: Server, clients: Mapping[int, Client], *, rounds: int, bits: int = 16
+) -> Generator[Round, None, dict[int, ClientState]]:
+    """Train ``server.state`` under CKKS, a round each; return what each client kept for itself.
 
     Each client scales its update by its share of the round's examples and by the largest value that any client has in
     the tensor, which all tell, packs and encrypts it; the server adds the ciphertexts; the clients, who share the
@@ -173,7 +168,6 @@ def run_encrypted(
         server: holds the model and the rules; adding is all that its machine does.
         clients: the clients.
         rounds: how many.
-        on_round: told of each round.
         bits: of a quantized value.
 
     Raises:
@@ -182,38 +176,56 @@ def run_encrypted(
     keys = KeyHolder()
     adder = Adder(keys.public_context())
     states = {client: ClientState() for client in clients}
-    for round in range(1, rounds + 1):
-        started = time.perf_counter()
-        asked = server.select(round)
-        results: dict[int, LocalResult | Failure] = {}
-        for client in counted("client", asked):
-            state = ClientState(dict(states[client].tensors))
-            work = partial(clients[client].update, server.sent_to(client, round), state, round=round)
-            results[client] = result = attempt(work)
-            if isinstance(result, LocalResult):
-                states[client] = state
-        sound, excluded = _usable(server, results)
-        packing = Packing(bits=bits, summands=len(sound))
-        began, before = time.perf_counter(), adder.received
-        uploads = [r.upload for r in sound.values()]
-        total = sum(u.num_examples for u in uploads)
-        largest = _largest(uploads, total)
-        shares = (u.num_examples / total * _flat(u) / largest for u in uploads)
-        summed = keys.decrypt(adder.add(keys.encrypt(packing.pack(share)) for share in shares))
-        mean = largest * packing.unpack(summed, len(largest), summands=len(sound))
-        crypto = time.perf_counter() - began
-        server.receive({min(sound): _shaped(mean, uploads[0], total)})
-        report = RoundReport(
-            round=round,
-            clients=tuple(sound),
-            excluded=excluded,
-            train_loss=sum(r.train_loss for r in sound.values()) / len(sound),
-            seconds=time.perf_counter() - started,
-            defense_seconds=crypto + sum(r.defense_seconds for r in sound.values()),
-            upload_bytes=adder.received - before,
+    for number in range(1, rounds + 1):
+        round = Round(
+            number, unobserved(partial(_round, server, clients, states, keys, adder, bits=bits, round=number))
         )
-        on_round(with_personalized(report, personalize(server, clients, states, round)) if server.personal else report)
+        yield round
+        round.report  # noqa: B018
     return states
+
+
+def _round(
+    server: Server,
+    clients: Mapping[int, Client],
+    states: dict[int, ClientState],
+    keys: KeyHolder,
+    adder: Adder,
+    *,
+    bits: int,
+    round: int,
+) -> RoundReport:
+    """Run a round; ``states`` becomes what the clients keep of it."""
+    started = time.perf_counter()
+    asked = server.select(round)
+    results: dict[int, LocalResult | Failure] = {}
+    for client in counted("client", asked):
+        state = ClientState(dict(states[client].tensors))
+        work = partial(clients[client].update, server.sent_to(client, round), state, round=round)
+        results[client] = result = attempt(work)
+        if isinstance(result, LocalResult):
+            states[client] = state
+    sound, excluded = _usable(server, results)
+    packing = Packing(bits=bits, summands=len(sound))
+    began, before = time.perf_counter(), adder.received
+    uploads = [r.upload for r in sound.values()]
+    total = sum(u.num_examples for u in uploads)
+    largest = _largest(uploads, total)
+    shares = (u.num_examples / total * _flat(u) / largest for u in uploads)
+    summed = keys.decrypt(adder.add(keys.encrypt(packing.pack(share)) for share in shares))
+    mean = largest * packing.unpack(summed, len(largest), summands=len(sound))
+    crypto = time.perf_counter() - began
+    server.receive({min(sound): _shaped(mean, uploads[0], total)})
+    report = RoundReport(
+        round=round,
+        clients=tuple(sound),
+        excluded=excluded,
+        train_loss=sum(r.train_loss for r in sound.values()) / len(sound),
+        seconds=time.perf_counter() - started,
+        defense_seconds=crypto + sum(r.defense_seconds for r in sound.values()),
+        upload_bytes=adder.received - before,
+    )
+    return with_personalized(report, personalize(server, clients, states, round)) if server.personal else report
 
 
 def _usable(

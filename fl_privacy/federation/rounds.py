@@ -1,11 +1,14 @@
-"""A federated run as a plain loop in this process: the reference for every other backend."""
+"""The rounds of a federation, one after the other: what a round is to its caller, and the plain loop in this process.
+
+The plain loop is the reference for every other backend.
+"""
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation.audit import Audit
@@ -16,7 +19,7 @@ from fl_privacy.federation.server import Server, upload_bytes
 from fl_privacy.federation.training import LocalResult
 from fl_privacy.gradients.memory import freed_memory_kept
 from fl_privacy.progress import counted
-from fl_privacy.types import ModelState, Upload, VictimId
+from fl_privacy.types import ModelState, Observation, Upload, VictimId
 
 logger = logging.getLogger(__name__)
 
@@ -46,58 +49,133 @@ class RoundReport:
     evaluation: Evaluation | None = None
 
 
-class CapturesUploads(Protocol):
-    """Is shown what an audit intercepts; see :class:`fl_privacy.interception.Interceptor`."""
+Kept = TypeVar("Kept")
 
-    def capture(
+Steps = Generator[Observation, None, RoundReport]
+"""A round under way: gives each observation as it is made, and returns the report."""
+
+
+class Round:
+    """A round of a training: iterating gives its observations as they are made, ``report`` ends it.
+
+        for round in plain_rounds(server, clients, rounds=3, audit=audit, interceptor=interceptor):
+            for observation in round:
+                captures.write(observation)
+            folder.add_round(round.report, None)
+
+    Observations that nobody iterates over are made and dropped. No next round begins before this one has ended.
+
+    Attributes:
+        number: from 1.
+    """
+
+    def __init__(self, number: int, steps: Steps) -> None:
+        self.number = number
+        self._steps = steps
+        self._report: RoundReport | None = None
+
+    def __iter__(self) -> "Round":
+        return self
+
+    def __next__(self) -> Observation:
+        try:
+            return next(self._steps)
+        except StopIteration as end:
+            self._report = self._report or end.value
+            raise
+
+    @property
+    def report(self) -> RoundReport:
+        """Run the rest of the round and return its report."""
+        for _ in self:
+            pass
+        assert self._report is not None, "the round was broken off by an error"
+        return self._report
+
+
+def unobserved(work: Callable[[], RoundReport]) -> Steps:
+    """Make the steps of a round in which nothing is intercepted; ``work`` runs it."""
+    return work()
+    yield
+
+
+def run_all(rounds: Generator[Round, None, Kept]) -> tuple[list[RoundReport], Kept]:
+    """Run all rounds, whose observations are dropped; return the reports, and what the training returns."""
+    reports: list[RoundReport] = []
+    while True:
+        try:
+            reports.append(next(rounds).report)
+        except StopIteration as end:
+            kept: Kept = end.value
+            return reports, kept
+
+
+class ObservesUploads(Protocol):
+    """Makes an observation of what an audit intercepts; see :class:`fl_privacy.interception.Interceptor`."""
+
+    def observe(
         self, victim: VictimId, *, sent: ModelState, upload: Upload, states: Callable[[int], ClientState]
-    ) -> None:
-        """Capture one upload, with the values sent and what each client held before."""
+    ) -> Observation | None:
+        """Return the observation of one upload; ``sent`` are the values sent, ``states`` what clients held before."""
 
 
-@freed_memory_kept()
-def run_rounds(
+def plain_rounds(
     server: Server,
     clients: Mapping[int, Client],
     *,
     rounds: int,
     audit: Audit,
-    interceptor: CapturesUploads,
-    on_round: Callable[[RoundReport], None],
+    interceptor: ObservesUploads,
     first: int = 1,
     states: Mapping[int, ClientState] | None = None,
-) -> dict[int, ClientState]:
-    """Train ``server.state`` from round ``first`` to round ``rounds``; return what each client kept for itself.
+) -> Generator[Round, None, dict[int, ClientState]]:
+    """Train ``server.state`` from round ``first`` to ``rounds``, a round each; return what each client kept for itself.
 
     A training that is stopped behind a round goes on with the next round, the server's state and the clients' states;
     the server's memory of usual norms starts anew.
     """
     states = {client: ClientState() if states is None else states[client] for client in clients}
-    for round in range(first, rounds + 1):
-        for probe in counted("victim", audit.probes_of(round)):
-            victim, sent = probe.in_round(round), server.sent_to(probe.client, round)
-            probed = partial(clients[probe.client].probe, sent, states[probe.client], round=round, probe=probe.number)
-            result = attempt(partial(probed, batch_size=audit.batch_size))
-            if isinstance(result, Failure):
-                logger.warning("The probe %s failed: %s", victim, result.reason)
-            else:
-                _capture(interceptor, victim, sent, result.upload, states)
-        started, before = time.perf_counter(), dict(states)
-        results: dict[int, LocalResult | Failure] = {}
-        intercepted: list[tuple[VictimId, ModelState, Upload]] = []
-        for client in counted("client", server.select(round)):
-            sent, state = server.sent_to(client, round), ClientState(dict(states[client].tensors))
-            results[client] = result = attempt(partial(clients[client].update, sent, state, round=round))
-            if isinstance(result, Failure):
-                continue
-            states[client] = state
-            if audit.intercepts(round, client):
-                intercepted.append((VictimId(round, client), sent, result.upload))
-        for victim, sent, upload in intercepted:
-            _capture(interceptor, victim, sent, upload, before)
-        report = finish_round(server, results, round=round, started=started)
-        on_round(with_personalized(report, personalize(server, clients, states, round)) if server.personal else report)
+    with freed_memory_kept():
+        for number in range(first, rounds + 1):
+            round = Round(number, _steps(server, clients, states, audit, interceptor, round=number))
+            yield round
+            round.report  # noqa: B018  whatever the caller has left of it
     return states
+
+
+def _steps(
+    server: Server,
+    clients: Mapping[int, Client],
+    states: dict[int, ClientState],
+    audit: Audit,
+    interceptor: ObservesUploads,
+    *,
+    round: int,
+) -> Steps:
+    """Run a round: probes, training, the server's step; ``states`` becomes what the clients keep of it."""
+    for probe in counted("victim", audit.probes_of(round)):
+        victim, sent = probe.in_round(round), server.sent_to(probe.client, round)
+        probed = partial(clients[probe.client].probe, sent, states[probe.client], round=round, probe=probe.number)
+        result = attempt(partial(probed, batch_size=audit.batch_size))
+        if isinstance(result, Failure):
+            logger.warning("The probe %s failed: %s", victim, result.reason)
+        else:
+            yield from _observed(interceptor, victim, sent, result.upload, states)
+    started, before = time.perf_counter(), dict(states)
+    results: dict[int, LocalResult | Failure] = {}
+    intercepted: list[tuple[VictimId, ModelState, Upload]] = []
+    for client in counted("client", server.select(round)):
+        sent, state = server.sent_to(client, round), ClientState(dict(states[client].tensors))
+        results[client] = result = attempt(partial(clients[client].update, sent, state, round=round))
+        if isinstance(result, Failure):
+            continue
+        states[client] = state
+        if audit.intercepts(round, client):
+            intercepted.append((VictimId(round, client), sent, result.upload))
+    for victim, sent, upload in intercepted:
+        yield from _observed(interceptor, victim, sent, upload, before)
+    report = finish_round(server, results, round=round, started=started)
+    return with_personalized(report, personalize(server, clients, states, round)) if server.personal else report
 
 
 def finish_round(
@@ -148,10 +226,12 @@ def personalize(
     return ends
 
 
-def _capture(
-    interceptor: CapturesUploads, victim: VictimId, sent: ModelState, upload: Upload, held: Mapping[int, ClientState]
-) -> None:
+def _observed(
+    interceptor: ObservesUploads, victim: VictimId, sent: ModelState, upload: Upload, held: Mapping[int, ClientState]
+) -> Iterator[Observation]:
     """Intercept an upload; what fails here is the attacker's loss, not the federation's."""
-    result = attempt(partial(interceptor.capture, victim, sent=sent, upload=upload, states=held.__getitem__))
+    result = attempt(partial(interceptor.observe, victim, sent=sent, upload=upload, states=held.__getitem__))
     if isinstance(result, Failure):
         logger.warning("The update %s could not be intercepted: %s", victim, result.reason)
+    elif result is not None:
+        yield result

@@ -7,7 +7,7 @@ from fl_privacy.flower._guard_mod import guard_mod
 from fl_privacy.flower._node_memory import NodeMemory, node_memory, node_secret
 from fl_privacy.flower._train_step import DefendedTraining, private_loader, train_step
 from fl_privacy.flower.answers import answer_once_mod
-from fl_privacy.flower.backends import run_in_process, run_on_grid, run_ray
+from fl_privacy.flower.backends import rounds_in_process, rounds_on_grid, rounds_on_ray
 from fl_privacy.flower.canary_mod import canary_mod
 from fl_privacy.flower.client_app import numpy_client_app, simulated_client_app
 from fl_privacy.flower.clients import (
@@ -60,9 +60,9 @@ __all__ = [
     "numpy_client_app",
     "private_loader",
     "probe_mod",
-    "run_in_process",
-    "run_on_grid",
-    "run_ray",
+    "rounds_in_process",
+    "rounds_on_grid",
+    "rounds_on_ray",
     "simulated_client_app",
     "train_step",
 ]

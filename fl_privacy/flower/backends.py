@@ -1,14 +1,17 @@
 """The rounds of a federation through Flower; for the same seed the same numbers as the plain loop."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
+from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from fl_privacy.defenses import ClientState
-from fl_privacy.federation import Audit, ClientSource, RoundReport, Server
+from fl_privacy.federation import Audit, ClientSource, Round, RoundReport, Server
+from fl_privacy.federation.rounds import Steps
 from fl_privacy.flower.client_app import simulated_client_app
 from fl_privacy.flower.curious import HonestButCurious
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid
@@ -16,8 +19,7 @@ from fl_privacy.flower.records import PARTITION, load_state
 from fl_privacy.flower.strategy import Federated
 from fl_privacy.interception import Interceptor
 from fl_privacy.interception.interceptor import States, no_states
-
-OnRound = Callable[[RoundReport], None]
+from fl_privacy.types import Observation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,73 +32,87 @@ class NodeRules:
     reconnect: float = 0.0
 
 
-def run_on_grid(
+def rounds_on_grid(
     grid: Grid,
     server: Server,
     *,
     rounds: int,
     audit: Audit,
     interceptor: Interceptor,
-    on_round: OnRound,
     timeout: float = 600.0,
     rules: NodeRules = NodeRules(),
-) -> None:
-    """Train ``server.state`` for ``rounds`` rounds with the clients behind ``grid``.
+) -> Generator[Round, None, None]:
+    """Train ``server.state`` with the clients behind ``grid``, a round each.
 
     Args:
         grid: leads to the nodes.
         server: selects, sends, aggregates.
         rounds: how many.
         audit: what is intercepted.
-        interceptor: makes observations of it.
-        on_round: told of each round.
+        interceptor: makes observations of it; its ``sink`` is not used.
         timeout: seconds to wait for the replies of a round; who has not answered then is excluded from it.
         rules: for nodes that are processes of their own.
 
     Raises:
         UserError: the nodes do not fit the server's clients, or all clients of a round failed.
     """
-    federated = Federated(server=server, audit=audit, on_round=on_round, timeout=timeout, **asdict(rules))
-    curious = HonestButCurious(federated, interceptor, audit, states=_states(grid))
+    seen, ended = deque[Observation](), list[RoundReport]()
+    federated = Federated(server=server, audit=audit, on_round=ended.append, timeout=timeout, **asdict(rules))
+    observing = replace(interceptor, sink=seen.append)
+    curious = HonestButCurious(federated, observing, audit, states=_states(grid))
+
+    def steps(round: int) -> Steps:
+        """Run a round as Flower's own ``Strategy.start`` does."""
+        config = ConfigRecord()
+        messages = curious.configure_train(round, federated.arrays(), config, grid)
+        yield from _emptied(seen)
+        curious.aggregate_train(round, grid.send_and_receive(messages, timeout=timeout))
+        yield from _emptied(seen)
+        tests = curious.configure_evaluate(round, federated.arrays(), config, grid)
+        curious.aggregate_evaluate(round, grid.send_and_receive(tests, timeout=timeout))
+        return ended.pop()
+
     with quiet_flower():
-        curious.start(grid, federated.arrays(), num_rounds=rounds, timeout=timeout)
+        for number in range(1, rounds + 1):
+            round = Round(number, steps(number))
+            yield round
+            round.report  # noqa: B018  whatever the caller has left of it
 
 
-def run_in_process(
-    server: Server,
-    source: ClientSource,
-    *,
-    rounds: int,
-    audit: Audit,
-    interceptor: Interceptor,
-    on_round: OnRound,
-) -> dict[int, ClientState]:
-    """Run ``run_on_grid`` with every node in this process, one after the other; return what each client kept."""
+def _emptied(seen: deque[Observation]) -> Iterator[Observation]:
+    """Give what is held, and hold it no longer."""
+    while seen:
+        yield seen.popleft()
+
+
+def rounds_in_process(
+    server: Server, source: ClientSource, *, rounds: int, audit: Audit, interceptor: Interceptor
+) -> Generator[Round, None, dict[int, ClientState]]:
+    """Give ``rounds_on_grid`` with every node in this process, one after the other; return what each client kept."""
     grid = LocalGrid(server.clients, simulated_client_app(source()))
-    run_on_grid(grid, server, rounds=rounds, audit=audit, interceptor=interceptor, on_round=on_round)
+    yield from rounds_on_grid(grid, server, rounds=rounds, audit=audit, interceptor=interceptor)
     return _kept(grid)
 
 
-def run_ray(
+def rounds_on_ray(
     server: Server,
     source: ClientSource,
     *,
     rounds: int,
     audit: Audit,
     interceptor: Interceptor,
-    on_round: OnRound,
     num_cpus: float = 1,
     num_gpus: float = 0.0,
     actors: int | None = None,
     timeout: float = 3600.0,
-) -> dict[int, ClientState]:
-    """Run ``run_on_grid`` with the clients in processes that Ray manages; return what each client kept.
+) -> Generator[Round, None, dict[int, ClientState]]:
+    """Give ``rounds_on_grid`` with the clients in processes that Ray manages; return what each client kept.
 
     Ray starts on this machine's loopback interface and stops at the end; an address in RAY_ADDRESS, or a Ray that
     runs already, is used instead.
 
     Args:
-        server: as for ``run_on_grid``, like all that is not named here.
+        server: as for ``rounds_on_grid``, like all that is not named here.
         source: called once in each process.
         num_cpus: CPUs set aside for a process.
         num_gpus: share of a GPU set aside for a process.
@@ -104,12 +120,12 @@ def run_ray(
         timeout: seconds that a process may work on one message; then it is ended, and its client excluded.
 
     Raises:
-        UserError: no process fits into the machine; besides what ``run_on_grid`` raises.
+        UserError: no process fits into the machine; besides what ``rounds_on_grid`` raises.
     """
     from fl_privacy.flower.ray_nodes import ray_grid  # noqa: PLC0415
 
     with ray_grid(server.clients, source, num_cpus=num_cpus, num_gpus=num_gpus, actors=actors, timeout=timeout) as grid:
-        run_on_grid(grid, server, rounds=rounds, audit=audit, interceptor=interceptor, on_round=on_round)
+        yield from rounds_on_grid(grid, server, rounds=rounds, audit=audit, interceptor=interceptor)
         return _kept(grid)
 
 

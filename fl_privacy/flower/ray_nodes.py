@@ -206,7 +206,7 @@ def ray_grid(
     actors: int | None,
     timeout: float,
 ) -> Iterator[RayGrid]:
-    """Open a grid on a Ray cluster, joined or started, with as many actors as fit; see ``run_ray``."""
+    """Open a grid on a Ray cluster, joined or started, with as many actors as fit; see ``rounds_on_ray``."""
     check_request(num_cpus, num_gpus, actors)
     number("backend.timeout", timeout, above=0, infinite=True, example="it is in seconds, try 3600")
     with ray_cluster():

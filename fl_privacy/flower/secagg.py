@@ -10,9 +10,10 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ from flwr.serverapp import Grid
 from fl_privacy.checks import number
 from fl_privacy.defenses import ClientState, Defense, local_dp
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Client, Failure, RoundReport, Server
+from fl_privacy.federation import Client, Failure, Round, RoundReport, Server
 from fl_privacy.federation.replies import MOST_EXAMPLES, attempt, unrounded
+from fl_privacy.federation.rounds import unobserved
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower._guard_mod import secagg_guard_mod
 from fl_privacy.flower.backends import quiet_flower
@@ -185,18 +187,17 @@ class Masking:
         )
 
 
-def run_secure_aggregation(
+def secure_rounds(
     server: Server,
     clients: Mapping[int, Client],
     *,
     rounds: int,
-    on_round: Callable[[RoundReport], None],
     clip: float = 8.0,
     levels: int = 2**22,
     threshold: float = 0.67,
     shares: float = 1.0,
-) -> Traffic:
-    """Train ``server.state`` for ``rounds`` rounds under SecAgg+ (Bell et al. 2020); returns what the server received.
+) -> Generator[Round, None, Traffic]:
+    """Train ``server.state`` under SecAgg+ (Bell et al. 2020), a round each; return what the server received.
 
     Masks hide each update; their keys are shared among the clients, so that the sum can be unmasked as long as
     ``threshold`` of them answer. Numbers of examples, metrics and whole-number buffers, such as the count of batches of
@@ -207,7 +208,6 @@ def run_secure_aggregation(
         server: selects clients and moves the model by the mean.
         clients: the clients.
         rounds: how many.
-        on_round: told of each round.
         clip: largest absolute value that an update may hold.
         levels: of a quantized value.
         threshold: share of the clients whose key shares unmask the sum, in (0, 1]; of half or less, two groups of
@@ -227,8 +227,11 @@ def run_secure_aggregation(
     app = masking_client_app(make_client, mods=[*guards, reproducible_mod(server.seed)])
     traffic = Traffic(LocalGrid(server.clients, app), {client: FIRST_NODE + client for client in server.clients})
     workflow = masking.workflow(max(client.number_of_examples for client in clients.values()), timeout=None)
-    for round in range(1, rounds + 1):
-        on_round(train_secure_round(server, traffic, workflow, round=round, threshold=threshold))
+    for place in range(1, rounds + 1):
+        work = partial(train_secure_round, server, traffic, workflow, round=place, threshold=threshold)
+        round = Round(place, unobserved(work))
+        yield round
+        round.report  # noqa: B018
     return traffic
 
 
@@ -396,56 +399,77 @@ TRIES = 4
 """How often a round is tried."""
 
 
-def run_secure_on_grid(
+def secure_rounds_on_grid(
     grid: Grid,
     server: Server,
     *,
     rounds: int,
-    on_round: Callable[[RoundReport], None],
     nodes: Nodes,
     masking: Masking,
     timeout: float = 600.0,
-) -> Traffic:
-    """Run ``run_secure_aggregation`` with clients on nodes of their own, whose apps are ``masking_client_app``.
+) -> Generator[Round, None, Traffic]:
+    """Run ``secure_rounds`` with clients on nodes of their own, whose apps are ``masking_client_app``.
 
     A node that joins or comes back takes part from the next round on. A round that too few nodes finish, as when one
     dies between two stages, is tried again, without those whose replies broke the protocol.
 
     Args:
         grid: leads to the nodes.
-        server: as for ``run_secure_aggregation``, like ``rounds`` and ``on_round``.
+        server: as for ``secure_rounds``.
         rounds: how many.
-        on_round: told of each round.
         nodes: which node holds which partition.
         masking: clip, levels and threshold; nodes take theirs from the run's configuration.
         timeout: seconds to wait for the replies of each of the protocol's four stages.
 
     Raises:
-        UserError: besides what ``run_secure_aggregation`` raises, the nodes do not fit the server's clients.
+        UserError: besides what ``secure_rounds`` raises, the nodes do not fit the server's clients.
     """
     expect_all_shared(server)
-    prompt, workflow = PromptGrid(grid), None
-    traffic = Traffic(prompt, {})
-    attempts = itertools.count(1)
-    for round in range(1, rounds + 1):
-        traffic.breaking.clear()
+    prompt = PromptGrid(grid)
+    retrying = _Retrying(prompt, Traffic(prompt, {}), server, nodes, masking, timeout)
+    for place in range(1, rounds + 1):
+        round = Round(place, unobserved(partial(retrying.round, place)))
+        yield round
+        round.report  # noqa: B018
+    return retrying.traffic
+
+
+@dataclass(eq=False)
+class _Retrying:
+    """Rounds on nodes that come and go; one that too few finish is tried again."""
+
+    grid: PromptGrid
+    traffic: Traffic
+    server: Server
+    nodes: Nodes
+    masking: Masking
+    timeout: float
+    _workflow: SecAggPlusWorkflow | None = None
+    _attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def round(self, round: int) -> RoundReport:
+        """Run a round, ``TRIES`` times at most."""
+        self.traffic.breaking.clear()
         for left in reversed(range(TRIES)):
-            nodes.refresh(prompt)
-            traffic.nodes = {client: nodes[client] for client in server.clients if client in nodes}
-            if workflow is None:
-                workflow = masking.workflow(_most_examples(traffic, timeout, server.plan.norm_factor), timeout)
+            self.nodes.refresh(self.grid)
+            self.traffic.nodes = {client: self.nodes[client] for client in self.server.clients if client in self.nodes}
+            if self._workflow is None:
+                most = _most_examples(self.traffic, self.timeout, self.server.plan.norm_factor)
+                self._workflow = self.masking.workflow(most, self.timeout)
             try:
-                report = train_secure_round(
-                    server, traffic, workflow, round=round, threshold=masking.threshold, attempt=next(attempts)
+                return train_secure_round(
+                    self.server,
+                    self.traffic,
+                    self._workflow,
+                    round=round,
+                    threshold=self.masking.threshold,
+                    attempt=next(self._attempts),
                 )
             except UserError as error:
                 if not left:
                     raise
                 logger.warning("Round %d is tried again: %s", round, error)
-            else:
-                on_round(report)
-                break
-    return traffic
+        raise AssertionError("the last try returns or raises")
 
 
 def _most_examples(traffic: Traffic, timeout: float, factor: float) -> int:

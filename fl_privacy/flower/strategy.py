@@ -57,7 +57,7 @@ class Federated(Strategy):
     Attributes:
         server: selects, sends, aggregates.
         audit: which probes are sent.
-        on_round: told of each round.
+        on_round: takes the report of each round.
         patience: seconds to wait for the nodes before the first round.
         timeout: seconds to wait for the replies to probes; ``start`` takes those for the others.
         bound: nodes are authenticated: a partition is the first holder's, by its key, for the whole run.

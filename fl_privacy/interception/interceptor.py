@@ -185,19 +185,23 @@ def _changes(upload: Upload, plan: LocalPlan, sent: ModelState) -> Tensors:
 
 
 Sink = Callable[[Observation], None]
-"""Takes each observation as it is made: keeps it, writes it down, or attacks it."""
+"""Takes each observation as it is made, where Flower runs the rounds: keeps it, writes it down, or attacks it."""
+
+
+def no_sink(observation: Observation) -> None:
+    """Drop an observation."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Interceptor:
-    """Turns replies into observations and hands them on.
+    """Turns replies into observations.
 
     Attributes:
         model: architecture of what the clients are sent.
         plan: how the clients train.
         input_shape: (C, H, W).
         num_classes: K.
-        sink: where observations go.
+        sink: where ``capture`` puts observations; ``observe`` returns them.
         knowledge: what the attacker knows beyond the protocol.
         side_information: adds what is known from inside the federation, such as layers that stand in for private
             ones; ``None`` where nothing is.
@@ -207,18 +211,26 @@ class Interceptor:
     plan: LocalPlan
     input_shape: tuple[int, ...]
     num_classes: int
-    sink: Sink
+    sink: Sink = no_sink
     knowledge: Knowledge = field(default_factory=Knowledge)
     side_information: SideInformation | None = None
 
     def capture(self, victim: VictimId, *, sent: ModelState, upload: Upload, states: States = no_states) -> None:
-        """Make the observation of one upload and pass it to the sink; ``states`` are what the clients held before.
+        """Make the observation of one upload and pass it to the sink; see ``observe``."""
+        observation = self.observe(victim, sent=sent, upload=upload, states=states)
+        if observation is not None:
+            self.sink(observation)
 
-        An upload whose arrays have other shapes than the model's is none of this model, and left out.
+    def observe(
+        self, victim: VictimId, *, sent: ModelState, upload: Upload, states: States = no_states
+    ) -> Observation | None:
+        """Return the observation of one upload; ``states`` are what the clients held before.
+
+        ``None`` where the upload's arrays have other shapes than the model's: it is none of this model.
         """
         values = sent.parameters
         if any(name in values and t.shape != values[name].shape for name, t in upload.tensors.items()):
-            return
+            return None
         observation = Observation(
             id=victim,
             model=self.model,
@@ -231,4 +243,4 @@ class Interceptor:
         )
         if self.side_information:
             observation = self.side_information(observation, states=states)
-        self.sink(observation)
+        return observation

@@ -14,14 +14,14 @@ from fl_privacy.experiment.run import _Run
 from fl_privacy.experiment.run_folder import plain_loop
 from fl_privacy.experiment.setup import build_setup
 from fl_privacy.federation import Audit, RoundReport
-from fl_privacy.flower import run_in_process
+from fl_privacy.flower import rounds_in_process
 from fl_privacy.interception import Interceptor
 from fl_privacy.results.ongoing import move_aside
 from fl_privacy.types import Observation, Upload
 from tests.experiment.runs import TINY, run
 
 ROUNDS = 12
-BACKENDS: dict[str, Any] = {"loop": plain_loop, "flower": run_in_process}
+BACKENDS: dict[str, Any] = {"loop": plain_loop, "flower": rounds_in_process}
 
 
 def alive(*kinds: type) -> int:
@@ -37,13 +37,10 @@ def test_no_round_leaves_anything_behind(backend: str) -> None:
     federation = build_setup(config)
     examples, held = federation.dataset.train, list[tuple[int, int]]()
 
-    def on_round(report: RoundReport) -> None:
-        held.append((alive(torch.Tensor), tracemalloc.get_traced_memory()[0]))
-
     seen = set[str]()
     tracemalloc.start()
     try:
-        BACKENDS[backend](
+        for round in BACKENDS[backend](
             federation.server,
             lambda: clients_of(config),
             rounds=ROUNDS,
@@ -55,10 +52,11 @@ def test_no_round_leaves_anything_behind(backend: str) -> None:
                 plan=federation.server.local_plan,
                 input_shape=examples.input_shape,
                 num_classes=examples.num_classes,
-                sink=lambda observation: seen.add(str(observation.id)),
             ),
-            on_round=on_round,
-        )
+        ):
+            seen |= {str(observation.id) for observation in round}
+            assert round.report.round == round.number
+            held.append((alive(torch.Tensor), tracemalloc.get_traced_memory()[0]))
     finally:
         tracemalloc.stop()
     assert len(seen) == 3 * ROUNDS

@@ -1,6 +1,8 @@
 """A small federation with everything that may differ between backends: batch norm, noise, private layers, failures."""
 
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -8,10 +10,11 @@ from torch import Tensor, nn
 from fl_privacy.data.examples import Examples
 from fl_privacy.defenses import ClientState, Defense, LocalData
 from fl_privacy.effects import Part
-from fl_privacy.federation import Audit, Client, Replay, RoundReport, Server, ServerPlan, spread_probes
+from fl_privacy.federation import Audit, Client, Replay, Round, RoundReport, Server, ServerPlan, spread_probes
 from fl_privacy.interception import Interceptor
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, VictimId
 
+Kept = TypeVar("Kept")
 CLASSES, SIDE, CLIENTS, EXAMPLES_EACH = 4, 6, 3, 12
 FEDAVG = LocalPlan(shares="delta", lr=0.1, epochs=2, batch_size=5, momentum=0.9)
 FEDSGD = LocalPlan(shares="gradient", batch_size=8)
@@ -155,6 +158,17 @@ class Recording:
 
     observations: list[Observation] = field(default_factory=list)
     reports: list[RoundReport] = field(default_factory=list)
+
+    def follow(self, rounds: Generator[Round, None, Kept]) -> Kept:
+        """Run all rounds, and return what they return."""
+        while True:
+            try:
+                round = next(rounds)
+            except StopIteration as end:
+                kept: Kept = end.value
+                return kept
+            self.observations.extend(round)
+            self.reports.append(round.report)
 
     def interceptor(self, plan: LocalPlan = FEDAVG) -> Interceptor:
         return Interceptor(

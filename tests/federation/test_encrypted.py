@@ -8,7 +8,7 @@ import torch
 
 from fl_privacy.defenses import Defense, none, split_fed
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, private_names, public_state, run_rounds
+from fl_privacy.federation import Audit, plain_rounds, private_names, public_state, run_all
 from fl_privacy.types import LocalPlan
 from tests.federation import harness
 
@@ -17,7 +17,7 @@ tenseal = pytest.importorskip("tenseal", reason="the extra crypto is not install
 from fl_privacy.federation.ckks import (  # noqa: E402
     Adder,
     KeyHolder,
-    run_encrypted,
+    encrypted_rounds,
 )
 
 PLAN = LocalPlan(shares="delta", lr=0.1, epochs=1, batch_size=5)
@@ -26,20 +26,21 @@ ROUNDS = 2
 
 def plain(plan: LocalPlan = PLAN, **clients: Any) -> tuple[Any, harness.Recording]:
     server, seen = harness.server(plan), harness.Recording()
-    run_rounds(
-        server,
-        harness.clients(plan, **clients),
-        rounds=ROUNDS,
-        audit=Audit(),
-        interceptor=seen.interceptor(plan),
-        on_round=seen.reports.append,
+    seen.follow(
+        plain_rounds(
+            server,
+            harness.clients(plan, **clients),
+            rounds=ROUNDS,
+            audit=Audit(),
+            interceptor=seen.interceptor(plan),
+        )
     )
     return server.state, seen
 
 
 def encrypted(plan: LocalPlan = PLAN, *, bits: int = 20, **clients: Any) -> tuple[Any, harness.Recording]:
     server, seen = harness.server(plan), harness.Recording()
-    run_encrypted(server, harness.clients(plan, **clients), rounds=ROUNDS, on_round=seen.reports.append, bits=bits)
+    seen.follow(encrypted_rounds(server, harness.clients(plan, **clients), rounds=ROUNDS, bits=bits))
     return server.state, seen
 
 
@@ -89,7 +90,7 @@ def test_private_layers_stay_out_of_the_ciphertexts_too() -> None:
     )
     seen = harness.Recording()
 
-    run_encrypted(server, harness.clients(PLAN, defense), rounds=ROUNDS, on_round=seen.reports.append)
+    seen.follow(encrypted_rounds(server, harness.clients(PLAN, defense), rounds=ROUNDS))
 
     assert "conv.weight" not in server.state.parameters
     assert seen.reports[-1].evaluation is not None
@@ -115,10 +116,9 @@ def test_a_client_with_other_tensors_or_shapes_does_not_sink_the_round() -> None
     assert alone.reports[0].clients == (0, 2)
     assert "expected shape" in alone.reports[0].excluded[1]
 
-    reports: list[Any] = []
     clients = harness.clients(PLAN, none())
     clients[2] = replace(clients[2], defense=Defense(upload=(harness.withholding,)))
-    run_encrypted(harness.server(PLAN), clients, rounds=1, on_round=reports.append)
+    reports, _ = run_all(encrypted_rounds(harness.server(PLAN), clients, rounds=1))
 
     assert reports[0].excluded == {2: "its update has other tensors than most"}
 

@@ -17,8 +17,8 @@ from fl_privacy.attacks.gradient_inversion.starts import Space
 from fl_privacy.defenses import ClientState, Defense, compose, dp_noise, fdl_pp, none, split_fed
 from fl_privacy.effects import Part
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, Client, Server, private_names, public_state, run_rounds
-from fl_privacy.flower import LocalGrid, run_in_process, run_on_grid, simulated_client_app
+from fl_privacy.federation import Audit, Client, Server, plain_rounds, private_names, public_state
+from fl_privacy.flower import LocalGrid, rounds_in_process, rounds_on_grid, simulated_client_app
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.interception.interceptor import SimulatedSideInformation
 from fl_privacy.models import Front, cut_layer
@@ -46,7 +46,7 @@ def server(defense: Defense, plan: LocalPlan = harness.FEDAVG) -> Server:
 
 def run(
     defense: Defense,
-    backend: Any = run_rounds,
+    backend: Any = plain_rounds,
     plan: LocalPlan = harness.FEDAVG,
     audit: Audit | None = None,
     **insider: Any,
@@ -57,13 +57,14 @@ def run(
         inside = SimulatedSideInformation(clients=clients_of(defense, plan), batch_size=2, **insider)
         interceptor = replace(interceptor, side_information=inside)
     source = partial(clients_of, defense, plan)
-    kept = backend(
-        federation,
-        source() if backend is run_rounds else source,
-        rounds=ROUNDS,
-        audit=audit or harness.probes(1, 2),
-        interceptor=interceptor,
-        on_round=recording.reports.append,
+    kept = recording.follow(
+        backend(
+            federation,
+            source() if backend is plain_rounds else source,
+            rounds=ROUNDS,
+            audit=audit or harness.probes(1, 2),
+            interceptor=interceptor,
+        )
     )
     return federation.state, recording, kept
 
@@ -101,7 +102,7 @@ def test_the_private_part_is_neither_sent_nor_uploaded(defense: Defense) -> None
 
 @every_split
 def test_public_layers_are_the_same_on_all_clients_private_ones_are_not(defense: Defense) -> None:
-    _, recording, kept = run(defense, run_in_process)
+    _, recording, kept = run(defense, rounds_in_process)
 
     for round in range(1, ROUNDS + 1):
         first, *others = (o for o in recording.observations if o.id.round == round)
@@ -118,7 +119,7 @@ def test_public_layers_are_the_same_on_all_clients_private_ones_are_not(defense:
 @every_split
 def test_flower_gives_the_bits_of_the_plain_loop(defense: Defense) -> None:
     state, expected, kept = run(defense, colluder=2, knows_features=True)
-    other, actual, other_kept = run(defense, run_in_process, colluder=2, knows_features=True)
+    other, actual, other_kept = run(defense, rounds_in_process, colluder=2, knows_features=True)
 
     harness.assert_same_state(state, other)
     harness.assert_same_observations(expected.observations, actual.observations)
@@ -184,13 +185,14 @@ def test_no_private_byte_is_in_a_message(defense: Defense) -> None:
     grid = _Listening(federation.clients, simulated_client_app(clients_of(defense)))
     grid.traffic = []
 
-    run_on_grid(
-        grid,
-        federation,
-        rounds=ROUNDS,
-        audit=harness.probes(1, 2),
-        interceptor=recording.interceptor(),
-        on_round=recording.reports.append,
+    recording.follow(
+        rounds_on_grid(
+            grid,
+            federation,
+            rounds=ROUNDS,
+            audit=harness.probes(1, 2),
+            interceptor=recording.interceptor(),
+        )
     )
 
     traffic = b"".join(grid.traffic)
@@ -328,7 +330,7 @@ def test_features_are_those_behind_the_victim_s_gradient_with_a_private_norm(mod
     assert all((o.knowledge.private.buffers["norm.num_batches_tracked"] == 0).all() for o in seen)
 
 
-@pytest.mark.parametrize("backend", [run_rounds, run_in_process])
+@pytest.mark.parametrize("backend", [plain_rounds, rounds_in_process])
 def test_an_update_is_captured_beside_what_the_client_held_before_it(backend: Any) -> None:
     defense = split_fed(private=CONV)
     _, recording, _ = run(defense, backend, audit=harness.updates(1), colluder=2, knows_features=True)
@@ -346,7 +348,7 @@ def test_an_update_is_captured_beside_what_the_client_held_before_it(backend: An
         torch.testing.assert_close(observation.knowledge.features, features)
 
 
-@pytest.mark.parametrize("backend", [run_rounds, run_in_process])
+@pytest.mark.parametrize("backend", [plain_rounds, rounds_in_process])
 def test_features_are_those_of_the_images_that_the_client_trained_on(backend: Any) -> None:
     plan = replace(harness.FEDAVG, crop_padding=2, flip=True)
     inverted = Defense(data=(lambda batch, state, rng: Batch(1 - batch.inputs, batch.labels),))

@@ -7,10 +7,9 @@ import torch
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, Server, ServerPlan, evaluate_model, run_rounds
-from fl_privacy.interception import Interceptor
+from fl_privacy.federation import Audit, Server, ServerPlan, evaluate_model, plain_rounds, run_all
 from fl_privacy.progress import Stage, listening
-from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
+from fl_privacy.types import LocalPlan, ModelState, VictimId
 from tests.federation import harness
 
 
@@ -18,13 +17,14 @@ def run(
     rounds: int = 3, audit: Audit | None = None, rules: ServerPlan | None = None, **clients: Any
 ) -> tuple[Server, harness.Recording, dict[int, ClientState]]:
     server, recording = harness.server(rules=rules), harness.Recording()
-    kept = run_rounds(
-        server,
-        harness.clients(**clients),
-        rounds=rounds,
-        audit=audit or Audit(),
-        interceptor=recording.interceptor(),
-        on_round=recording.reports.append,
+    kept = recording.follow(
+        plain_rounds(
+            server,
+            harness.clients(**clients),
+            rounds=rounds,
+            audit=audit or Audit(),
+            interceptor=recording.interceptor(),
+        )
     )
     return server, recording, kept
 
@@ -51,13 +51,14 @@ def test_probes_train_nothing() -> None:
 def test_training_learns() -> None:
     plan = LocalPlan(shares="delta", lr=0.1, epochs=2, batch_size=6)
     server, recording = harness.server(plan), harness.Recording()
-    run_rounds(
-        server,
-        harness.clients(plan, harness.Defense()),
-        rounds=12,
-        audit=Audit(),
-        interceptor=recording.interceptor(),
-        on_round=recording.reports.append,
+    recording.follow(
+        plain_rounds(
+            server,
+            harness.clients(plan, harness.Defense()),
+            rounds=12,
+            audit=Audit(),
+            interceptor=recording.interceptor(),
+        )
     )
 
     assert recording.reports[-1].train_loss < 0.3 * recording.reports[0].train_loss
@@ -86,20 +87,15 @@ def test_failures_are_logged_excluded_and_forgotten(caplog: pytest.LogCaptureFix
 
 
 def test_a_failing_probe_or_interception_is_logged_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(observation: Observation) -> None:
-        raise OSError("no space left")
+    class Broken:
+        def observe(self, victim: VictimId, **seen: Any) -> None:
+            raise OSError("no space left")
 
     server = harness.server()
-    interceptor = Interceptor(
-        model=harness.small_net(), plan=harness.FEDAVG, input_shape=(1, 6, 6), num_classes=4, sink=broken
-    )
-    run_rounds(
-        server,
-        harness.clients(faults=((1, "raises"),)),
-        rounds=1,
-        audit=harness.probes(1),
-        interceptor=interceptor,
-        on_round=lambda report: None,
+    run_all(
+        plain_rounds(
+            server, harness.clients(faults=((1, "raises"),)), rounds=1, audit=harness.probes(1), interceptor=Broken()
+        )
     )
 
     harness.assert_same_state(server.state, run(rounds=1, faults=((1, "raises"),))[0].state)
@@ -131,3 +127,36 @@ def test_a_long_evaluation_says_how_far_it_is() -> None:
     with listening(heard.append):
         evaluate_model(model, ModelState.of(model), harness.examples(1000))
     assert [stages[0].total for stages in heard if stages] == [5] * 5
+
+
+def test_a_round_is_run_as_its_caller_asks_for_it() -> None:
+    server, recording = harness.server(), harness.Recording()
+    before = server.state
+    rounds = plain_rounds(
+        server, harness.clients(), rounds=2, audit=harness.updates(1, 2), interceptor=recording.interceptor()
+    )
+
+    first = next(rounds)
+    observation = next(first)
+    assert observation.id == VictimId(1, 0)
+    assert server.state is before, "observed before the server's step"
+    assert first.report.round == 1
+    after_one = server.state
+    assert after_one is not before
+    assert [o.id.round for o in next(rounds)] == [2] * harness.CLIENTS
+    assert first.report.round == 1, "a round that has ended keeps its report"
+    harness.assert_same_state(run(rounds=1)[0].state, after_one)
+
+
+def test_observations_that_nobody_takes_change_nothing() -> None:
+    server, recording = harness.server(), harness.Recording()
+    reports, kept = run_all(
+        plain_rounds(
+            server, harness.clients(), rounds=2, audit=harness.probes(1, 2), interceptor=recording.interceptor()
+        )
+    )
+
+    watched, seen, expected = run(rounds=2, audit=harness.probes(1, 2))
+    harness.assert_same_state(server.state, watched.state)
+    assert [r.train_loss for r in reports] == [r.train_loss for r in seen.reports]
+    assert kept.keys() == expected.keys()

@@ -1,6 +1,8 @@
 """Whatever carries the messages, the same seed gives the same bits."""
 
+import logging
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -9,8 +11,8 @@ import torch
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, ServerPlan, run_rounds
-from fl_privacy.flower import run_in_process
+from fl_privacy.federation import Audit, ServerPlan, plain_rounds
+from fl_privacy.flower import rounds_in_process
 from fl_privacy.types import LocalPlan
 from tests.federation import harness
 
@@ -29,19 +31,20 @@ def run(
     server, recording = harness.server(plan, rules), harness.Recording()
     server.tamper = tamper
     source = partial(harness.clients, plan, **clients)
-    kept = backend(
-        server,
-        source() if backend is run_rounds else source,
-        rounds=ROUNDS,
-        audit=audit or harness.updates(1, 3),
-        interceptor=recording.interceptor(plan),
-        on_round=recording.reports.append,
+    kept = recording.follow(
+        backend(
+            server,
+            source() if backend is plain_rounds else source,
+            rounds=ROUNDS,
+            audit=audit or harness.updates(1, 3),
+            interceptor=recording.interceptor(plan),
+        )
     )
     return server.state, recording, kept
 
 
 def assert_same_run(backend: Callable[..., Any], **settings: Any) -> harness.Recording:
-    state, expected, kept = run(run_rounds, **settings)
+    state, expected, kept = run(plain_rounds, **settings)
     other_state, actual, other_kept = run(backend, **settings)
     harness.assert_same_state(state, other_state)
     harness.assert_same_observations(expected.observations, actual.observations)
@@ -88,14 +91,14 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_in_process_flower_gives_the_bits_of_the_plain_loop(case: str) -> None:
-    recording = assert_same_run(run_in_process, **CASES[case])
+    recording = assert_same_run(rounds_in_process, **CASES[case])
 
     assert len(recording.reports) == ROUNDS
     assert recording.observations
 
 
 def test_clients_that_fail_are_excluded_and_the_rest_goes_on() -> None:
-    _, recording, _ = run(run_in_process, faults=((0, "raises"), (2, "nan")))
+    _, recording, _ = run(rounds_in_process, faults=((0, "raises"), (2, "nan")))
 
     assert [report.clients for report in recording.reports] == [(1,)] * ROUNDS
     assert recording.reports[0].excluded == {
@@ -106,7 +109,7 @@ def test_clients_that_fail_are_excluded_and_the_rest_goes_on() -> None:
 
 def test_all_clients_failing_stops_the_run_with_that_error() -> None:
     with pytest.raises(UserError, match="all 3 clients failed"):
-        run(run_in_process, faults=((0, "raises"), (1, "nan"), (2, "shape")))
+        run(rounds_in_process, faults=((0, "raises"), (1, "nan"), (2, "shape")))
 
 
 def test_different_seeds_of_the_server_select_differently() -> None:
@@ -117,8 +120,17 @@ def test_different_seeds_of_the_server_select_differently() -> None:
 
 
 def test_private_values_survive_on_the_client_between_rounds() -> None:
-    _, _, kept = run(run_in_process, defense=harness.HEAD)
+    _, _, kept = run(rounds_in_process, defense=harness.HEAD)
 
     assert {int(state.tensors["memory/rounds"]) for state in kept.values()} == {ROUNDS}
     heads = [state.tensors["private/private.weight"] for state in kept.values()]
     assert not torch.equal(heads[0], heads[1])
+
+
+def test_who_leaves_in_the_middle_gets_flower_s_log_back() -> None:
+    level, recording = logging.getLogger("flwr").level, harness.Recording()
+    settings = {"rounds": ROUNDS, "audit": harness.updates(1), "interceptor": recording.interceptor()}
+    with closing(rounds_in_process(harness.server(), harness.clients, **settings)) as rounds:
+        assert [o.id.client for o in next(rounds)] == [*range(harness.CLIENTS)]
+        assert logging.getLogger("flwr").level == logging.WARNING
+    assert logging.getLogger("flwr").level == level

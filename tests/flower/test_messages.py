@@ -9,7 +9,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fl_privacy.defenses import ClientState, Defense, instahide, spn
 from fl_privacy.errors import UserError
-from fl_privacy.flower import LocalGrid, run_on_grid, simulated_client_app
+from fl_privacy.flower import LocalGrid, rounds_on_grid, simulated_client_app
 from fl_privacy.flower.records import MEMORY, load_state, save_state, to_record, to_tensors
 from tests.federation import harness
 
@@ -42,13 +42,14 @@ def test_private_values_are_in_no_message(name: str) -> None:
     defense, values, rest = PRIVATE[name]
     grid, recording = RecordingGrid(range(harness.CLIENTS), defense), harness.Recording()
 
-    run_on_grid(
-        grid,
-        harness.server(),
-        rounds=2,
-        audit=harness.probes(1),
-        interceptor=recording.interceptor(),
-        on_round=recording.reports.append,
+    recording.follow(
+        rounds_on_grid(
+            grid,
+            harness.server(),
+            rounds=2,
+            audit=harness.probes(1),
+            interceptor=recording.interceptor(),
+        )
     )
 
     sent = recording.observations[0].sent.parameters["conv.weight"]
@@ -71,13 +72,14 @@ KEPT_IMAGES = {"exchanged": (harness.DATA, "exchange/noise"), "instahide": (inst
 def test_what_a_defense_keeps_of_the_examples_is_in_no_message(defense: Defense, name: str) -> None:
     grid, recording = RecordingGrid(range(harness.CLIENTS), defense), harness.Recording()
 
-    run_on_grid(
-        grid,
-        harness.server(),
-        rounds=2,
-        audit=harness.probes(1),
-        interceptor=recording.interceptor(),
-        on_round=recording.reports.append,
+    recording.follow(
+        rounds_on_grid(
+            grid,
+            harness.server(),
+            rounds=2,
+            audit=harness.probes(1),
+            interceptor=recording.interceptor(),
+        )
     )
 
     for context in grid.contexts.values():

@@ -9,7 +9,7 @@ import pytest
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
-from fl_privacy.flower import run_ray
+from fl_privacy.flower import rounds_on_ray
 from tests.federation import harness
 from tests.flower.test_backends import CASES, ROUNDS, assert_same_run
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
 def test_ray_gives_the_bits_of_the_plain_loop() -> None:
-    backend = partial(run_ray, num_cpus=0.5, actors=1)  # several: tests/experiment/test_same_numbers.py
+    backend = partial(rounds_on_ray, num_cpus=0.5, actors=1)  # several: tests/experiment/test_same_numbers.py
 
     recording = assert_same_run(backend, **CASES["everything at once"])
 
@@ -44,16 +44,17 @@ def without_data() -> dict[int, Client]:
 
 def run(*, source: Any, actors: int, timeout: float = 3600.0) -> harness.Recording:
     recording = harness.Recording()
-    run_ray(
-        harness.server(),
-        source,
-        rounds=ROUNDS,
-        audit=harness.updates(),
-        interceptor=recording.interceptor(),
-        on_round=recording.reports.append,
-        num_cpus=0.5,
-        actors=actors,
-        timeout=timeout,
+    recording.follow(
+        rounds_on_ray(
+            harness.server(),
+            source,
+            rounds=ROUNDS,
+            audit=harness.updates(),
+            interceptor=recording.interceptor(),
+            num_cpus=0.5,
+            actors=actors,
+            timeout=timeout,
+        )
     )
     return recording
 

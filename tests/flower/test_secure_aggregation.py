@@ -11,12 +11,12 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fl_privacy.defenses import none
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, run_rounds
+from fl_privacy.federation import Audit, plain_rounds, run_all
 from fl_privacy.flower.clients import MaskableClient
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, Traffic
 from fl_privacy.flower.nodes import Nodes
 from fl_privacy.flower.records import CLIENT, NUM_EXAMPLES, PARTITION, PARTITIONS
-from fl_privacy.flower.secagg import EXAMPLES, Masking, masking_client_app, run_secure_aggregation, run_secure_on_grid
+from fl_privacy.flower.secagg import EXAMPLES, Masking, masking_client_app, secure_rounds, secure_rounds_on_grid
 from fl_privacy.types import LocalPlan
 from tests.federation import harness
 
@@ -26,21 +26,20 @@ ROUNDS = 2
 
 def secure(plan: LocalPlan = PLAN, rounds: int = ROUNDS, **clients: Any) -> tuple[Any, harness.Recording, Traffic]:
     server, seen = harness.server(plan), harness.Recording()
-    traffic = run_secure_aggregation(
-        server, harness.clients(plan, none(), **clients), rounds=rounds, on_round=seen.reports.append
-    )
+    traffic = seen.follow(secure_rounds(server, harness.clients(plan, none(), **clients), rounds=rounds))
     return server.state, seen, traffic
 
 
 def plain(plan: LocalPlan = PLAN) -> tuple[Any, harness.Recording]:
     server, seen = harness.server(plan), harness.Recording()
-    run_rounds(
-        server,
-        harness.clients(plan, none()),
-        rounds=ROUNDS,
-        audit=Audit(),
-        interceptor=seen.interceptor(plan),
-        on_round=seen.reports.append,
+    seen.follow(
+        plain_rounds(
+            server,
+            harness.clients(plan, none()),
+            rounds=ROUNDS,
+            audit=Audit(),
+            interceptor=seen.interceptor(plan),
+        )
     )
     return server.state, seen
 
@@ -87,16 +86,16 @@ def test_what_it_can_t_do_is_refused() -> None:
     server = harness.server(PLAN)
     server.personal = True
     with pytest.raises(UserError, match="layers are private"):
-        run_secure_aggregation(server, harness.clients(PLAN), rounds=1, on_round=print)
+        run_all(secure_rounds(server, harness.clients(PLAN), rounds=1))
     with pytest.raises(UserError, match=r"threshold is expected in \(0, 1\], but got 0"):
-        run_secure_aggregation(harness.server(PLAN), harness.clients(PLAN), rounds=1, on_round=print, threshold=0)
+        run_all(secure_rounds(harness.server(PLAN), harness.clients(PLAN), rounds=1, threshold=0))
     with pytest.raises(UserError, match="fewer did"):
         secure(faults=((0, "raises"), (1, "raises"), (2, "raises")))
 
 
 def test_values_beyond_the_clip_are_reported_not_cut() -> None:
     with pytest.raises(UserError, match=r"client 0: UserError: Values of .* are expected within \+-1e-06, but reach"):
-        run_secure_aggregation(harness.server(PLAN), harness.clients(PLAN), rounds=1, on_round=print, clip=1e-6)
+        run_all(secure_rounds(harness.server(PLAN), harness.clients(PLAN), rounds=1, clip=1e-6))
     _, reports, _ = secure(faults=((1, "nan"),))
     assert reports.reports[0].clients == (0, 2)
     assert "but reach nan" in reports.reports[0].excluded[1]
@@ -149,13 +148,14 @@ class LyingNodes(LocalGrid):
 
 def with_liar(lie: Lie, claims: Any = harness.EXAMPLES_EACH, rounds: int = 1) -> tuple[Any, harness.Recording]:
     server, seen = harness.server(PLAN), harness.Recording()
-    run_secure_on_grid(
-        LyingNodes(lie, claims),
-        server,
-        rounds=rounds,
-        on_round=seen.reports.append,
-        nodes=Nodes(server.clients),
-        masking=Masking(),
+    seen.follow(
+        secure_rounds_on_grid(
+            LyingNodes(lie, claims),
+            server,
+            rounds=rounds,
+            nodes=Nodes(server.clients),
+            masking=Masking(),
+        )
     )
     return server.state, seen
 

@@ -9,8 +9,8 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, Server, ServerPlan, run_rounds
-from fl_privacy.flower import Federated, LocalGrid, run_on_grid, simulated_client_app
+from fl_privacy.federation import Audit, Server, ServerPlan, plain_rounds, run_all
+from fl_privacy.flower import Federated, LocalGrid, rounds_on_grid, simulated_client_app
 from fl_privacy.flower.grids import FIRST_NODE
 from tests.federation import harness
 
@@ -160,14 +160,8 @@ def test_the_result_of_flower_is_the_model_of_the_server() -> None:
     arrays = result.arrays.to_torch_state_dict()
     harness.assert_same_tensors({name: arrays[name] for name in server.state.parameters}, server.state.parameters)
     reference = harness.server(rules=ServerPlan(lr=0.5))
-    run_rounds(
-        reference,
-        harness.clients(),
-        rounds=2,
-        audit=Audit(),
-        interceptor=harness.Recording().interceptor(),
-        on_round=lambda report: None,
-    )
+    unwatched = harness.Recording().interceptor()
+    run_all(plain_rounds(reference, harness.clients(), rounds=2, audit=Audit(), interceptor=unwatched))
     harness.assert_same_state(server.state, reference.state)
     assert list(result.train_metrics_clientapp) == [1, 2]
 
@@ -273,14 +267,15 @@ def test_the_time_of_a_round_is_handed_to_the_grid() -> None:
             return super().send_and_receive(messages, timeout=timeout)
 
     server, recording = harness.server(), harness.Recording()
-    run_on_grid(
-        Timed(range(harness.CLIENTS), simulated_client_app(harness.clients())),
-        server,
-        rounds=1,
-        audit=harness.probes(1),
-        interceptor=recording.interceptor(),
-        on_round=recording.reports.append,
-        timeout=7.0,
+    recording.follow(
+        rounds_on_grid(
+            Timed(range(harness.CLIENTS), simulated_client_app(harness.clients())),
+            server,
+            rounds=1,
+            audit=harness.probes(1),
+            interceptor=recording.interceptor(),
+            timeout=7.0,
+        )
     )
 
     assert set(waited[1:]) == {7.0}

@@ -1,6 +1,7 @@
 """On a GPU the same comes out as on the CPU; ``make test-gpu``."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from fl_privacy.attacks import idlg, inverting_gradients
 from fl_privacy.attacks.gradient_inversion.settings import Compile
 from fl_privacy.config import compose_run
 from fl_privacy.experiment.setup import build_setup
-from fl_privacy.federation import Audit, run_rounds
+from fl_privacy.federation import Audit, plain_rounds, run_all
 from fl_privacy.parallel import ShardedAttack
 from fl_privacy.types import Tensors
 from tests.attacks.victims import observations, smooth_net
@@ -52,14 +53,8 @@ def test_parts_of_an_attack_find_the_gpu() -> None:
 def trained_on(device: str) -> Tensors:
     settings = ["federation.clients=3", "federation.rounds=3", "attack=none", "federation.plan.batch_size=8"]
     federation = build_setup(compose_run([*settings, f"device={device}", "model=resnet20", "defense=dp_noise"]))
-    run_rounds(
-        federation.server,
-        federation.clients,
-        rounds=3,
-        audit=Audit(),
-        interceptor=None,  # type: ignore[arg-type]
-        on_round=lambda report: None,
-    )
+    nobody: Any = None
+    run_all(plain_rounds(federation.server, federation.clients, rounds=3, audit=Audit(), interceptor=nobody))
     return federation.server.state.parameters
 
 

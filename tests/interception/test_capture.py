@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_privacy.effects import Clipped, Gaussian, Part, Quantized, Transformed, to_plain
 from fl_privacy.errors import UserError
-from fl_privacy.federation import run_rounds
+from fl_privacy.federation import plain_rounds
 from fl_privacy.interception import CaptureWriter, load_observations, save_observation
 from fl_privacy.types import Knowledge, ModelState, Observation, VictimId
 from tests.federation import harness
@@ -34,13 +34,14 @@ def told_otherwise(**changes: object) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def observations() -> list[Observation]:
     recording = harness.Recording()
-    run_rounds(
-        harness.server(),
-        harness.clients(),
-        rounds=1,
-        audit=harness.probes(1, victims=3),
-        interceptor=recording.interceptor(),
-        on_round=recording.reports.append,
+    recording.follow(
+        plain_rounds(
+            harness.server(),
+            harness.clients(),
+            rounds=1,
+            audit=harness.probes(1, victims=3),
+            interceptor=recording.interceptor(),
+        )
     )
     labels = torch.tensor([0, 3])
     return [

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from fl_privacy.attacks import idlg
-from fl_privacy.flower import run_ray
+from fl_privacy.federation import Round
+from fl_privacy.flower import rounds_on_ray
 from fl_privacy.flower.ray_nodes import RayGrid
 from fl_privacy.parallel import SWITCHED_OFF, ShardedAttack
 from tests.attacks.victims import observations, smooth_net
@@ -47,13 +48,16 @@ def attack_in_parts(lose: Lose) -> dict[str, Any]:
 
 
 def train(lose: Lose) -> dict[str, Any]:
-    def losing(*args: Any, on_round: Any, **settings: Any) -> Any:
-        def told(report: Any) -> None:
-            on_round(report)
-            if report.round == 1:
+    def losing(*args: Any, **settings: Any) -> Generator[Round, None, Any]:
+        rounds = rounds_on_ray(*args, **settings)
+        while True:
+            try:
+                round = next(rounds)
+            except StopIteration as end:
+                return end.value
+            yield round
+            if round.number == 1:
                 lose()
-
-        return run_ray(*args, on_round=told, **settings)
 
     asked_again, reply = list[int](), RayGrid._reply
 

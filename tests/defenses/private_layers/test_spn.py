@@ -10,7 +10,7 @@ from fl_privacy.defenses import ClientState, Defense, LocalStep, compose, dp_noi
 from fl_privacy.defenses._soteria import gradient_sensitivity
 from fl_privacy.defenses._spn import PolarizationHead, polarization_loss
 from fl_privacy.errors import UserError
-from fl_privacy.federation import run_rounds
+from fl_privacy.federation import plain_rounds
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import AlexNet, DLNet, ResNet10
 from fl_privacy.rng import derive_generator
@@ -83,13 +83,14 @@ def test_the_private_head_leaves_the_public_model_as_it_was():
 
 def trained(defense: Defense, plan=federation.FEDAVG, rounds: int = 2):
     server, recording = federation.server(plan), federation.Recording()
-    kept = run_rounds(
-        server,
-        federation.clients(plan, defense),
-        rounds=rounds,
-        audit=federation.probes(1),
-        interceptor=recording.interceptor(plan),
-        on_round=recording.reports.append,
+    kept = recording.follow(
+        plain_rounds(
+            server,
+            federation.clients(plan, defense),
+            rounds=rounds,
+            audit=federation.probes(1),
+            interceptor=recording.interceptor(plan),
+        )
     )
     return server, recording, kept
 
