@@ -32,6 +32,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileByFile |
     return FileByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """What is an error, where tests run: to know this class takes PyTorch, which who only hands them out need not."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        config.addinivalue_line("filterwarnings", "error::torch.jit.TracerWarning")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long begin, so that no process is left alone with them."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -62,6 +68,18 @@ def one_core_each() -> Iterator[None]:
     """Attacks of a test start no processes, since other tests run beside them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FL_PRIVACY_CORES", "1")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_seeds_for_devices_that_are_not_there() -> Iterator[None]:
+    """Without it each ``torch.manual_seed`` notes its whole stack, in half a millisecond, lest a GPU begins to work."""
+    import torch  # noqa: PLC0415
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available() and not torch.xpu.is_available():
+            for device in ("cuda.random", "xpu.random", "mtia"):
+                patch.setattr(f"torch.{device}._lazy_call", lambda call, **settings: None)
         yield
 
 
