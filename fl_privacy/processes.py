@@ -52,7 +52,7 @@ _WATCHED = 1.0
 
 _UNSURE = 3.0
 """What is to be saved by what the first part tells of itself before it ends, in times of what is saved for sure: an
-attack that may end early tells less than it has done."""
+attack that may end early tells less than it has done. Twice that before a start would have been over."""
 
 _LOOK_EVERY = 0.2
 
@@ -170,7 +170,9 @@ class _Work(Generic[R]):
         together = max(alone / (others + 1), float(self._weights[self._waiting].max()) / speed)
         if self._others.running:
             return alone - together > STARTED
-        return alone - together > (STARTING if self._done_here else _UNSURE * STARTING)
+        if self._done_here:
+            return alone - together > STARTING
+        return alone - together > (_UNSURE if elapsed > STARTING else 2 * _UNSURE) * STARTING
 
     def _hand_out(self) -> None:
         """Give each free process the last part that waits."""

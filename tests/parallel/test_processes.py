@@ -73,12 +73,15 @@ def ends_early(number: int, done: Done) -> int:
     return number
 
 
-def test_what_may_end_early_starts_others_only_where_much_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("unsure", [4.0, 2.0])
+def test_what_may_end_early_starts_others_only_where_much_is_saved(
+    unsure: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(processes._Others, "do", None)
     monkeypatch.setattr(processes._Others, "running", False)
     monkeypatch.setattr(processes, "_WATCHED", 0.2)
     monkeypatch.setattr(processes, "STARTING", 1.5)  # of two parts of 5 seconds each, as they say, 5 would be saved
-    monkeypatch.setattr(processes, "_UNSURE", 4.0)
+    monkeypatch.setattr(processes, "_UNSURE", unsure)
     assert in_processes([partial(ends_early, n) for n in range(2)], weights=[1.0] * 2, processes=2) == [0, 1]
 
 
