@@ -145,6 +145,12 @@ def phases(out: str) -> dict[str, float]:
     return {**told, "rest": told["all"] - sum(value for name, value in told.items() if name != "all")}
 
 
+def median_phases(out: str, repeats: int) -> Row:
+    """Measure the phases several times and return the median of each."""
+    found = [phases(out) for _ in range(repeats)]
+    return {**{name: statistics.median(one[name] for one in found) for name in found[0]}, "repeats": repeats}
+
+
 def files_of(folder: Path) -> dict[str, bytes]:
     """Return what was reconstructed, by its place below the run's folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.safetensors"))}
@@ -187,9 +193,8 @@ def measured(options: argparse.Namespace, folder: Path, kept: RowFile, where: Ro
     for name, arguments in COMMANDS.items():
         key = {"item": "use", "of": name, **where}
         yield kept.find(key) or kept.add(key, used(arguments, str(folder / name)))
-    for number in range(options.repeats):
-        key = {"item": "phases", "of": "attack, 6 victims", "number": number, **where}
-        yield kept.find(key) or kept.add(key, phases(str(folder / "phases")))
+    key = {"item": "phases", "of": "attack, 6 victims", **where}
+    yield kept.find(key) or kept.add(key, median_phases(str(folder / "phases"), options.repeats))
     key = {"item": "same bits", "of": "jobs 1, 2, 4", **where}
     yield kept.find(key) or kept.add(key, same_bits(folder))
     for model, victims in {"lenet": 64, "convnet": 32, "resnet20": 24}.items():

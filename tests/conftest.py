@@ -33,7 +33,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileByFile |
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What is an error, where tests run: to know this class takes PyTorch, which who only hands them out need not."""
+    """Make a warning an error where tests run: to know its class takes PyTorch, which who hands tests out need not."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.addinivalue_line("filterwarnings", "error::torch.jit.TracerWarning")
 
