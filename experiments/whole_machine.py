@@ -31,11 +31,14 @@ from fl_privacy.rng import cpu_threads
 
 FIRST = ("attack", "model=lenet_dlg", "attack=idlg", "victims=6", "attack.iterations=100")
 MANY = ("attack", "model=lenet", "victims=64", "attack.budget=quick")
+LONG = ("attack", "model=lenet", "attack=inverting_gradients", "victims=64", "attack.iterations=2000")
 COMMANDS: dict[str, Sequence[str]] = {
     "attack, 6 victims": FIRST,
     "run, demo": ("run", "experiment=demo"),
     "attack, 64 victims": MANY,
     "attack, 64 victims, jobs=1": (*MANY, "jobs=1"),
+    "attack, 64 victims, 2,000 iterations": LONG,
+    "attack, 64 victims, 2,000 iterations, jobs=1": (*LONG, "jobs=1"),
     "trade-off quick, first minute": ("trade-off", "quick"),
     "benchmark smoke, first minute": ("benchmark", "smoke"),
 }

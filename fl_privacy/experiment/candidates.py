@@ -1,6 +1,8 @@
 """Images and texts that nobody attacks: what an original is told apart from, and what no update tells."""
 
+import hashlib
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -45,8 +47,30 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
     if not len(chosen):
         return Others(moved=moved)
     batch = examples.batch(chosen)
-    candidates = PublicImages(images=batch.inputs, labels=batch.labels, name=f"public images of {name}")
-    return Others(candidates=candidates, moved=moved)
+    return Others(candidates=_shared(batch.inputs, batch.labels, f"public images of {name}"), moved=moved)
+
+
+_LATEST: OrderedDict[bytes, PublicImages] = OrderedDict()
+"""Of this process, the last few that were used; by all that they are of."""
+
+_MOST_LATEST, _MOST_KEPT = 2, 1 << 22
+"""How many, and of how many pixels at most: what is larger is not kept."""
+
+
+def _shared(images: Tensor, labels: Tensor | None, name: str) -> PublicImages:
+    """Make public images, or take those of an earlier job that are the same: rows to compare with are made once."""
+    made = PublicImages(images=images, labels=labels, name=name)
+    if images.numel() > _MOST_KEPT:
+        return made
+    told = [tensor.contiguous().cpu() for tensor in (images, labels) if tensor is not None]
+    digest = hashlib.blake2b(repr([name, *((tensor.shape, tensor.dtype) for tensor in told)]).encode())
+    for tensor in told:
+        digest.update(tensor.numpy().tobytes())
+    found = _LATEST.setdefault(digest.digest(), made)
+    _LATEST.move_to_end(digest.digest())
+    while len(_LATEST) > _MOST_LATEST:
+        _LATEST.popitem(last=False)
+    return found
 
 
 def _texts(examples: LabelledExamples, chosen: Tensor) -> Others:
@@ -82,7 +106,7 @@ def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> 
     if not len(images := torch.cat([digits, cuts])):
         return Others()
     kinds = ["cuts of photographs"] * bool(len(cuts)) + ["handwritten digits"] * bool(len(digits))
-    return Others(candidates=PublicImages(images=images, name=f"{' and '.join(kinds)} that packages ship"))
+    return Others(candidates=_shared(images, None, f"{' and '.join(kinds)} that packages ship"))
 
 
 def at_most(number: int, shape: tuple[int, ...]) -> int:

@@ -5,11 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
+from fl_privacy.data import Examples
 from fl_privacy.experiment.app_truth import KnownImages
-from fl_privacy.experiment.candidates import shipped_others
+from fl_privacy.experiment.candidates import shipped_others, unattacked_others
 from fl_privacy.experiment.unattacked import NO_CLASS, others_of_app
 from fl_privacy.metrics import evaluate_all
 from fl_privacy.metrics.outcome import READ, outcome_of
+from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
 SHAPE, CLASSES = (1, 16, 16), 4
@@ -128,3 +130,20 @@ def test_places_where_no_data_are_give_no_candidates(images):
     source = KnownImages(of_client=of_client, given=known(images).given)
     others = others_of_app(source, VICTIMS, source, SHAPE, seed=0, nodes=2)
     assert 100 < len(others.candidates.images) <= 300
+
+
+def test_jobs_of_a_process_share_public_images_of_the_same_content() -> None:
+    def taken(images: torch.Tensor, name: str = "digits") -> PublicImages | None:
+        labels = torch.arange(len(images)) % 2
+        examples = Examples(images, labels, ("a", "b"))
+        return unattacked_others(examples, len(images), seed=0, name=name).candidates
+
+    images = torch.randint(256, (6, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    first = taken(images)
+    assert first is not None and taken(images.clone()) is first
+    assert taken(images, "letters") is not first
+    assert taken(images.flip(-1)) is not first
+    taken(images.flip(-2)), taken(images.transpose(-1, -2))
+    again = taken(images)
+    assert again is not None and again is not first, "only the last few are kept"
+    assert torch.equal(again.images, first.images)
