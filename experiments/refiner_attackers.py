@@ -18,10 +18,9 @@ All attack the same uploads of single images, behind the network of ``experiment
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import torch
-from refiner_pictures import attack_of, client_steps, configured, gradient, observation
+from refiner_pictures import attack_of, client_steps, configured, gradient, observation, takes_clients
 from row_file import RowFile, takes_rows
 from torch import Tensor
 
@@ -126,14 +125,9 @@ def attempts(attack: GradientInversion, victims: Victims, options: argparse.Name
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--evaluator", type=Path, required=True)
-    parser.add_argument("--data", default="cifar10_exact")
-    parser.add_argument("--victims", type=int, default=16)
-    parser.add_argument("--epsilon", type=float, default=0.1)
+    takes_clients(parser, victims=16)
     parser.add_argument("--rounds", type=int, nargs="*", default=[8, 32])
     parser.add_argument("--attacks", nargs="*", default=["inverting_gradients_refiner", "idlg_refiner"])
-    parser.add_argument("--override", nargs="*", default=[], help="of the configuration, such as attack.iterations=800")
-    parser.add_argument("--seed", type=int, default=0)
     takes_rows(parser)
     options = parser.parse_args()
     kept = RowFile(options.out)

@@ -14,11 +14,19 @@ attacks. With ``--decays`` a row instead says how far the upload moves when deep
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from refiner_pictures import attack_of, client_steps, configured, distance, gradient, observation, robust_series
+from refiner_pictures import (
+    attack_of,
+    client_steps,
+    configured,
+    distance,
+    gradient,
+    observation,
+    robust_series,
+    takes_clients,
+)
 from row_file import RowFile, takes_rows
 from torch import Tensor
 
@@ -93,14 +101,9 @@ def moved_by_decay(options: argparse.Namespace, network: EvaluationNetwork, kept
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--evaluator", type=Path, required=True)
-    parser.add_argument("--data", default="cifar10_exact")
-    parser.add_argument("--victims", type=int, default=16)
-    parser.add_argument("--epsilon", type=float, default=0.1)
+    takes_clients(parser, victims=16)
     parser.add_argument("--iterations", type=int, default=10, help="of the search for robust data")
     parser.add_argument("--attack", default="inverting_gradients_refiner")
-    parser.add_argument("--override", nargs="*", default=[], help="of the configuration, such as attack.iterations=500")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--decays", nargs="*", type=float, help="only how far uploads move when tau is one of these")
     takes_rows(parser)
     options = parser.parse_args()

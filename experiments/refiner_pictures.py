@@ -50,6 +50,16 @@ def robust_series(
     return [start, *descend(start, gap, network, unit=gap(noise).detach(), beta=1.0, lr=1.0, iterations=iterations)]
 
 
+def takes_clients(parser: argparse.ArgumentParser, *, victims: int) -> None:
+    """Add the options of who is attacked behind Refiner."""
+    parser.add_argument("--evaluator", type=Path, required=True)
+    parser.add_argument("--data", default="cifar10_exact")
+    parser.add_argument("--victims", type=int, default=victims)
+    parser.add_argument("--epsilon", type=float, default=0.1)
+    parser.add_argument("--override", nargs="*", default=[], help="of the configuration, such as attack.iterations=800")
+    parser.add_argument("--seed", type=int, default=0)
+
+
 def configured(options: argparse.Namespace, *more: str) -> RunSettings:
     """Compose the paper's attack settings, with the overrides of the command line."""
     own = (f"data={options.data}", f"seed={options.seed}")
@@ -121,14 +131,9 @@ def draw_rows(rows: dict[str, list[Tensor]], notes: dict[str, list[float]], file
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--evaluator", type=Path, required=True)
-    parser.add_argument("--data", default="cifar10_exact")
-    parser.add_argument("--victims", type=int, default=6)
-    parser.add_argument("--epsilon", type=float, default=0.1)
+    takes_clients(parser, victims=6)
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--alpha", type=float, default=0.5, help="share of noise in the start (Figure 5: 0 beside 0.5)")
-    parser.add_argument("--override", nargs="*", default=[], help="of the configuration, such as attack.iterations=800")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/refiner"))
     options = parser.parse_args()
     network = load_evaluator(options.evaluator)

@@ -19,7 +19,7 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
 from fl_privacy.federation.client import Client
 from fl_privacy.federation.replies import Failure, attempt, fault, unrounded
-from fl_privacy.federation.rounds import Round, RoundReport, personalize, unobserved, with_personalized
+from fl_privacy.federation.rounds import Round, RoundReport, one_by_one, personalize, unobserved, with_personalized
 from fl_privacy.federation.server import Server
 from fl_privacy.federation.training import LocalResult
 from fl_privacy.packages import lacks
@@ -176,12 +176,8 @@ def encrypted_rounds(
     keys = KeyHolder()
     adder = Adder(keys.public_context())
     states = {client: ClientState() for client in clients}
-    for number in range(1, rounds + 1):
-        round = Round(
-            number, unobserved(partial(_round, server, clients, states, keys, adder, bits=bits, round=number))
-        )
-        yield round
-        round.report  # noqa: B018
+    work = partial(_round, server, clients, states, keys, adder, bits)
+    yield from one_by_one(rounds, lambda number: unobserved(partial(work, number)))
     return states
 
 
@@ -191,7 +187,6 @@ def _round(
     states: dict[int, ClientState],
     keys: KeyHolder,
     adder: Adder,
-    *,
     bits: int,
     round: int,
 ) -> RoundReport:

@@ -99,6 +99,14 @@ def unobserved(work: Callable[[], RoundReport]) -> Steps:
     yield
 
 
+def one_by_one(rounds: int, steps: Callable[[int], Steps], first: int = 1) -> Iterator[Round]:
+    """Give the rounds from ``first`` to ``rounds``; before the next begins, what the caller has left of one is run."""
+    for number in range(first, rounds + 1):
+        round = Round(number, steps(number))
+        yield round
+        round.report  # noqa: B018
+
+
 def run_all(rounds: Generator[Round, None, Kept]) -> tuple[list[RoundReport], Kept]:
     """Run all rounds, whose observations are dropped; return the reports, and what the training returns."""
     reports: list[RoundReport] = []
@@ -136,10 +144,7 @@ def plain_rounds(
     """
     states = {client: ClientState() if states is None else states[client] for client in clients}
     with freed_memory_kept():
-        for number in range(first, rounds + 1):
-            round = Round(number, _steps(server, clients, states, audit, interceptor, round=number))
-            yield round
-            round.report  # noqa: B018  whatever the caller has left of it
+        yield from one_by_one(rounds, partial(_steps, server, clients, states, audit, interceptor), first)
     return states
 
 
@@ -149,7 +154,6 @@ def _steps(
     states: dict[int, ClientState],
     audit: Audit,
     interceptor: ObservesUploads,
-    *,
     round: int,
 ) -> Steps:
     """Run a round: probes, training, the server's step; ``states`` becomes what the clients keep of it."""

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation import Audit, ClientSource, Round, RoundReport, Server
-from fl_privacy.federation.rounds import Steps
+from fl_privacy.federation.rounds import Steps, one_by_one
 from fl_privacy.flower.client_app import simulated_client_app
 from fl_privacy.flower.curious import HonestButCurious
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid
@@ -73,10 +73,7 @@ def rounds_on_grid(
         return ended.pop()
 
     with quiet_flower():
-        for number in range(1, rounds + 1):
-            round = Round(number, steps(number))
-            yield round
-            round.report  # noqa: B018  whatever the caller has left of it
+        yield from one_by_one(rounds, steps)
 
 
 def _emptied(seen: deque[Observation]) -> Iterator[Observation]:

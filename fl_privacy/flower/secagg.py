@@ -29,7 +29,7 @@ from fl_privacy.defenses import ClientState, Defense, local_dp
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, Failure, Round, RoundReport, Server
 from fl_privacy.federation.replies import MOST_EXAMPLES, attempt, unrounded
-from fl_privacy.federation.rounds import unobserved
+from fl_privacy.federation.rounds import one_by_one, unobserved
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower._guard_mod import secagg_guard_mod
 from fl_privacy.flower.backends import quiet_flower
@@ -227,11 +227,8 @@ def secure_rounds(
     app = masking_client_app(make_client, mods=[*guards, reproducible_mod(server.seed)])
     traffic = Traffic(LocalGrid(server.clients, app), {client: FIRST_NODE + client for client in server.clients})
     workflow = masking.workflow(max(client.number_of_examples for client in clients.values()), timeout=None)
-    for place in range(1, rounds + 1):
-        work = partial(train_secure_round, server, traffic, workflow, round=place, threshold=threshold)
-        round = Round(place, unobserved(work))
-        yield round
-        round.report  # noqa: B018
+    work = partial(train_secure_round, server, traffic, workflow, threshold=threshold)
+    yield from one_by_one(rounds, lambda number: unobserved(partial(work, round=number)))
     return traffic
 
 
@@ -427,10 +424,7 @@ def secure_rounds_on_grid(
     expect_all_shared(server)
     prompt = PromptGrid(grid)
     retrying = _Retrying(prompt, Traffic(prompt, {}), server, nodes, masking, timeout)
-    for place in range(1, rounds + 1):
-        round = Round(place, unobserved(partial(retrying.round, place)))
-        yield round
-        round.report  # noqa: B018
+    yield from one_by_one(rounds, lambda number: unobserved(partial(retrying.round, number)))
     return retrying.traffic
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,18 @@ from torch import Tensor, nn
 from fl_privacy.data.examples import Examples
 from fl_privacy.defenses import ClientState, Defense, LocalData
 from fl_privacy.effects import Part
-from fl_privacy.federation import Audit, Client, Replay, Round, RoundReport, Server, ServerPlan, spread_probes
+from fl_privacy.federation import (
+    Audit,
+    Client,
+    ClientSource,
+    Replay,
+    Round,
+    RoundReport,
+    Server,
+    ServerPlan,
+    plain_rounds,
+    spread_probes,
+)
 from fl_privacy.interception import Interceptor
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, VictimId
 
@@ -169,6 +180,10 @@ class Recording:
                 return kept
             self.observations.extend(round)
             self.reports.append(round.report)
+
+    def through(self, backend: Any, server: Server, source: ClientSource, **settings: Any) -> Any:
+        """Run all rounds of a backend; the plain loop takes clients, others what makes them."""
+        return self.follow(backend(server, source() if backend is plain_rounds else source, **settings))
 
     def interceptor(self, plan: LocalPlan = FEDAVG) -> Interceptor:
         return Interceptor(

@@ -57,15 +57,8 @@ def run(
         inside = SimulatedSideInformation(clients=clients_of(defense, plan), batch_size=2, **insider)
         interceptor = replace(interceptor, side_information=inside)
     source = partial(clients_of, defense, plan)
-    kept = recording.follow(
-        backend(
-            federation,
-            source() if backend is plain_rounds else source,
-            rounds=ROUNDS,
-            audit=audit or harness.probes(1, 2),
-            interceptor=interceptor,
-        )
-    )
+    audit = audit or harness.probes(1, 2)
+    kept = recording.through(backend, federation, source, rounds=ROUNDS, audit=audit, interceptor=interceptor)
     return federation.state, recording, kept
 
 

@@ -31,15 +31,8 @@ def run(
     server, recording = harness.server(plan, rules), harness.Recording()
     server.tamper = tamper
     source = partial(harness.clients, plan, **clients)
-    kept = recording.follow(
-        backend(
-            server,
-            source() if backend is plain_rounds else source,
-            rounds=ROUNDS,
-            audit=audit or harness.updates(1, 3),
-            interceptor=recording.interceptor(plan),
-        )
-    )
+    told = {"rounds": ROUNDS, "audit": audit or harness.updates(1, 3), "interceptor": recording.interceptor(plan)}
+    kept = recording.through(backend, server, source, **told)
     return server.state, recording, kept
 
 

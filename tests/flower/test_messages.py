@@ -31,6 +31,14 @@ class RecordingGrid(LocalGrid):
         return replies
 
 
+def recorded(defense: Defense) -> tuple[RecordingGrid, harness.Recording]:
+    """Train two rounds over a grid that notes what goes through it."""
+    grid, recording = RecordingGrid(range(harness.CLIENTS), defense), harness.Recording()
+    audit, interceptor = harness.probes(1), recording.interceptor()
+    recording.follow(rounds_on_grid(grid, harness.server(), rounds=2, audit=audit, interceptor=interceptor))
+    return grid, recording
+
+
 PRIVATE = {
     "head": (harness.HEAD, ("private/private.weight", "private/private.bias"), {"memory/rounds"}),
     "spn": (spn(), tuple(f"private/out.spn.{name}" for name in ("weight", "bias", "codes")), set()),
@@ -40,17 +48,7 @@ PRIVATE = {
 @pytest.mark.parametrize("name", PRIVATE)
 def test_private_values_are_in_no_message(name: str) -> None:
     defense, values, rest = PRIVATE[name]
-    grid, recording = RecordingGrid(range(harness.CLIENTS), defense), harness.Recording()
-
-    recording.follow(
-        rounds_on_grid(
-            grid,
-            harness.server(),
-            rounds=2,
-            audit=harness.probes(1),
-            interceptor=recording.interceptor(),
-        )
-    )
+    grid, recording = recorded(defense)
 
     sent = recording.observations[0].sent.parameters["conv.weight"]
     assert sent.numpy().tobytes() in grid.wire, "the search finds what is sent"
@@ -70,17 +68,7 @@ KEPT_IMAGES = {"exchanged": (harness.DATA, "exchange/noise"), "instahide": (inst
 
 @pytest.mark.parametrize(("defense", "name"), KEPT_IMAGES.values(), ids=KEPT_IMAGES.keys())
 def test_what_a_defense_keeps_of_the_examples_is_in_no_message(defense: Defense, name: str) -> None:
-    grid, recording = RecordingGrid(range(harness.CLIENTS), defense), harness.Recording()
-
-    recording.follow(
-        rounds_on_grid(
-            grid,
-            harness.server(),
-            rounds=2,
-            audit=harness.probes(1),
-            interceptor=recording.interceptor(),
-        )
-    )
+    grid, _ = recorded(defense)
 
     for context in grid.contexts.values():
         kept = load_state(context.state).tensors[name]

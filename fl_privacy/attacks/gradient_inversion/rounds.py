@@ -68,9 +68,9 @@ class PreparedRound:
             [self.matched(o) for o in observations], list(self.victim_model.names), parameter.device, parameter.dtype
         )
         known = self.known.update_constraints(observations, self.matched)
-        known = replace(known, bounds=widest([known.bounds, _left_by_optimizers(observations)]))
-        known = known.to(parameter.device, parameter.dtype)
-        for name, (low, high) in _left_by_optimizers(observations).items():
+        left = _left_by_optimizers(observations)
+        known = replace(known, bounds=widest([known.bounds, left])).to(parameter.device, parameter.dtype)
+        for name, (low, high) in left.items():
             unmatched = (low.isinf() & high.isinf()).to(parameter.device)
             values[name] = values[name].masked_fill(unmatched, 0) if name in values else values[name]
         targets = {name: Target.of(value, known.bounds.get(name)) for name, value in values.items()}

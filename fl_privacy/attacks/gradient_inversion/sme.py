@@ -78,7 +78,10 @@ class SurrogateModel:
         return attack_in_groups(observations, attack, progress=progress)
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Attack the victims of a ``group``, one after the other; return what was found, by position.
+        """Attack the victims of a ``group``, one after the other, each at a model of its own.
+
+        Returns:
+            What was found, by position.
 
         Raises:
             NotAttackableError: the update is a gradient, or not of images.
