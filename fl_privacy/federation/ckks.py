@@ -176,8 +176,8 @@ def encrypted_rounds(
     keys = KeyHolder()
     adder = Adder(keys.public_context())
     states = {client: ClientState() for client in clients}
-    work = partial(_round, server, clients, states, keys, adder, bits)
-    yield from one_by_one(rounds, lambda number: unobserved(partial(work, number)))
+    work = partial(_round, server, clients, states, keys, adder, bits=bits)
+    yield from one_by_one(rounds, lambda number: unobserved(partial(work, round=number)))
     return states
 
 
@@ -187,6 +187,7 @@ def _round(
     states: dict[int, ClientState],
     keys: KeyHolder,
     adder: Adder,
+    *,
     bits: int,
     round: int,
 ) -> RoundReport:

@@ -144,7 +144,8 @@ def plain_rounds(
     """
     states = {client: ClientState() if states is None else states[client] for client in clients}
     with freed_memory_kept():
-        yield from one_by_one(rounds, partial(_steps, server, clients, states, audit, interceptor), first)
+        steps = partial(_steps, server, clients, states, audit, interceptor)
+        yield from one_by_one(rounds, lambda number: steps(round=number), first)
     return states
 
 
@@ -154,6 +155,7 @@ def _steps(
     states: dict[int, ClientState],
     audit: Audit,
     interceptor: ObservesUploads,
+    *,
     round: int,
 ) -> Steps:
     """Run a round: probes, training, the server's step; ``states`` becomes what the clients keep of it."""
