@@ -98,7 +98,7 @@ def _cells(place: Figures) -> list[str]:
     at_most = math.inf if place["mean_at_most"] is None else float(place["mean_at_most"])
     read = f"{place['read']} of {place['images']}"
     read += "" if place["read"] else f", up to {100 * place['read_at_most']:.0f} %"
-    read += f", {place['failures']} failed" if place["failures"] else ""
+    read += f"; an attack failed on {place['failures']}" if place["failures"] else ""
     name = f"{place['defense']} ({place['strength']})" if place["strength"] else place["defense"]
     return [
         escaped(f"{name}, in part not run" if place["incomplete"] else name),

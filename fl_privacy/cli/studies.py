@@ -237,8 +237,8 @@ def advise(
     Each measurement of the settings that are named has its own answer.
     `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, answers from your runs;
     `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark. What came with the package is
-    of rows, `fl-privacy advise data=adult`, and of texts, `fl-privacy advise data=sst2`; figures of images are
-    withdrawn until they are measured again.
+    of images, `fl-privacy advise data=mnist_mini`, of rows, `fl-privacy advise data=adult`, and of texts,
+    `fl-privacy advise data=sst2`.
     """
     bounds, settings = _asked(asked or [])
     if grid is not None and table is not None:
@@ -316,9 +316,9 @@ def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
     loaders = {"load_table": "tables", "load_text": "text"}
     grid = next((loaders[one] for one in map(_loader_of, settings) if one in loaders), "quick")
     raise UserError(
-        f"Settings that were measured are expected, which are {_there(tables)}; figures of images that came with the"
-        " package are withdrawn until they are measured again: they took empty pictures for read ones and readable"
-        f" ones for none. Measure yours by `fl-privacy trade-off {grid}{told}`,"
+        f"Settings that were measured are expected, but got {' '.join(settings)}; what came with the package is of"
+        f" {', '.join(sorted({table.settings[0] for table in tables}))}. Measure yours by `fl-privacy trade-off"
+        f" {grid}{told}`,"
         f" then `fl-privacy advise --grid {grid}{told}`."
     )
 

@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -32,7 +32,7 @@ from fl_privacy.experiment.privacy import calibrated, noise_for_budget
 from fl_privacy.experiment.run_folder import Command, Destination
 from fl_privacy.files import write_whole
 from fl_privacy.foreign_files import read_text
-from fl_privacy.report.advice import MEASURED, MeasuredTable, write_tables
+from fl_privacy.report.advice import MEASURED, MeasuredTable, when_measured, write_tables
 from fl_privacy.report.benchmark import Measured, Tried, measured_of, read_standings
 from fl_privacy.report.benchmark_page import benchmark_as_plain, benchmark_in_words, render_benchmark
 from fl_privacy.report.trade_off import SweepEntry
@@ -247,8 +247,15 @@ class Benchmark:
             command=f"fl-privacy benchmark {self.track.name}",
             defenses=known,
             unknown=tuple(s.tried.name for s, told in zip(own, found, strict=True) if told is None),
+            when=when_measured(read_environment(job.folder) for job in self._jobs_of(training, uploads) if job.finished),
             attackers=tuple(self.track.attack),
         )
+
+    def _jobs_of(self, training: str, uploads: Collection[str]) -> Iterator[Job]:
+        """Yield the jobs of one training and those that attack what is uploaded in it."""
+        for planned in self.points:
+            yield planned.trainings[training]
+            yield from (job for cell, job in planned.attacks.items() if cell.uploads in uploads)
 
     def _tried(self, planned: PlannedPoint, problems: Mapping[str, str]) -> Tried:
         point = planned.point

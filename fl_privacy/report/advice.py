@@ -386,6 +386,14 @@ def _figures(defense: MeasuredDefense, undefended: MeasuredDefense, threat: Thre
     )
 
 
+_STRONGER: Mapping[Threat, Mapping[Threat, str]] = {
+    "honest": {"adaptive": "who knows the defense", "malicious": "a malicious server"},
+    "adaptive": {"malicious": "a malicious server"},
+    "malicious": {},
+}
+"""Attackers that count -> those that were not asked for, and what they are called."""
+
+
 def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threat) -> list[str]:
     found, lines = defense.by_threat[threat], []
     little = defense.epsilon is not None and promises_little(
@@ -394,25 +402,23 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     delta = "an unknown delta" if defense.delta is None else f"delta {defense.delta:.3g}"
     if doubted := doubts(found):
         lines.append(doubted)
-    if threat == "honest":
-        known = defense.by_threat.get("adaptive")
-        lines.append(
-            "Against who knows the defense it was not measured."
-            if known is None
-            else f"Against who knows the defense it was not asked for: there {read_of(known)}."
-        )
+    if threat == "honest" and "adaptive" not in defense.by_threat:
+        lines.append("Against who knows the defense it was not measured.")
+    for other, who in _STRONGER[threat].items():
+        if (more := defense.by_threat.get(other)) is not None:
+            lines.append(f"Against {who} it was not asked for: there {read_of(more)}.")
     lines.append(
         "It gives no guarantee of differential privacy."
         if defense.epsilon is None
         else f"Its guarantee is an epsilon of {defense.epsilon:.3g} at {delta} in the end"
         f"{', which promises little' * little}."
     )
-    other = {"initial": " a trained model,", "final": " an untrained model,"}.get(table.weights, "")
-    server = "other malicious servers" if threat == "malicious" else "malicious servers"
+    weights = {"initial": " a trained model,", "final": " an untrained model,"}.get(table.weights, "")
+    server = "other malicious servers" if "malicious" in defense.by_threat else "malicious servers"
     inference = "other inference" if found.inferred else "membership and other inference"
     lines.append(f"Tried: {', '.join(table.attacks)} by {' '.join(table.attackers) or 'an unknown attacker'}.")
     lines.append(
-        f"Not tested: attacks other than {', '.join(table.attacks)} and longer ones,{other} other data, batches and"
+        f"Not tested: attacks other than {', '.join(table.attacks)} and longer ones,{weights} other data, batches and"
         f" models, {server}, colluding clients, {inference}."
     )
     return lines

@@ -236,9 +236,11 @@ def _found(measured: Measured, board: Board) -> list[str]:
     if not found_by:
         return sentences
     hide = sum(found.unread() for found in found_by)
+    kind, tried = KINDS.get(measured.metric, "image"), f"{len(found_by)} defenses that were measured to the end"
     sentences.append(
-        f"Behind {hide or 'none'} of {len(found_by)} defenses that were measured to the end no attacked"
-        f" {KINDS.get(measured.metric, 'image')} was read."
+        f"Behind {hide} of {tried} no attacked {kind} was read."
+        if hide
+        else f"At least one attacked {kind} was read behind each of the {tried}."
     )
     return sentences
 

@@ -321,12 +321,26 @@ def test_a_measurement_has_its_last_day_and_its_versions() -> None:
     )
 
 
-def test_tables_of_images_of_the_package_are_withdrawn(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_command_line(["advise", "data=mnist_mini"]) != 0
-    error = " ".join(capfd.readouterr().err.split())
-    assert (
-        "withdrawn until they are measured again" in error and "`fl-privacy trade-off quick data=mnist_mini`" in error
-    )
+def test_the_package_has_an_answer_of_images_and_recommends_none_behind_which_images_are_read(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command_line(["advise", "data=mnist_mini", "accuracy_loss=2"]) == 0
+    said = capfd.readouterr().out
+    assert "threat_model=strongest" in said and "other malicious servers" in said
+    taken = [line for line in said.splitlines() if line.startswith(("Take ", "Enough, "))]
+    assert taken and all(re.search(r"none of \d+ images read, so that up to", line) for line in taken)
+    assert len(re.findall(r"\(\d{4}-\d\d-\d\d, fl-privacy [\d.]+\):", said)) == said.count("Measured on") == 2
+
+
+def test_what_a_malicious_server_reads_is_said_where_it_was_not_asked_for() -> None:
+    told = replace(read(5), exact=5, images=8)
+    fast = TABLE.defenses[4]
+    told_of = replace(fast, by_threat={**fast.by_threat, "malicious": told})
+    table = replace(TABLE, defenses=(*TABLE.defenses[:4], told_of, TABLE.defenses[5]))
+    for threat in ("honest", "adaptive"):
+        said = " ".join(advice_from(table, accuracy_loss=2, threat=threat, psnr_below=15))
+        assert ("Against a malicious server it was not asked for: there" in said) == ("Take fast" in said)
+    assert "other malicious servers" in said
 
 
 def test_texts_that_were_not_measured_are_measured_by_the_grid_of_texts(capfd: pytest.CaptureFixture[str]) -> None:
@@ -337,7 +351,7 @@ def test_texts_that_were_not_measured_are_measured_by_the_grid_of_texts(capfd: p
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["data=nowhere"], "withdrawn until they are measured again"),
+        (["data=nowhere"], "got data=nowhere; what came with the package is of data=adult, data=mnist_mini, data=sst2."),
         (["accuracy_loss=much"], "accuracy_loss is expected to be a number"),
         (["threat=evil"], "threat is expected to be one of honest, adaptive"),
         (["--grid", "tiny", "out=nowhere"], "too few did; run `fl-privacy trade-off tiny out=nowhere`"),
