@@ -23,7 +23,7 @@ LARGEST = 64
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The first image of a guess at one moment.
+    """The first image of a guess, at one moment of the attack.
 
     Attributes:
         at: index into the history of losses.
@@ -36,7 +36,7 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class TextFrame:
-    """The first text of a guess at one moment.
+    """The first text of a guess, at one moment of the attack.
 
     Attributes:
         at: index into the history of losses.
@@ -89,7 +89,7 @@ def viewed_by(viewer: Viewer) -> Iterator[None]:
 
 
 def show_frames(take: Callable[[], Sequence[Snapshot]]) -> None:
-    """Show what ``take`` takes, where anybody looks on."""
+    """Show the frames that ``take`` collects, where there is a viewer."""
     if (viewer := _viewer.get()) is not None:
         viewer(take())
 

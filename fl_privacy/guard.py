@@ -20,7 +20,7 @@ from fl_privacy.types import Batch, ModelState
 
 @dataclass(frozen=True)
 class Architecture:
-    """Architecture of a model.
+    """The architecture of a model, as far as a guard compares it.
 
     Attributes:
         tensors: shape of each parameter and buffer, by name.
@@ -32,7 +32,7 @@ class Architecture:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Architecture":
-        """Describe what ``model`` is made of."""
+        """Describe the layers of ``model``."""
         values = [*model.named_parameters(), *model.named_buffers()]
         modules = {name: type(module).__name__ for name, module in model.named_modules()}
         return cls({name: tuple(value.shape) for name, value in values}, modules)
@@ -222,7 +222,7 @@ class ModelGuard:
         return strange or self._far(sent, kept)
 
     def expect_honest(self, model: nn.Module, sent: ModelState, batch: Batch, kept: Mapping[str, Tensor]) -> None:
-        """Raise ``RefusedModelError`` where there is a ``refusal``."""
+        """Raise ``RefusedModelError`` if the model that was sent is refused."""
         if reason := self.refusal(model, sent, batch, kept):
             raise RefusedModelError(f"The model was refused: {reason}.")
 

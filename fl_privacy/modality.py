@@ -34,7 +34,7 @@ class Modality:
     continuous: bool = True
 
     def __repr__(self) -> str:
-        """Name it."""
+        """Name the modality."""
         return f"Modality({self.data})"
 
 

@@ -40,7 +40,7 @@ PATIENCE = 5.0
 
 
 def expect_ray(setting: str) -> None:
-    """Refuse ``setting`` (``KEY=VALUE``) without Ray.
+    """Refuse ``setting`` (``KEY=VALUE``) if Ray is not installed.
 
     Raises:
         UserError: Ray is not installed.
@@ -126,12 +126,12 @@ def on_this_node() -> Any:
 
 
 def cause_of(error: Exception) -> BaseException:
-    """Return what went wrong behind Ray's own exception."""
+    """Return the error behind Ray's own exception."""
     return getattr(error, "cause", None) or error
 
 
 def one_line(error: Exception) -> str:
-    """Return ``cause_of(error)`` in a line."""
+    """Return the error behind ``error`` in a line."""
     cause = cause_of(error)
     return f"{type(cause).__name__}: {cause}".splitlines()[0]
 

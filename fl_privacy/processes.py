@@ -109,7 +109,7 @@ class _Work(Generic[R]):
         self._done = np.zeros(len(parts))
 
     def results(self) -> list[R]:
-        """Do everything; see :func:`in_processes`."""
+        """Do all the work; see :func:`in_processes`."""
         try:
             while self._waiting or self._elsewhere:
                 share_among(1 + len(self._elsewhere))
@@ -232,7 +232,7 @@ class _Told:
     logged: list[logging.LogRecord]
 
     def said(self) -> None:
-        """Say here what was said there."""
+        """Repeat in this process what was logged in another."""
         for message in self.warned:
             warnings.warn(message, stacklevel=2)
         for record in self.logged:
@@ -258,7 +258,7 @@ def _packed(part: Part[Any]) -> bytes | None:
 
 
 class _Pool:
-    """The other processes, which stay for what comes next."""
+    """The pool of worker processes, kept for later work."""
 
     executor: Any = None
 
@@ -268,7 +268,7 @@ _pool = _Pool()
 
 @dataclass(eq=False)
 class _Others:
-    """Processes beside this one.
+    """Worker processes beside this one.
 
     Attributes:
         most: so many, or none any more.
@@ -282,7 +282,7 @@ class _Others:
 
     @property
     def running(self) -> bool:
-        """Say whether they are there."""
+        """Say whether the worker processes run."""
         executor = _pool.executor
         there = 0 if executor is None or executor._flags.broken else len(executor._processes or ())
         return there >= self.most > 0
@@ -375,7 +375,7 @@ def _sendable(error: BaseException) -> BaseException:
 
 
 class _Kept(logging.Handler):
-    """Keeps what is logged, in words."""
+    """Keeps log lines as text."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)

@@ -68,7 +68,7 @@ class Column:
 
     @property
     def is_number(self) -> bool:
-        """Say whether it has no categories."""
+        """Say whether the column is numeric, without categories."""
         return not self.categories
 
     @property
@@ -77,7 +77,7 @@ class Column:
         return TOLERANCE * (self.std or self.scale[0]) if self.is_number else 0.0
 
     def written(self, value: float) -> str:
-        """Write a cell as its data set does."""
+        """Format a cell as its data set writes it."""
         if not math.isfinite(value):
             return "?"
         if self.is_number:
@@ -151,12 +151,12 @@ class Schema:
 
     @cached_property
     def shift(self) -> Tensor:
-        """Return what is subtracted from each value, (F,)."""
+        """Return the shift that is subtracted from each value, (F,)."""
         return torch.tensor([value for column in self.columns for value in column.shift])
 
     @cached_property
     def scale(self) -> Tensor:
-        """Return what each value is then divided by, (F,)."""
+        """Return the scale that each shifted value is divided by, (F,)."""
         return torch.tensor([value for column in self.columns for value in column.scale])
 
     @cached_property
@@ -237,11 +237,11 @@ class Schema:
         return self.encode(cells)
 
     def written(self, cells: Tensor) -> list[list[str]]:
-        """Write cells (N, C) as their data set does."""
+        """Format cells (N, C) as their data set writes them."""
         return [[c.written(v) for c, v in zip(self.columns, row, strict=True)] for row in cells.tolist()]
 
     def to_json(self) -> str:
-        """Write it as text."""
+        """Serialize the schema as JSON."""
         return json.dumps([asdict(column) for column in self.columns])
 
     @classmethod

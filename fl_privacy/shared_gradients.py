@@ -66,7 +66,7 @@ def read_gradients(
     batch_size: int | None,
     loss: LossLike | None,
 ) -> SharedGradient:
-    """Find out what ``gradients`` are of; see :meth:`fl_privacy.types.Observation.of_gradients`."""
+    """Find out from what ``gradients`` were computed; see :meth:`fl_privacy.types.Observation.of_gradients`."""
     shape, named = tuple(input_shape), named_tensors(model, gradients)
     plain = plain_model(model, shape)
     inner, names = unwrapped(model), plain_names(unwrapped(model))

@@ -19,7 +19,7 @@ Weights = nn.Module | Mapping[str, Any] | Sequence[Any]
 
 @dataclass(frozen=True, eq=False)
 class SharedUpdate:
-    """What a client was sent and what it replied.
+    """What a client received and what it replied.
 
     Attributes:
         model: as attacks take it; of a copy no value is used.
@@ -119,7 +119,7 @@ def _values(what: str, inner: nn.Module, given: Weights) -> dict[str, Tensor]:
 
 
 def _apart(values: Mapping[str, Tensor], parameters: set[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return parameters, and the other values."""
+    """Split ``values`` into parameters and other values."""
     return (
         {name: value for name, value in values.items() if name in parameters},
         {name: value for name, value in values.items() if name not in parameters},

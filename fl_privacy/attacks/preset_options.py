@@ -75,7 +75,7 @@ class FeatureOptions(_Options, total=False):
 
 
 def vary(published: T, options: Mapping[str, Any]) -> T:
-    """Return ``published`` with ``options`` instead of its own.
+    """Replace settings of ``published`` by the ``options`` that are given.
 
     Raises:
         UserError: an option has a value that it can't have.

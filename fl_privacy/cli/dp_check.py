@@ -90,7 +90,7 @@ def _in_words(records: Sequence[ClaimRecord], page: Path) -> str:
 
 
 def _read_settings(given: list[str]) -> dict[str, Any]:
-    """Read KEY=VALUE.
+    """Parse settings given as KEY=VALUE.
 
     Raises:
         UserError: a key is unknown, or a value is of another type.

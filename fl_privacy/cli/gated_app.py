@@ -28,7 +28,7 @@ def serve_gate(inlet: int, outlet: int) -> None:
 
 
 def _answer(inlet: int, outlet: int, reference: str) -> None:
-    """Load the app and answer by it."""
+    """Load the app in its own process, and answer messages by it."""
     from fl_privacy.cli.node_worker import installed_app  # noqa: PLC0415  (what follows may not be imported before)
     from fl_privacy.federation.replies import Failure, attempt  # noqa: PLC0415
     from fl_privacy.flower.inside.identity import identify_process  # noqa: PLC0415

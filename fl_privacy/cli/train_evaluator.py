@@ -193,7 +193,7 @@ def _thinned(there: int, number: int | None) -> slice:
 
 
 def _key(plan: EvaluatorPlan, seed: int, examples: Tensor, *more: str) -> str:
-    """Hash of what decides the network."""
+    """Hash all that decides what network is trained."""
     content = hashlib.sha256(examples.contiguous().numpy().tobytes())
     content.update(json.dumps([examples.shape, seed, asdict(plan), *more]).encode())
     return content.hexdigest()[:16]

@@ -54,7 +54,7 @@ class _Order:
 
     @property
     def key(self) -> str:
-        """Return the hash of what decides the generator."""
+        """Return the hash of all that decides what generator is trained."""
         return f"{self.training_key}-{self.plan.steps}"
 
     def training(self) -> GeneratorTraining:

@@ -101,7 +101,7 @@ class Underway:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Show it while the context lasts."""
+        """Show the progress while the context lasts."""
 
         def watch() -> None:
             while not self._over.wait(LOOK_EVERY):

@@ -25,7 +25,7 @@ _stopped = threading.Event()
 
 
 def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[Job, str | None], None]) -> None:
-    """Do all of ``jobs``.
+    """Run all ``jobs`` in worker processes.
 
     Args:
         jobs: independent of each other.

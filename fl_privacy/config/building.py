@@ -138,7 +138,7 @@ _UNIONS = (Union, UnionType)
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Signature of what a section builds.
+    """The parameters of the function that a settings section builds.
 
     Attributes:
         defaults: of the parameters that have a plain one.
@@ -187,7 +187,7 @@ def signature_of(target: str, section: str) -> Signature:
 
 
 def _asked(target: str, section: str) -> dict[str, Any]:
-    """Return the signature as JSON holds it."""
+    """Read the signature of a section's target, in the form that JSON holds."""
     try:
         parameters = inspect.signature(locate_target({"_target_": target}, section)).parameters
     except (TypeError, ValueError):
@@ -259,7 +259,7 @@ def _encoded(annotation: Any) -> Any:
 
 
 def _annotation(code: Any) -> Any:
-    """Decode an annotation of ``_encoded``."""
+    """Decode an annotation that ``_encoded`` wrote."""
     if isinstance(code, str):
         return _PLAIN[code]
     kind, content = next(iter(code.items()))

@@ -67,7 +67,7 @@ def _apart(override: str) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=512)
 def _section(group: str, option: str, places: tuple[str, ...], stamp: int) -> DictConfig:
-    """Compose ``option`` without all the others."""
+    """Compose one ``option`` of a group by itself."""
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         config = compose(f"{group}/{option}", overrides=[*places])
     return config[group]
@@ -308,7 +308,7 @@ def _groups() -> set[str]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Parse each override.
+    """Parse each override of the command line.
 
     Raises:
         UserError: one is not in Hydra's grammar.

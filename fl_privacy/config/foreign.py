@@ -142,7 +142,7 @@ def trusted(trust: str | Sequence[str] | None) -> frozenset[str]:
 
 
 def trust_in(overrides: Sequence[str]) -> frozenset[str]:
-    """Return what ``trust`` names among the user's own ``overrides``."""
+    """Return the files and names that the user's own ``overrides`` trust."""
     said = [override.value() for override in parse_overrides(overrides) if override.key_or_group == "trust"]
     return frozenset(str(name) for value in said for name in (value if isinstance(value, list) else [value]))
 
@@ -340,7 +340,7 @@ def _settings(name: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield all text within ``value``."""
+    """Yield each text inside a nested ``value``."""
     if isinstance(value, Mapping):
         yield from _texts([*value, *value.values()])
     elif isinstance(value, Iterable) and not isinstance(value, str | bytes):

@@ -19,7 +19,7 @@ def groups(*, shown: bool = False) -> list[str]:
 
 
 def sections() -> list[str]:
-    """Return names of all that holds settings by name."""
+    """Return the names of all sections that hold settings by name."""
     return [f.name for f in fields(RunSettings) if is_dataclass(f.type) or f.type is Options]
 
 

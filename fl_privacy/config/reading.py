@@ -17,7 +17,7 @@ class Options(Mapping[str, Any]):
     """The settings of what a user chose, by name: plain values, read alone."""
 
     def __init__(self, settings: Mapping[Any, Any]) -> None:
-        """Take over ``settings``, a copy of them."""
+        """Copy ``settings``."""
         self._settings = {str(key): deepcopy(value) for key, value in settings.items()}
 
     def __getitem__(self, key: str) -> Any:

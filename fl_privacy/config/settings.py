@@ -16,7 +16,7 @@ from fl_privacy.config.reading import Options, plain_value, put, read_section
 
 
 class Role(StrEnum):
-    """What a setting decides."""
+    """What a setting can change: how a run goes, its training, its defense or its attack."""
 
     RUNTIME = "runtime"  # where and how fast a run goes and what it is called, but no result
     TRAINING = "training"  # what comes out of the training
@@ -27,7 +27,7 @@ class Role(StrEnum):
 def setting(
     role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None
 ) -> Any:
-    """Declare a setting.
+    """Declare a setting with its role and meaning.
 
     Args:
         role: what it decides.

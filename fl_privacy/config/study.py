@@ -35,7 +35,7 @@ UNDEFENDED = "Undefended"
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A defense at one strength.
+    """A defense at one strength, as a grid names it.
 
     Attributes:
         family: points of one family make a curve.
@@ -190,7 +190,7 @@ class AttackCell:
 
     @property
     def title(self) -> str:
-        """Return the cell in words."""
+        """Return the title of the cell."""
         return ", ".join(part for part in (self.uploads, self.state, self.server) if part)
 
 

@@ -22,7 +22,7 @@ from fl_privacy.types import Batch
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Tokens by number.
+    """The tokens of a vocabulary by their numbers.
 
     Attributes:
         tokens: as the tokenizer writes them.
@@ -63,7 +63,7 @@ class Vocabulary:
 
 
 class LabelledExamples(ABC):
-    """What every kind of examples has.
+    """What images, texts and rows have in common.
 
     Attributes:
         labels: (N,) int64 in [0, number of names).
@@ -259,17 +259,17 @@ class TableExamples(LabelledExamples):
 
 
 def texts_of(examples: LabelledExamples) -> TextExamples | None:
-    """Return ``examples`` where they are texts, else ``None``."""
+    """Return ``examples`` if they are texts, else ``None``."""
     return examples if isinstance(examples, TextExamples) else None
 
 
 def images_of(examples: LabelledExamples) -> Examples | None:
-    """Return ``examples`` where they are images, else ``None``."""
+    """Return ``examples`` if they are images, else ``None``."""
     return examples if isinstance(examples, Examples) else None
 
 
 def expect_images(examples: LabelledExamples, what: str) -> Examples:
-    """Return ``examples``, where they are images.
+    """Return ``examples`` if they are images, and refuse all others.
 
     Raises:
         UserError: they are others, with which ``what`` can do nothing.

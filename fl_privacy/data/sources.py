@@ -46,7 +46,7 @@ class Source(Protocol):
         ...
 
     def tables(self) -> Tables:
-        """Return all splits."""
+        """Return the tables of all splits."""
         ...
 
 

@@ -289,7 +289,7 @@ class _Columns:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """How texts become tokens."""
+    """The tokens of texts, with their vocabulary."""
 
     tokenizer: str
     vocabulary_size: int

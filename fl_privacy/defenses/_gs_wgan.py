@@ -114,7 +114,7 @@ class CriticNet(nn.Module):
 
 
 class Critic:
-    """Judges by the examples it was given.
+    """A critic that looks at its examples alone, for GS-WGAN.
 
     Args:
         own: these; there may be none.

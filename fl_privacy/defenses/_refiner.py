@@ -209,7 +209,7 @@ class _Refinement:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
 
     def prepare(self, input_shape: Sequence[int]) -> None:
-        """Find the evaluation network."""
+        """Load the evaluation network that fits the inputs."""
         if self.privacy == "evaluator":
             self.judge(input_shape)
 

@@ -89,7 +89,7 @@ UploadHook = Callable[[Tensors, ClientState, torch.Generator], Tensors]
 
 
 def _tensor(name: str, value: object) -> Tensor:
-    """Return a gradient as a tensor without its graph."""
+    """Return a gradient as a tensor that is detached from its graph."""
     found = as_tensor(value)
     if not isinstance(found, Tensor):
         raise UserError(f"The gradient {name} is expected to be a tensor or an array, but is {type(value).__name__}.")
@@ -153,7 +153,7 @@ class Defense:
 
     @property
     def name(self) -> str:
-        """Return the names of its parts."""
+        """Join the names of the defense's parts."""
         return "+".join(part.name for part in self.parts) or "none"
 
     @property

@@ -186,11 +186,11 @@ class RobustSpace(Protocol):
         ...
 
     def inputs(self, coordinates: Tensor) -> Tensor:
-        """Return what the model takes, differentiable."""
+        """Return the robust data that the model takes, differentiable by the coordinates."""
         ...
 
     def privacy(self, kind: Judge) -> Privacy:
-        """Return PM."""
+        """Compute the privacy metric PM of the robust data."""
         ...
 
 

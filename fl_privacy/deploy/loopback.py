@@ -50,7 +50,7 @@ class Secured:
 
 @dataclass(eq=False)
 class LoopbackFederation:
-    """Processes that are ended with it, and their logs.
+    """A federation of processes on loopback, with their logs, ended with the context.
 
     Attributes:
         folder: of state, logs and Flower's configuration.
@@ -104,7 +104,7 @@ class LoopbackFederation:
         authority: Path | None = None,
         extra: tuple[str, ...] = (),
     ) -> None:
-        """Start ``fl-privacy supernode``.
+        """Start a node by ``fl-privacy supernode``.
 
         Args:
             name: of the process.
@@ -180,7 +180,7 @@ class LoopbackFederation:
         return self.log(name).read_text(errors="replace")
 
     def ended(self, name: str) -> int | None:
-        """Exit status of a process; ``None`` while it runs."""
+        """Return the exit status of a process; ``None`` while it runs."""
         return self._processes[name].poll()
 
     def kill(self, name: str) -> None:
@@ -217,7 +217,7 @@ class LoopbackFederation:
             ) from error
 
     def stop(self) -> None:
-        """End all processes and what they have started."""
+        """End all processes of the federation, and those that they have started."""
         for process in self._processes.values():
             _signal(process, signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
@@ -249,7 +249,7 @@ class LoopbackFederation:
 
 @contextmanager
 def loopback_federation(federation: LoopbackFederation) -> Iterator[LoopbackFederation]:
-    """Start ``federation``, and end it with the context."""
+    """Start ``federation``, and end it when the context ends."""
     federation.folder.mkdir(parents=True, exist_ok=True)
     try:
         yield federation
@@ -325,7 +325,7 @@ class _Trial:
     failed: bool = field(default=False, init=False)
 
     def step(self, what: str, work: Callable[[], str | None]) -> bool:
-        """Do ``work`` and say how it went."""
+        """Do ``work`` as one step of the trial, and say how it went."""
         started = time.monotonic()
         try:
             detail = work()

@@ -46,7 +46,7 @@ class CanaryTest:
 
     @property
     def number(self) -> int:
-        """Return how many canaries there were."""
+        """Count the canaries of the test."""
         return self.taken + self.left_out
 
     @property
@@ -62,7 +62,7 @@ class CanaryTest:
 
     @property
     def in_words(self) -> str:
-        """Return part of a sentence."""
+        """Describe the test in part of a sentence."""
         about = "" if self.estimate is None else f", about {shown_epsilon(self.estimate)} by an estimate"
         return (
             f"at least {shown_epsilon(self.bound)} by {self.number} canaries{about} (so many can show at most"

@@ -117,7 +117,7 @@ class MechanismCheck:
 
     @property
     def power(self) -> str:
-        """Say what a false claim would have looked like."""
+        """Say what a false claim would have shown in this test."""
         if self.noticed is not None and math.isfinite(self.noticed):
             return f"four of five such tests call the claim false from {shown_epsilon(self.noticed)} on"
         return f"so many can show at most {shown_epsilon(self.showable)} of noise of any shape"

@@ -30,7 +30,7 @@ def on_defense(defense: Defense, asked: Asked) -> list[ClaimVerdict]:
 
 
 def stated_by_defense(defense: Defense, asked: Asked) -> Stated:
-    """Read what ``defense`` is configured to do."""
+    """Derive the claim that the settings of ``defense`` make."""
     found = guarantee(defense, sample_rate=1.0, delta=asked.delta or 1e-5, num_tensors=len(asked.shapes))
     facts = Facts(
         noise_multiplier=None if found.missing else found.noise_multiplier,

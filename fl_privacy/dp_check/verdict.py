@@ -57,7 +57,7 @@ class ClaimVerdict:
 
     @property
     def unit(self) -> Unit:
-        """Return whose protection it is about."""
+        """Return the unit of protection: an example, a client or a user."""
         if self.claim is not None:
             return self.claim.unit
         return self.canaries.unit if self.canaries is not None else "client"

@@ -185,7 +185,7 @@ class NamedImages:
 
 
 def find_images(data: object) -> NamedImages:
-    """Open ``data`` as a user may give it.
+    """Open ``data`` in any of the forms in which a user may give it.
 
     A data set of this package or of PyTorch, a loader, a list of examples, the name of a data set, a folder of images,
     or a function from a client's partition to one of these.

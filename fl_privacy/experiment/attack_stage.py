@@ -156,7 +156,7 @@ class Judge:
     prior: bool = False
 
     def scores(self, found: Sequence[Reconstruction], observations: Sequence[Observation]) -> list[VictimScore]:
-        """Score what was reconstructed of each of ``observations``."""
+        """Score the reconstructions of each of ``observations``."""
         transformed = None
         if self.transforms:
             transformed = [

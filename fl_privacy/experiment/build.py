@@ -298,7 +298,7 @@ def build_metrics(bpki: BpkiSettings, evaluator: str | None, dataset: Dataset) -
 
 
 def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
-    """Build the attack that ``section`` names; ``None`` for ``attack=none``.
+    """Build the attack of a settings ``section``; ``None`` for ``attack=none``.
 
     Args:
         section: ``attack`` of a run.

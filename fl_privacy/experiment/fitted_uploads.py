@@ -42,7 +42,7 @@ _SUMS = "Rows that came or went between two rounds"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FittedRung(Rung):
-    """A rung with a title of its own."""
+    """A rung of the ladder for fitted models, with a title of its own."""
 
     called: str = ""
     beyond: bool = False
@@ -60,7 +60,7 @@ class FittedRung(Rung):
 
 @dataclass(eq=False)
 class FittedUploads:
-    """Uploads of such clients as they come, by client.
+    """The uploads of clients that fit a model, in the order of arrival.
 
     Attributes:
         exchanges: (sent, reply) of clients that send trees.

@@ -226,7 +226,7 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InferenceJudge:
-    """Compares answers with the truth.
+    """Compares the answers of inference attacks with the truth.
 
     Attributes:
         asked: the examples asked about.

@@ -67,7 +67,7 @@ RUNGS = {
 
 
 class Again(Protocol):
-    """What a client answered when it was asked again."""
+    """The answer of a client that was asked a second time."""
 
     @property
     def reply(self) -> dict[str, np.ndarray]: ...
@@ -113,7 +113,7 @@ class Client:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rung:
-    """What came of one rung.
+    """The result of one rung of the ladder.
 
     Attributes:
         name: in ``RUNGS``.
@@ -159,7 +159,7 @@ class Rung:
 
 @dataclass(eq=False)
 class Ladder:
-    """Climbs.
+    """Attacks an app's client by harder and harder rungs.
 
     Attributes:
         clients: that may be asked again.
@@ -433,7 +433,7 @@ def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> Again | Failu
 
 
 def _of_one(seen: Watched) -> bool:
-    """Say whether the first batch has one example."""
+    """Say whether the first batch has a single example."""
     return bool(seen.batches) and all(len(t) == 1 for t in tensors_in(seen.batches[0]) if t.dim())
 
 

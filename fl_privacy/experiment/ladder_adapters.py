@@ -56,7 +56,7 @@ class SeenNetwork(TextModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenTexts:
-    """Texts that a client trained on, and its network.
+    """The texts that a client trained on, with its network.
 
     Attributes:
         number: of the module among those seen.
@@ -67,7 +67,7 @@ class SeenTexts:
     words: Sequence[Tensor]
 
     def kinds(self) -> set[int]:
-        """Return the different tokens."""
+        """Return the distinct tokens of the texts."""
         return {int(t) for tokens in self.words for t in tokens.unique() if t >= 0}
 
 
@@ -122,7 +122,7 @@ def template_of(clients: Sequence[Watched]) -> set[int]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FirstBlock:
-    """What was read of one upload.
+    """The tokens that one upload gave away by the first block.
 
     Attributes:
         truth: tokens of its texts.

@@ -22,7 +22,7 @@ MOST, LEAST = 40, 8
 
 
 class Trained(Protocol):
-    """A client that trained, and what it uploaded."""
+    """A client after its training, with its upload."""
 
     @property
     def number(self) -> int: ...
@@ -35,7 +35,7 @@ class Trained(Protocol):
 
 
 class _Parts(nn.Module):
-    """Modules under the names that programs give them."""
+    """Modules by the names that programs give them."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         super().__init__()

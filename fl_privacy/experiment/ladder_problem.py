@@ -52,7 +52,7 @@ def reason_of(failed: Failure) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """What a step of a client was of.
+    """What one step of a client computed: batch, loss and network.
 
     Attributes:
         kind: of its examples.

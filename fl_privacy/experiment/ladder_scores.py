@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scored:
-    """What was read.
+    """The scores of one rung.
 
     Attributes:
         counts: of the examples.

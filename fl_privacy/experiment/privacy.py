@@ -20,7 +20,7 @@ from fl_privacy.rng import derive_generator
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """The guarantee of the client that is worst off.
+    """The privacy guarantee of the client with the largest epsilon.
 
     Attributes:
         statement: for the report.

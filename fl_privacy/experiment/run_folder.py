@@ -36,7 +36,7 @@ class Backend(Protocol):
         audit: Audit,
         interceptor: Interceptor,
     ) -> Generator[Round, None, object]:
-        """Train ``server.state``, a round each."""
+        """Train ``server.state`` for some rounds, and yield each."""
         ...
 
 
@@ -70,7 +70,7 @@ class Monitor:
         return nullcontext(lambda done: None)
 
     def working(self, title: str) -> AbstractContextManager[None]:
-        """Enter other work whose progress ``fl_privacy.progress`` reports."""
+        """Begin other work, whose progress ``fl_privacy.progress`` reports."""
         return nullcontext()
 
     def attacking(self, what: str) -> AbstractContextManager[Progress]:

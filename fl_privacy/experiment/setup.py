@@ -87,7 +87,7 @@ class Setup:
 
     @property
     def device(self) -> torch.device:
-        """Return where clients train."""
+        """Return the device on which clients train."""
         return resolve_device(self.config.device)
 
     @property
@@ -153,7 +153,7 @@ class Setup:
         return found
 
     def ground_truth(self) -> GroundTruth:
-        """Return what was behind the updates."""
+        """Return the examples behind the updates, for judging alone."""
         return GroundTruth(clients=self.clients, batch_size=self.config.batch_size, states=self.states)
 
     def knowledge(self, truth: GroundTruth) -> AttackerKnowledge:

@@ -44,7 +44,7 @@ from fl_privacy.results.records import dump_json, parse_json
 
 @dataclass(frozen=True)
 class Job:
-    """A run or an attack.
+    """One run or attack of a study.
 
     Attributes:
         command: which of the two.
@@ -58,7 +58,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Say whether there is nothing left to do."""
+        """Say whether the job has finished."""
         return is_finished(self.folder)
 
 
@@ -153,7 +153,7 @@ PAGE, FIGURES, PROBLEMS = "benchmark.html", "benchmark.json", "problems.json"
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPoint:
-    """A defense at one strength: its jobs.
+    """A defense at one strength, with its jobs.
 
     Attributes:
         point: of the track.
@@ -247,7 +247,9 @@ class Benchmark:
             command=f"fl-privacy benchmark {self.track.name}",
             defenses=known,
             unknown=tuple(s.tried.name for s, told in zip(own, found, strict=True) if told is None),
-            when=when_measured(read_environment(job.folder) for job in self._jobs_of(training, uploads) if job.finished),
+            when=when_measured(
+                read_environment(job.folder) for job in self._jobs_of(training, uploads) if job.finished
+            ),
             attackers=tuple(self.track.attack),
         )
 
@@ -336,7 +338,7 @@ def read_problems(out: Path) -> dict[str, str]:
 
 
 def write_problems(out: Path, problems: Mapping[str, str]) -> None:
-    """Keep them for the page of a later call."""
+    """Write ``problems`` for the page of a later call."""
     if out.is_dir():
         write_whole(out / PROBLEMS, dump_json(dict(problems), indent=1))
 

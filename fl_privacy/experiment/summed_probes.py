@@ -31,7 +31,7 @@ class SummedProbes:
 
     @classmethod
     def of(cls, config: RunSettings) -> "SummedProbes | None":
-        """Build it from ``config``; ``None`` without SecAgg+.
+        """Build the probes of a run under SecAgg+; ``None`` without.
 
         Raises:
             UserError: a sum is of a single client.

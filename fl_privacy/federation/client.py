@@ -44,7 +44,7 @@ class OwnExamples:
 
     @classmethod
     def of(cls, examples: LabelledExamples, indices: Tensor, device: torch.device | str) -> "OwnExamples":
-        """Take those of ``examples`` at ``indices``, unchanged."""
+        """Select the examples at ``indices``, unchanged."""
         return cls(len(indices), lambda chosen: examples.batch(indices[chosen], device))
 
     @classmethod
@@ -358,7 +358,7 @@ class Client:
             return OwnExamples.exchanged(self.examples.batch(self.indices, self.device), self.defense, data)
 
     def _rng(self, *names: str | int) -> torch.Generator:
-        """Return the stream ``names``, the same at every call."""
+        """Return the random stream called ``names``, the same at every call."""
         assert self.seed is not None, "drawn when it was left out"
         return derive_generator(self.seed, "client", self.id, *names)
 

@@ -65,7 +65,7 @@ def attempt(function: Callable[[], T]) -> T | Failure:
 
 @dataclass(frozen=True)
 class Sorted:
-    """The replies of a round.
+    """The replies of a round, sorted into usable ones and others.
 
     Attributes:
         usable: by client, in ascending order.
@@ -88,7 +88,7 @@ def sort_out(
     factor: float = FACTOR,
     usual: Mapping[str, float] | None = None,
 ) -> Sorted:
-    """Separate usable replies from others.
+    """Separate usable replies from those that are refused.
 
     Each alone is looked at by ``fault``. Then, if three or more are left, those are excluded whose change of the
     parameters, of floating-point or of whole-number buffers has a norm of over ``factor`` times the median of this

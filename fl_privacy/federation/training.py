@@ -134,7 +134,7 @@ def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> Mode
 
 
 def store_private(values: ModelState, sent: ModelState, state: ClientState) -> None:
-    """Keep in ``state`` what of ``values`` was not sent."""
+    """Keep in ``state`` those of ``values`` that were not sent."""
     for own, public in ((values.parameters, sent.parameters), (values.buffers, sent.buffers)):
         state.tensors.update({PRIVATE + name: value for name, value in own.items() if name not in public})
 
@@ -173,7 +173,7 @@ class LocalResult:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Steps:
-    """Results of local steps.
+    """The results of a client's local steps.
 
     Attributes:
         values: parameters and buffers after the last step.
@@ -193,7 +193,7 @@ class Stopwatch:
         self.seconds = 0.0
 
     def __call__(self, function: Callable[..., T], *args: object) -> T:
-        """Return what ``function`` returns, and add up its seconds."""
+        """Return what ``function`` returns, and count its seconds."""
         started = time.perf_counter()
         result = function(*args)
         self.seconds += time.perf_counter() - started

@@ -21,7 +21,7 @@ MOST_UNCOUNTED = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Moments:
-    """What a GaussianNB, or any summary by class, holds.
+    """The moments of a GaussianNB, or of any summary by class.
 
     Attributes:
         means, variances: (K, F). ``var_`` of scikit-learn is the variance plus ``smoothing``.
@@ -48,7 +48,7 @@ class Moments:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowsBetween:
-    """What changed of a class between two rounds.
+    """The rows that one class gained between two rounds.
 
     Attributes:
         label: of the class.

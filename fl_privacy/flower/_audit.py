@@ -270,7 +270,7 @@ class AuditedStrategy(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the strategy's messages, and keep them."""
+        """Return the messages of the audited strategy, and keep copies."""
         if self._curious is None:
             raise UserError(
                 "audit(...) is expected outermost, where its start is called, but another strategy is around it; write"
@@ -354,7 +354,7 @@ class AuditedStrategy(StrategyAround):
         self.report.defended(self._curious.client_of(message, reply), told_defense(reply.content))
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Do ``work`` on one reply, which may be anything."""
+        """Do ``work`` on one reply, and report its failure instead of raising."""
         failed = attempt(work)
         if isinstance(failed, Failure):
             logger.warning("A reply is not understood: %s", failed.reason)

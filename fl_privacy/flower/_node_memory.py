@@ -190,7 +190,7 @@ def is_simulation() -> bool:
 
 
 def _make(path: Path, key: bytes | None) -> None:
-    """Write a new secret, unless another process was faster."""
+    """Write a new secret, unless another process did so first."""
     path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     drawn = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     content = secrets.token_bytes(SECRET_BYTES)
@@ -228,7 +228,7 @@ class Memory(Protocol):
         ...
 
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
-        """Refuse what was answered before, where that is remembered.
+        """Refuse a message that was answered before, where answers are remembered.
 
         Args:
             kind: of message.
@@ -357,7 +357,7 @@ class NodeMemory:
         return ClientState({name: t.to(device) for name, t in self._read()[0].items()})
 
     def save(self, state: ClientState, *, after: tuple[str, int] | None = None) -> None:
-        """Replace the file at once."""
+        """Replace the state's file atomically."""
         served = dict(self._read()[1])
         if after is not None:
             served[after[0]] = after[1]

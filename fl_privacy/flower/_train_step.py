@@ -222,7 +222,7 @@ class _Once:
     round: int | None
 
     def begin(self) -> None:
-        """Count this training.
+        """Count this training, and refuse it if it has begun before.
 
         Raises:
             UserError: the round was trained before, the run has none such, or nobody says it.
@@ -240,13 +240,13 @@ class _Once:
 
 @dataclass(frozen=True)
 class _Draws:
-    """Random streams of one client."""
+    """The random streams of one client, by purpose."""
 
     seed: int | Secret
     client: str
 
     def always(self, purpose: str) -> torch.Generator:
-        """Return the same stream in every round."""
+        """Return the stream of a purpose, the same in every round."""
         return derive_generator(self.seed, "client", self.client, purpose)
 
     def once(self, purpose: str) -> torch.Generator:

@@ -99,7 +99,7 @@ class Answers:
             raise UserError(answered_before(last, round))
 
     def note(self, round: int, *kinds: str) -> None:
-        """Count questions of these ``kinds`` before their answer leaves.
+        """Count the questions of these ``kinds`` before an answer leaves.
 
         Raises:
             UserError: another process of the node was faster, or it can't be written down.

@@ -39,7 +39,7 @@ NODES = 2
 
 
 class _Started(BaseException):
-    """Ends a server app where its training would begin."""
+    """Ends a server app at the point where its training would begin."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -193,7 +193,7 @@ def _on_mods(app: App, asked: Asked) -> list[ClaimVerdict]:
 
 
 def tested_rounds(multiplier: float, rounds: int, delta: float) -> str:
-    """Say what ``rounds`` releases of Gaussian noise spend together."""
+    """Compute what ``rounds`` releases of Gaussian noise spend together."""
     return f"epsilon {shown_epsilon(gaussian_epsilon(rounds**0.5 / multiplier, delta))}"
 
 

@@ -78,7 +78,7 @@ def introduce(reply: RecordDict, context: Context) -> None:
 
 
 def tell_images(reply: RecordDict, images: ProbedImages) -> None:
-    """Add to ``reply`` which images it is of."""
+    """Add to ``reply`` which images it was computed from."""
     told: dict[str, str | list[float]] = {_FINGERPRINTS: json.dumps(list(images.fingerprints))}
     if images.normalization is not None:
         told |= {_MEAN: list(images.normalization.mean), _STD: list(images.normalization.std)}

@@ -211,7 +211,7 @@ class AuditReport:
         self._note()
 
     def close(self) -> None:
-        """Close the folder."""
+        """Close the run's folder."""
         if self._folder is not None:
             self._folder.close()
 

@@ -77,7 +77,7 @@ def rounds_on_grid(
 
 
 def _emptied(seen: deque[Observation]) -> Iterator[Observation]:
-    """Give what is held, and hold it no longer."""
+    """Yield the held replies one by one, and let go of each."""
     while seen:
         yield seen.popleft()
 

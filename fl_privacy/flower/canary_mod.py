@@ -159,7 +159,7 @@ def write_canaries(
 
 @dataclass(frozen=True, kw_only=True)
 class _About:
-    """Settings of canaries that are kept beside their scores.
+    """The settings of canaries that are kept beside their scores.
 
     Attributes:
         number: of canaries in a round.

@@ -175,7 +175,7 @@ class Cell:
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """End the process and all that it has started."""
+        """End the process of the cell, with all that it has started."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

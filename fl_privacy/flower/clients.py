@@ -224,7 +224,7 @@ class PruningClient(PrivacyClient):
 
 
 class ATSClient(PrivacyClient):
-    """Trains on transformed images; ``settings`` are those of ``ats``."""
+    """Trains on images transformed by ATS, with the ``settings`` of ``ats``."""
 
     make_defense = staticmethod(ats)
 

@@ -51,7 +51,7 @@ def located(name: str) -> Any:
 
 
 def verdicts_on(subject: object, asked: Asked, *, name: str = "", mods: Sequence[Any] = ()) -> list[ClaimVerdict]:
-    """Recompute and test what ``subject`` claims.
+    """Recompute and test each claim that ``subject`` makes.
 
     Args:
         subject: a mod, a strategy, one of the package's defenses, a function from an update to what is sent, or a

@@ -184,7 +184,7 @@ class Gate:
             raise _as_refusal(error) from error
 
     def _enter(self, kind: str, outcome: str, rho: float | None, context: Context) -> None:
-        """Write down what is about to leave."""
+        """Write into the ledger what is about to leave."""
         if self.ledger is None:
             return
         limits = self.policy.limits if outcome == "sent" else None

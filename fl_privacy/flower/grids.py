@@ -89,7 +89,7 @@ class LocalGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def set_run(self, run: Run) -> None:
-        """Ignore ``run``: there is only one."""
+        """Ignore ``run``: a local grid has only one."""
 
     @property
     def run(self) -> Run:

@@ -32,7 +32,7 @@ def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, contex
 
 
 def own_norms(context: Context) -> dict[str, Tensor]:
-    """Return what ``keep_own_norms`` remembers of a client."""
+    """Return the update norms that ``keep_own_norms`` remembers of a client."""
     record = context.state.array_records.get(KEPT)
     return {} if record is None else {name: to_tensor(array_values(array)) for name, array in record.items()}
 

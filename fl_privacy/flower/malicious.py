@@ -37,7 +37,7 @@ class Malicious(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages of ``strategy`` with other values.
+        """Return the messages of ``strategy`` with the malicious server's values.
 
         A client is known by the rank of its node's id among all.
 

@@ -21,7 +21,7 @@ MOST_DRAWS = 500
 
 @dataclass(eq=False)
 class OpacusWatch:
-    """Observes Opacus in a training.
+    """Observes what Opacus does in a training.
 
     Attributes:
         module: the last that was made private.

@@ -203,7 +203,7 @@ class _Examples:
 
 
 class _Few(Dataset[object]):
-    """Examples as they were drawn, once."""
+    """A few examples, drawn once and kept."""
 
     def __init__(self, examples: list[object]) -> None:
         self._examples = examples

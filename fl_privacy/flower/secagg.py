@@ -261,7 +261,7 @@ def train_secure_round(
     threshold: float,
     attempt: int | None = None,
 ) -> RoundReport:
-    """Run one round of the protocol.
+    """Run one round of secure aggregation.
 
     Args:
         server: selects clients and moves the model by the mean.

@@ -103,7 +103,7 @@ def try_double_listing(uploads: Sequence[np.ndarray], *, victim: int = 0, guarde
 
 
 class _Uploads(NumPyClient):
-    """Replies with one array."""
+    """Replies that hold a single array each."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array

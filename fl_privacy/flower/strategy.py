@@ -117,7 +117,7 @@ class Federated(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Move the server's model.
+        """Move the server's model by the clients' replies.
 
         Raises:
             UserError: no reply is usable.

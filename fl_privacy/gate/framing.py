@@ -5,5 +5,5 @@ from collections.abc import Sequence
 
 
 def framed(parts: Sequence[bytes]) -> list[bytes]:
-    """Return number and lengths of ``parts``, then these."""
+    """Return the number and lengths of ``parts``, followed by the parts."""
     return [struct.pack(f">{1 + len(parts)}Q", len(parts), *map(len, parts)), *parts]

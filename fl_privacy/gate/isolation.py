@@ -41,7 +41,7 @@ SHARED_MEMORY = "/dev/shm"
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What a process is left with.
+    """What a process may still reach in isolation.
 
     Attributes:
         temporary: a folder of its own, that it works in; its neighbor ``root`` becomes its root.
@@ -55,7 +55,7 @@ class Wishes:
     most_bytes: int | None = None
 
     def as_plain(self) -> dict[str, Any]:
-        """Return them for another process."""
+        """Return the wishes as plain values for another process."""
         return asdict(self)
 
 
@@ -74,7 +74,7 @@ class Held:
         return bool(self.network and self.files)
 
     def in_words(self) -> str:
-        """Describe it for a log."""
+        """Describe the isolation for a log."""
         held = [f"{what}: {', '.join(by) or 'OPEN'}" for what, by in self._held()]
         missing = f" Not to be had: {'; '.join(self.missing)}." if self.missing else ""
         return f"The app is kept from {'; '.join(held)}.{missing}"
@@ -188,7 +188,7 @@ def _outermost(places: Iterable[str]) -> list[str]:
 
 
 def _bind(place: str, root: str, *, read_only: bool) -> None:
-    """Show ``place`` within ``root``, if it is there."""
+    """Bind ``place`` inside ``root``, if there is such a place."""
     source, target = os.path.realpath(place), root + place
     if not os.path.exists(source) or os.path.ismount(target):  # noqa: PTH110
         return

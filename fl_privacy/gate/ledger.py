@@ -32,7 +32,7 @@ class ExhaustedError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One line of the ledger.
+    """One entry of the ledger.
 
     Attributes:
         number: from 1.
@@ -83,7 +83,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Account:
-    """What the entries of a ledger add up to.
+    """The sum of a ledger's entries.
 
     Attributes:
         entries: how many.
@@ -104,7 +104,7 @@ class Account:
     size: int = 0
 
     def plus(self, entry: Entry, line: bytes) -> "Account":
-        """Return the account after ``entry``."""
+        """Add ``entry`` to the account."""
         recent = tuple(one for one in self.recent if one[0] > entry.when - DAY)
         return Account(
             entries=entry.number,
@@ -119,7 +119,7 @@ class Account:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a ledger lets out.
+    """The limits that a ledger enforces.
 
     Attributes:
         epsilon: ``None`` counts only.
@@ -256,7 +256,7 @@ class Ledger:
             return True
 
     def entries(self) -> list[Entry]:
-        """Return all entries, checked.
+        """Return all entries after checking their chain.
 
         Raises:
             LedgerError: see ``account``.

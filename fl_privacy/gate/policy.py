@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """Records of numbers or texts.
+    """The numbers or texts that a policy lets pass in records.
 
     Attributes:
         records: names that they may have.
@@ -41,7 +41,7 @@ class Values:
 
 @dataclass(frozen=True, kw_only=True)
 class Receives:
-    """What the app may be given.
+    """What a policy lets the app receive.
 
     Attributes:
         arrays: names of records of arrays.
@@ -125,7 +125,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class AppLimits:
-    """What the app's process may do.
+    """What a policy lets the app's process do.
 
     Attributes:
         reads: places that it may read beside Python and what is installed.
@@ -146,7 +146,7 @@ class AppLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class SitePolicy:
-    """All of a policy's file.
+    """A site's policy, as its file states it.
 
     Attributes:
         sends: by kind of message, ``train`` or with its action ``query.stats``; others are not answered.
@@ -169,7 +169,7 @@ class SitePolicy:
 
     @property
     def noising(self) -> Noising | None:
-        """Return clipping and noise, if there are any."""
+        """Return the policy's clipping and noise, if it has any."""
         return self.protect.noising if self.protect else None
 
     @property

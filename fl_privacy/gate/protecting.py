@@ -122,7 +122,7 @@ def _squares(values: npt.NDArray[np.float64]) -> float:
 
 
 def _change(before: npt.NDArray[np.generic], after: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
-    """Measure a change in float64, within its largest number."""
+    """Compute a change in float64, limited to float64's largest number."""
     with np.errstate(over="ignore"):
         change = after.astype(np.float64) - before.astype(np.float64)
     return np.clip(change, -LARGEST, LARGEST, out=change)

@@ -47,7 +47,7 @@ _EXACT_BITS = 64
 
 
 class RefusedError(UserError):
-    """Something may not pass.
+    """Says that a message may not pass, and why.
 
     Args:
         reason: a key of ``REASONS``, all that may be said elsewhere.
@@ -61,7 +61,7 @@ class RefusedError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Of one key.
+    """The rule of one key.
 
     Attributes:
         integer: the value is a whole number.
@@ -128,7 +128,7 @@ class Rule:
             raise UserError(f"{where}: {error}") from error
 
     def apply(self, where: str, value: object) -> "int | float | str | list[int | float | str]":
-        """Check ``value`` and round it as it may pass.
+        """Check ``value`` by the rule, and round it where the rule says so.
 
         Args:
             where: for the site's log.

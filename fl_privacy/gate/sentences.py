@@ -43,7 +43,7 @@ def rules_in_words(policy: SitePolicy) -> list[str]:
 
 
 def warnings_of(policy: SitePolicy) -> list[str]:
-    """Describe what the policy leaves open, a sentence each."""
+    """Describe what the policy leaves open, one sentence each."""
     found = []
     if policy.noising is None and any(reply.arrays for reply in policy.sends.values()):
         found.append(

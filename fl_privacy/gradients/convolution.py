@@ -104,7 +104,7 @@ _LITTLE = 1_000_000
 
 
 class FrozenConv2d(nn.Conv2d):
-    """A convolution that is differentiated by its inputs alone.
+    """A convolution with frozen weights, differentiable by its inputs alone.
 
     PyTorch's own, differentiated twice, also computes what nobody asked for: the mixed derivative by the weight.
     """
@@ -241,7 +241,7 @@ def _by_images(ctx: Any, back: Tensor, images: Tensor, weight: Tensor) -> Tensor
 
 
 class _Convolution(torch.autograd.Function):
-    """Linear in the inputs."""
+    """A convolution as a function that is linear in its inputs."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, settings: Any) -> Tensor:
@@ -255,7 +255,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Transposed(torch.autograd.Function):
-    """The transpose of a convolution."""
+    """The transpose of a convolution, as a function."""
 
     @staticmethod
     def forward(ctx: Any, deltas: Tensor, weight: Tensor, shape: torch.Size, settings: Any) -> Tensor:
@@ -315,7 +315,7 @@ class FoldedConvolution(FrozenConv2d):
 
     @classmethod
     def of_both(cls, convolution: nn.Conv2d, norm: FrozenNorm) -> Self:
-        """Fold ``norm`` into the ``convolution`` in front of it."""
+        """Fold the batch norm ``norm`` into the ``convolution`` in front of it."""
         folded = convolution_as(cls, convolution)
         folded.scale, folded.shift = norm.weight, norm.bias
         folded._set(norm)

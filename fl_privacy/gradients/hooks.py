@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a module.
+    """One recorded call of a module.
 
     Attributes:
         name: under which it is watched.

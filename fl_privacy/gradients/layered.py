@@ -207,7 +207,7 @@ class Layered(VictimGradients):
         return size * torch.stack([self._victim_model.loss(own, own_labels) for own, own_labels in of_each]).sum()
 
     def _features(self, tape: Sequence[Call]) -> Tensor:
-        """Return what enters the layer ``victim_model.hidden``, (V B, F)."""
+        """Return the features that enter the layer ``victim_model.hidden``, (V B, F)."""
         hidden = self._victim_model.hidden
         return next(call.inputs for call in tape if self._layers[call.name].names.get("weight") == hidden)
 

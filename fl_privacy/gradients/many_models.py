@@ -34,7 +34,7 @@ class ConvolutionOfMany(nn.Conv2d):
     """A convolution that ``vmap`` over models computes for one model after the other."""
 
     def reset_parameters(self) -> None:
-        """Draw no values: they are given."""
+        """Draw no values: the weights are given."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve (N, C, H, W) -> (N, O, h, w)."""
@@ -65,7 +65,7 @@ def _output(module: nn.Module, given: Any, output: Any) -> Tensor:
 
 
 class _Convolution(torch.autograd.Function):
-    """(inputs, weight) -> outputs."""
+    """A differentiable convolution (inputs, weight) -> outputs."""
 
     @staticmethod
     def forward(inputs: Tensor, weight: Tensor, geometry: _Geometry) -> Tensor:
@@ -99,7 +99,7 @@ class _Slopes(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save nothing: it is not differentiated again."""
+        """Save nothing: the slopes are not differentiated again."""
 
     @staticmethod
     def vmap(  # noqa: PLR0917
@@ -118,7 +118,7 @@ def _backward(part: Sequence[Tensor], how: Any) -> tuple[Tensor, Tensor]:
 
 
 def _first(info: Any, values: Tensor, place: int | None) -> Tensor:
-    """Put the models in front."""
+    """Move the axis of models to the front."""
     return values.expand(info.batch_size, *values.shape) if place is None else values.movedim(place, 0)
 
 
@@ -136,7 +136,7 @@ _WRITTEN = 1 << 30
 
 @dataclass(frozen=True, eq=False)
 class ManyModels:
-    """M models of one architecture.
+    """M models of one architecture, evaluated together.
 
     Attributes:
         model: the architecture.
@@ -159,7 +159,7 @@ class ManyModels:
         return len(next(iter(self.values.parameters.values())))
 
     def __getitem__(self, index: int) -> ModelState:
-        """Return the values of one of them."""
+        """Return the parameters of the model at ``index``."""
         parameters, buffers = self.values.parameters, self.values.buffers
         return ModelState({n: p[index] for n, p in parameters.items()}, {n: b[index] for n, b in buffers.items()})
 

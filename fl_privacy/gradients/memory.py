@@ -46,7 +46,7 @@ class _Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def written_by(compute: Callable[[], object]) -> int:
-    """Count the bytes of all intermediate results."""
+    """Count the bytes of all intermediate results of ``compute``."""
     with _Allocated() as allocated:
         compute()
     return int(allocated.bytes)

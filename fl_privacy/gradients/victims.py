@@ -56,7 +56,7 @@ class VictimGradients(ABC):
 
     @abstractmethod
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Return gradients by name."""
+        """Compute the victims' gradients, by name."""
 
     def under(self, victim_model: VictimModel) -> Self:
         """Return the same way of computing, for another victim model."""
@@ -82,7 +82,7 @@ class VictimLoss:
 
 
 class Vectorized(VictimGradients):
-    """``vmap`` of the gradient of one victim's loss."""
+    """Computes the gradient of one victim's loss for all victims by ``vmap``."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._loss = VictimLoss(victim_model)

@@ -147,5 +147,5 @@ def _finite(known: Tensor, attributes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sketched(sketch: GradientSketch, observation: Observation, read: ReadRound) -> Tensor:
-    """Sketch an upload, (1, F)."""
+    """Project an upload to its sketch, (1, F)."""
     return sketch({name: t.to(read.device).unsqueeze(0) for name, t in mean_gradient(observation).items()})

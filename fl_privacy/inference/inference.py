@@ -18,7 +18,7 @@ class Inference(Protocol):
         ...
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "Watch":
-        """Begin before the first round.
+        """Prepare for the candidates before the first round.
 
         Args:
             candidates: C, how many examples are asked about.

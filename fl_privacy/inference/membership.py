@@ -232,12 +232,12 @@ class Membership:
 
 @dataclass(frozen=True, eq=False)
 class MembershipWatch:
-    """Methods that look at the same rounds."""
+    """Membership methods that watch the same rounds."""
 
     methods: dict[str, MembershipMethod]
 
     def add(self, read: ReadRound) -> None:
-        """Take in what a round showed.
+        """Add what a round showed to the evidence.
 
         Raises:
             UserError: only methods of tokens are tried, but no token is predicted.

@@ -51,7 +51,7 @@ class PropertyInference:
 
 @dataclass(eq=False)
 class PropertyWatch:
-    """Sums of what was guessed of each client."""
+    """Sums of the guesses at each client's property."""
 
     settings: PropertyInference
     clients: tuple[int, ...]
@@ -87,7 +87,7 @@ class PropertyWatch:
         return {"shadows": torch.where(self.rounds[:, None] > 0, self.total / self.rounds[:, None], torch.nan)}
 
     def titles(self) -> dict[str, tuple[str, str]]:
-        """Return title and source."""
+        """Return the title and the source of each method."""
         return {"shadows": ("Regression on shadow clients", "after Wang et al. 2019")}
 
 

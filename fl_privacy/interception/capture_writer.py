@@ -38,7 +38,7 @@ class CaptureWriter:
         self.write(observation)
 
     def write(self, observation: Observation) -> Path:
-        """Write ``observation`` and return its JSON file; see ``save_observation``."""
+        """Write ``observation`` to files, and return its JSON file; see ``save_observation``."""
         description = _to_json(
             {
                 "format": layout.FORMAT,

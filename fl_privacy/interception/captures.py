@@ -248,7 +248,7 @@ def _named(folder: Path, path: Path) -> VictimId:
 
 
 class StoredObservations(LazyObservations):
-    """Observations in files, of which none is kept.
+    """Observations in files, loaded one at a time.
 
     Args:
         folder: of the files.
@@ -263,7 +263,7 @@ class StoredObservations(LazyObservations):
         self._shared = Shared()
 
     def load(self, place: int) -> Observation:
-        """Read from its files."""
+        """Load the observation at ``place`` from its files."""
         return read_observation(self._folder, self.ids[place], *self._models, self._shared)
 
 
@@ -307,7 +307,7 @@ def read_observation(
 
 
 class _Reader:
-    """One observation's files."""
+    """Reads the files of one observation."""
 
     def __init__(self, file: CaptureFile, id: VictimId, model: nn.Module, inside: nn.Module) -> None:
         self.file, self.id, self.model, self.inside = file, id, model, inside

@@ -194,7 +194,7 @@ def no_sink(observation: Observation) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Interceptor:
-    """Turns replies into observations.
+    """Turns the replies of clients into observations.
 
     Attributes:
         model: architecture of what the clients are sent.

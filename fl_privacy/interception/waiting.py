@@ -38,7 +38,7 @@ class WaitingUpdates(LazyObservations):
         self._shared = Shared()
 
     def append(self, observation: Observation) -> None:
-        """Take one in."""
+        """Append an observation."""
         assert isinstance(self.ids, list)
         self.ids.append(observation.id)
         if self._writer is not None:
@@ -61,7 +61,7 @@ class WaitingUpdates(LazyObservations):
         return read_observation(self._folder, self.ids[place], model, model, self._shared, finite=False)
 
     def clear(self) -> None:
-        """Forget all of them, in memory and in files."""
+        """Drop all observations, in memory and in files."""
         self._restart()
         if not self._written:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -44,7 +44,7 @@ class Inconsistent(ServerAttack):
 
     @property
     def only(self) -> int | None:
-        """Return the one client whose model is alive."""
+        """Return the only client whose model is alive."""
         return self.client
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:

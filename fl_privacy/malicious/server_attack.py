@@ -18,7 +18,7 @@ Ask = Callable[[ModelState], Upload]
 
 
 class ThreatLevel(StrEnum):
-    """How far a server goes.
+    """How far a malicious server goes.
 
     Attributes:
         HONEST: it follows the protocol and reads what it receives.

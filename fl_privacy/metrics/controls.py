@@ -55,7 +55,7 @@ class Others:
     beside: Callable[[int], PublicImages | None] | None = None
 
     def of(self, victim: VictimId) -> "Others":
-        """Return what guesses at ``victim`` are compared with."""
+        """Return the images that guesses at ``victim`` are compared with."""
         return self if self.beside is None else replace(self, candidates=self.beside(victim.client))
 
 

@@ -12,7 +12,7 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateDistortion:
-    """Distance of a defended update from the clean one.
+    """The distance of a defended update from the undefended one.
 
     Attributes:
         signal_to_distortion: ||B|| / ||E||, clean norm over the norm of the difference; infinite if nothing changed.

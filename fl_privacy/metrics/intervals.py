@@ -21,7 +21,7 @@ _NORMAL_975 = 1.959963984540054
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """A sample in numbers.
+    """The statistics of a sample.
 
     Attributes:
         mean: arithmetic mean.

@@ -16,7 +16,7 @@ BLOCK = 64
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PinnedRows:
-    """Guesses beside the truth.
+    """Guesses at rows, assigned to the true rows.
 
     Attributes:
         cells: share of cells right, rows matched so that it is highest.
@@ -38,7 +38,7 @@ class PinnedRows:
 def pinned_rows(
     truth: np.ndarray, guesses: np.ndarray, categories: Collection[int] = (), *, tolerance: float = TOLERANCE
 ) -> PinnedRows:
-    """Compare rows with guesses at them.
+    """Assign guesses to the true rows, and count the cells that are right.
 
     Args:
         truth: (N, F) numbers and codes of categories, NaN where there is none. Its deviations scale the tolerance.

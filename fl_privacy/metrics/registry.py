@@ -86,7 +86,7 @@ class Metric:
 
     @property
     def available(self) -> bool:
-        """Say whether the package that it needs is installed."""
+        """Say whether the metric's package is installed."""
         return self.package is None or find_spec(self.package) is not None
 
     @property

@@ -129,7 +129,7 @@ def hugging_face(
 
 
 def _with_peft(network: nn.Module, settings: Mapping[str, Any], *, next_token: bool) -> nn.Module:
-    """Put peft's adapters into ``network``.
+    """Add the adapters of peft to ``network``.
 
     Raises:
         UserError: peft is missing or refuses the settings.

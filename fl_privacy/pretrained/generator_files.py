@@ -252,6 +252,6 @@ def expect_generator(path: str | None) -> None:
 
 
 def _kept(pattern: str) -> str:
-    """Name what was trained before, for the remedy."""
+    """Name the files trained before, for an error's remedy."""
     files = sorted(user_cache_folder().glob(pattern))
     return f", such as {files[-1]}" if files else ""

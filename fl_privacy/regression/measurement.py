@@ -263,7 +263,7 @@ def _others(data: object, attacked: Sequence[Batch], scale: Normalization | None
 
 
 def _called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack, str]:
-    """Return the attack and its name."""
+    """Return the attack with its name."""
     made, name = attack_called(attack)
     if made is None:
         raise UserError("attack is expected to be one, but got none; nothing would be measured.")

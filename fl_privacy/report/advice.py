@@ -99,7 +99,7 @@ class MeasuredTable:
         return not images or ("auto" in self.attacks and STRONGEST in self.attackers)
 
     def matches(self, wanted: Sequence[str]) -> bool:
-        """Say whether it was measured with the settings ``wanted``."""
+        """Say whether the table was measured with the settings ``wanted``."""
         return set(wanted) <= set(self.settings)
 
 
@@ -128,7 +128,7 @@ def measured_rows(
 
 
 def _measured_row(row: DefenseRow, overrides: Sequence[str], asked: set[str]) -> MeasuredDefense | None:
-    """Measure a row, ``None`` unless all of it finished.
+    """Build the row of a defense; ``None`` unless all its jobs finished.
 
     Attackers that know the defense count where each attack had one.
     """
@@ -367,7 +367,7 @@ def _unknown(names: Sequence[str]) -> list[str]:
 
 
 def _cost(defense: MeasuredDefense) -> tuple[float, float]:
-    """Time and bytes; what is unknown may cost anything."""
+    """Return the time and bytes of an upload, infinite where unknown."""
     took = max(defense.seconds, LITTLE_TIME) if math.isfinite(defense.seconds) else math.inf
     return float(f"{took:.0e}"), defense.upload_bytes if math.isfinite(defense.upload_bytes) else math.inf
 

@@ -40,12 +40,12 @@ class Tried:
 
     @property
     def name(self) -> str:
-        """Return family and strength."""
+        """Return the family and the strength."""
         return f"{self.family} ({self.strength})" if self.strength else self.family
 
     @property
     def undefended(self) -> bool:
-        """Say whether there is no defense."""
+        """Say whether this is the undefended setting."""
         return self.overrides == NO_DEFENSE
 
 
@@ -225,7 +225,7 @@ class Measured:
 
     @property
     def worst_threat(self) -> Threat:
-        """Return the one that all others are part of."""
+        """Return the most powerful kind of attacker, which includes all others."""
         return self.threats[-1]
 
     @property

@@ -222,7 +222,7 @@ def _lede(measured: Measured, board: Board) -> str:
 
 
 def _found(measured: Measured, board: Board) -> list[str]:
-    """Say what was found, in sentences."""
+    """Describe the result in sentences."""
     sentences, best = list[str](), board.best
     if best is not None and not best.missing(board.threat) and (found := best.candidate(board.threat)) is not None:
         name = found.judged_by

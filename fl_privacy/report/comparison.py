@@ -32,7 +32,7 @@ from fl_privacy.results.verdict import BOUNDED, LEAK
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunRow:
-    """A run in the table.
+    """One run in the comparison's table.
 
     Attributes:
         letter: stands for it in the charts.
@@ -73,7 +73,7 @@ class RunRow:
 
     @property
     def extent(self) -> Extent:
-        """Return how much it leaks."""
+        """Return how much the run leaks."""
         return extent_of(self.readings, told=len(self.verdict.told))
 
     @property

@@ -100,7 +100,7 @@ CAPTION = ("psnr", "transformed_psnr", "ssim", "lpips")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageView:
-    """One attacked image.
+    """One attacked image of a page.
 
     Attributes:
         rank: ``Best``, ``Median``, ``Worst`` read, or empty.

@@ -368,5 +368,5 @@ def bound_in_words(bound: Recognized) -> str:
 
 
 def readings_in_words(found: Sequence[Reading], round: int) -> str:
-    """Say what each attacker reconstructed in ``round``."""
+    """Say what each attacker reconstructed in ``round``, in sentences."""
     return ", ".join(f"{reading.attacker} {read_in_words(reading.counts)}" for reading in in_round(found, round))

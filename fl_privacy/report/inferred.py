@@ -26,7 +26,7 @@ SHOWN_FROM = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureTitle:
-    """A column of a table.
+    """The title of a table's column.
 
     Attributes:
         title: its head.
@@ -105,7 +105,7 @@ class MethodRow:
 
 @dataclass(frozen=True, kw_only=True)
 class InferredView:
-    """One question: what methods answered, the strongest first.
+    """The methods that answer one inference question, the strongest first.
 
     Attributes:
         heading: of the section.

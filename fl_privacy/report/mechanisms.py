@@ -87,7 +87,7 @@ _WORDS = {"batch_size": "batch"}
 
 
 def _circumstances(run: Run) -> dict[str, str]:
-    """Return the settings beside those of the defense."""
+    """Return the settings of a run other than those of its defense."""
     return {
         k: v
         for k, v in telling_settings(run).items()

@@ -83,7 +83,7 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
 
 
 def leakage_in_words(candidate: Candidate) -> str:
-    """Say all figures of what leaks."""
+    """Describe all figures of the leakage of ``candidate``."""
     name, kind = candidate.judged_by, kind_in_words(candidate)
     below = (
         f" (95 % sure: below {metric(candidate.upper, name)})" if math.isfinite(candidate.upper) else f" of one {kind}"

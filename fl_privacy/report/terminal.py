@@ -36,7 +36,7 @@ def run_in_words(run_dir: Path) -> str:
 
 
 def answer_of(run: Run) -> str:
-    """Say what came of ``run`` and what to do."""
+    """Say what ``run`` found, and what to do about it."""
     verdict = verdict_of(run)
     return f"{headline_of(verdict).text}. {to_do(verdict, run.path)}".replace("?.", "?")
 

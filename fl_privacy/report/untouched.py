@@ -76,7 +76,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class AppPage:
-    """All that the page says.
+    """All figures and sentences of an unedited app's page.
 
     Attributes:
         app: its name.

@@ -223,7 +223,7 @@ def asked_of(findings: Sequence[Finding]) -> set[str]:
 
 
 def comparable(candidates: Sequence[Candidate]) -> bool:
-    """Say whether all are of one kind of examples."""
+    """Say whether all candidates are of one kind of examples."""
     return len({c.judged_by for c in candidates}) <= 1
 
 

@@ -102,7 +102,7 @@ def records_of(verdicts: Sequence[ClaimVerdict]) -> tuple[ClaimRecord, ...]:
 
 
 def in_order(records: Sequence[ClaimRecord]) -> tuple[ClaimRecord, ...]:
-    """Put what is false first."""
+    """Sort records, false claims first."""
     return tuple(sorted(records, key=lambda record: _ORDER.index(record.status)))
 
 

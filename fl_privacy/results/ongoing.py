@@ -54,7 +54,7 @@ def expect_finished(path: Path) -> None:
 
 
 def is_aside(path: Path) -> bool:
-    """Say whether ``move_aside`` gave the folder ``path`` its name."""
+    """Say whether ``move_aside`` renamed the folder ``path``."""
     return re.search(r"-(interrupted|previous)-\d+$", path.name) is not None
 
 

@@ -209,7 +209,7 @@ _MOST_BYTES_OF_FILM = 1 << 24
 
 @dataclass(frozen=True)
 class TextFilm:
-    """How a guess at one text came about.
+    """The frames of an attack on one text.
 
     Attributes:
         id: of the victim.
@@ -228,7 +228,7 @@ class TextFilm:
 
 @dataclass(frozen=True, eq=False)
 class Film:
-    """How a guess at one image came about.
+    """The frames of an attack on one image.
 
     Attributes:
         id: of the victim.
@@ -338,7 +338,7 @@ def _read_texts(path: Path) -> tuple[Attacker, Sequence[Film | TextFilm]]:
 
 
 def _name(number: int) -> str:
-    """Name a film in its file."""
+    """Return the name under which a film is stored."""
     return f"film-{number:02d}"
 
 

@@ -46,7 +46,7 @@ class PartitionTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """All that a run recorded.
+    """All records of a run.
 
     Attributes:
         path: its folder.

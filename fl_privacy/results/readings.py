@@ -63,7 +63,7 @@ class Reading:
 
     @property
     def main(self) -> str:
-        """Return the metric that is shown first."""
+        """Return the metric that pages show first."""
         return self.leakage.main
 
     @property
@@ -165,7 +165,7 @@ def most_exposed(found: Sequence[Reading]) -> Recognized | None:
 
 
 def modality_attacked(found: Sequence[Reading]) -> Modality:
-    """Return what was attacked, images where nothing says."""
+    """Return the modality that was attacked, images by default."""
     mains = {reading.main for reading in found}
     return next((modality for modality in MODALITIES if modality.metric in mains), IMAGES)
 
@@ -204,7 +204,7 @@ _PRIORS = ("generator", "prior", "image_prior", "denoiser")
 
 
 class AttackedUploads(StrEnum):
-    """What the attacked uploads are.
+    """Where the attacked uploads come from.
 
     Attributes:
         PROBES: extra uploads of chosen examples, each made as the client makes its own.
@@ -251,7 +251,7 @@ class AttackFacts:
 
 
 def facts_of(run: Run) -> AttackFacts:
-    """Return what the attackers of ``run`` tried."""
+    """Describe what the attackers of ``run`` tried."""
     return described_facts(run.identity, run.records, threats=run.threat_model, defenses=run.defenses)
 
 

@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class RowGuess:
-    """What was read of a row.
+    """A guess at one row of a table.
 
     Attributes:
         cells: as the table writes them.
@@ -37,7 +37,7 @@ class RowGuess:
 
 @dataclass(frozen=True)
 class RowPair:
-    """A row and what was read of it.
+    """A row of a table beside the guess at it.
 
     Attributes:
         columns: their names.

@@ -50,7 +50,7 @@ class Traced(Statistic):
 
 @dataclass(frozen=True, kw_only=True)
 class Leakage:
-    """What one attacker achieved in one round.
+    """The leakage by one attacker in one round.
 
     Attributes:
         metrics: by name, over the images on which the attack did not fail; intervals are over uploads.

@@ -42,7 +42,7 @@ MEASURES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Survivor:
-    """What one question came to.
+    """The answer to one question about what survives a defense.
 
     Attributes:
         name: in ``TITLES``.
@@ -98,7 +98,7 @@ class Survivor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassTrace:
-    """What one upload says of classes, beside the truth.
+    """What one upload says about its classes, beside the truth.
 
     Attributes:
         change: (K,) of the last layer's bias.

@@ -50,7 +50,7 @@ CANDIDATES = 1000
 
 
 class Ground(StrEnum):
-    """Why the tone is what it is.
+    """The reason for a verdict's tone.
 
     Attributes:
         READ: examples were read, beyond chance. Red.
@@ -154,7 +154,7 @@ class Verdict:
 
 
 def verdict_of(run: Run) -> Verdict:
-    """Return what may be said of ``run``."""
+    """Decide the verdict on ``run``."""
     return judged(run.summary, facts_of(run), claim_is_false=any(claim.is_false for claim in run.claims))
 
 

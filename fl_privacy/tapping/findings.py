@@ -39,7 +39,7 @@ _STATED = re.compile(r"epsilon|delta|noise[-_]?multiplier|max[-_]?grad[-_]?norm|
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:
-    """One thing that leaves.
+    """One thing that a reply gives away in clear.
 
     Attributes:
         severity: see ``Severity``.
@@ -54,7 +54,7 @@ class Leak:
     why: str
 
     def at(self, where: str) -> "Leak":
-        """Return the same leak elsewhere."""
+        """Copy the leak for another place."""
         return replace(self, where=where)
 
 
@@ -68,7 +68,7 @@ _UNKNOWN = Leak(
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What a client was seen to load.
+    """The data that a client was seen to load.
 
     Attributes:
         rows: (N, F) matrices of numbers, one row an example.
@@ -84,7 +84,7 @@ class Loaded:
 
 
 def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: bool) -> list[Leak]:
-    """List what a reply gives away in clear.
+    """List what a reply gives away in clear text.
 
     Args:
         sent: the reply.

@@ -22,7 +22,7 @@ _NOTED = "_fl_privacy_table"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fitted:
-    """One fit.
+    """One call of an estimator's ``fit``.
 
     Attributes:
         kind: ``trees``, or the estimator's name.
@@ -47,7 +47,7 @@ class FittedBy:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Look on."""
+        """Watch calls of ``fit`` while the context lasts."""
         with ExitStack() as stack:
             core = sys.modules.get("xgboost.core")
             if core is not None and "__init__" in vars(core.DMatrix) and "update" in vars(core.Booster):

@@ -15,7 +15,7 @@ MOST_SHOWN = 80
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """One message, or reply.
+    """The contents of one message or reply.
 
     Attributes:
         direction: ``UP`` or ``DOWN``.
@@ -78,7 +78,7 @@ class Inventory:
     errors: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, sent: Sent) -> None:
-        """Count one message."""
+        """Count one message of the inventory."""
         way = (sent.direction, sent.kind)
         self.messages[way] += 1
         self.bytes[way] += sent.size

@@ -15,7 +15,7 @@ CLOSE = 1e-2
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """What the arrays of an upload are.
+    """What each array of an upload is.
 
     Attributes:
         parameters: name of the array -> name of the parameter or buffer.

@@ -53,7 +53,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """From a batch to its loss.
+    """The recorded program from a batch to its loss.
 
     Attributes:
         calls: in order.
@@ -167,7 +167,7 @@ class Recorder:
         self._most, self._entered = most, False
 
     def note(self, function: Any, module: nn.Module | None, args: Any, kwargs: Any, made: Any) -> None:
-        """Take down one call that returned ``made``."""
+        """Record one call that returned ``made``."""
         outputs = tensors_in(made)
         if function is not None and args and made is args[0] and getattr(function, "__name__", "") in MOVES:
             return

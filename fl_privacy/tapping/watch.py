@@ -203,7 +203,7 @@ class Watch:
         return _Counting(given, self._note)
 
     def _note(self, batch: Any) -> None:
-        """Keep a batch that is loaded for training."""
+        """Keep a batch that the client loads for training."""
         if not torch.is_grad_enabled():
             return
         tensors = [t for t in tensors_in(batch) if t.dim()]
@@ -253,7 +253,7 @@ class Watch:
                         seen.gradients[name] = parameter.grad.detach().clone()
 
     def _gradients(self) -> dict[str, Tensor]:
-        """Of all parameters now."""
+        """Return the gradients of all parameters as they are now."""
         found = {}
         for number, module in enumerate(self.seen.modules):
             for name, parameter in module.named_parameters():
@@ -338,7 +338,7 @@ def _remade(batch: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
 
 
 def _kept(tensor: Tensor) -> Tensor:
-    """Copy a tensor without its subclass and its graph."""
+    """Copy a tensor as a plain, detached one."""
     return tensor.detach().as_subclass(Tensor).clone()
 
 

@@ -141,7 +141,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Operation:
-    """One of the fifty: a kind at a level.
+    """One of ATS's fifty operations: a kind at a level.
 
     Attributes:
         name: in ``KINDS``.
@@ -155,7 +155,7 @@ class Operation:
 
     @property
     def signed(self) -> bool:
-        """Say whether it comes in two directions."""
+        """Say whether the operation has two directions."""
         return KINDS[self.name].signed
 
     @property

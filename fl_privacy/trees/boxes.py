@@ -37,7 +37,7 @@ STRENGTH = 5.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chain:
-    """Rows that one chain ended with.
+    """The rows at which one chain ended.
 
     Attributes:
         states: (N, F) intervals of the grid.

@@ -25,7 +25,7 @@ WHOLE = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a client trained.
+    """How a client trained its trees.
 
     Attributes:
         learning_rate, reg_lambda: eta and lambda.

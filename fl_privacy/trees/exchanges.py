@@ -11,7 +11,7 @@ from fl_privacy.trees.model import Tree, Trees, read_model
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exchange:
-    """One round of one client.
+    """One exchange of a client with the server, in one round.
 
     Attributes:
         sent: model that the client was given; ``None`` in a round that begins without one.

@@ -19,7 +19,7 @@ WORD = 64
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grid:
-    """Intervals of each feature.
+    """The intervals into which each feature is cut.
 
     Attributes:
         edges: of each feature, ascending; a value in interval k is at least edge k - 1 and below edge k.

@@ -32,7 +32,7 @@ SOFTMAX = ("multi:softprob", "multi:softmax")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tree:
-    """One tree, an entry a node.
+    """One decision tree, with an entry for each node.
 
     Attributes:
         left, right: children; -1 in leaves.
@@ -108,7 +108,7 @@ class Tree:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trees:
-    """A model of trees.
+    """An ensemble of decision trees.
 
     Attributes:
         trees: in the order of training.

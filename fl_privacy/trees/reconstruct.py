@@ -39,7 +39,7 @@ class Knowledge:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TreeReconstruction:
-    """What a client's trees give away.
+    """What the trees of a client give away.
 
     Attributes:
         rows: (N, F) guesses, in no order; NaN for no value.

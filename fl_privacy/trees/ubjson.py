@@ -18,7 +18,7 @@ _CONSTANTS = {"Z": None, "T": True, "F": False}
 
 
 def read_ubjson(data: bytes) -> Any:
-    """Read one value.
+    """Read one UBJSON value.
 
     Args:
         data: all bytes of it. Memory stays near their number, and some hundred bytes for each of ``MOST_VALUES``.
@@ -35,7 +35,7 @@ def read_ubjson(data: bytes) -> Any:
 
 
 class _Reader:
-    """A position in bytes."""
+    """Reads UBJSON from a position in bytes."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at, self.values = data, 0, 0

@@ -37,7 +37,7 @@ from fl_privacy.types import LocalPlan
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """The circumstances of an attack.
+    """What an attacker may know and do while it attacks: circumstances of an attack.
 
     Attributes:
         head: weight of the output layer, if there is one.

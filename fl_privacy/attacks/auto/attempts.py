@@ -16,7 +16,7 @@ _EASED = 10.0
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """At a victim.
+    """One contender's attempt at one victim.
 
     Attributes:
         member: number of the member among the contenders.
@@ -57,7 +57,7 @@ class Attempt:
         return self.widest * math.exp(-self.margin)
 
     def judged(self, judged: Judgment, row: int) -> "Attempt":
-        """Return a copy with the judgment in its ``row``."""
+        """Copy the attempt with its judgment written into ``row``."""
         mismatch, widest = float(judged.mismatch[row]), float(judged.widest[row])
         return replace(self, mismatch=mismatch, widest=widest, score=float(judged.score[row]))
 
@@ -78,7 +78,7 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts, the best first.
+    """Sort attempts by their judgment, the best first.
 
     Behind images that were given stand others that suit the widest tensor worse, as in ``after``.
     """

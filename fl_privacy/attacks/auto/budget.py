@@ -130,7 +130,7 @@ def _taken(evaluations: int, attempts: int) -> int:
 
 
 def _early(attempts: int) -> int:
-    """Count the rungs before the last one."""
+    """Count the rungs of the race before the last one."""
     numbers = 0
     while attempts > 1:
         attempts, numbers = math.ceil(attempts / _KEPT), numbers + 1

@@ -54,7 +54,7 @@ class Judgment:
 
 @dataclass(frozen=True, kw_only=True)
 class _OfAllLayers(Cosine):
-    """Geometric mean of what ``Cosine(per_layer=True)`` is the mean of."""
+    """Geometric mean over layers, where ``Cosine(per_layer=True)`` takes the arithmetic one."""
 
     per_layer: bool = True
 

@@ -28,7 +28,7 @@ _STEPS = 4
 
 @dataclass(frozen=True, eq=False)
 class BlindInputs:
-    """What solves the equations of one victim best.
+    """The inputs of a layer that solve the equations of one victim best.
 
     Attributes:
         values: (C, H, W), mean absolute value 1, of either sign.

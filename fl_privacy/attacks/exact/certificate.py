@@ -91,7 +91,7 @@ class Reproduction:
         return self.observation.loss or CROSS_ENTROPY
 
     def _solved(self, network: nn.Module, inputs: Tensor) -> Tensor | None:
-        """Infer labels from what enters ``network``."""
+        """Infer the labels of a batch from the features that enter ``network``."""
         found = self._errors(network, inputs)
         if found is None or is_plain(self.loss):
             return _labels(found)

@@ -341,12 +341,12 @@ class _Mixed:
 
     @cached_property
     def weight(self) -> Tensor:
-        """Return G (M, N)."""
+        """Return the mixed weight gradient G (M, N)."""
         return as_gradient(self.reproduction.observation)[self.layer.weight]
 
     @cached_property
     def bias(self) -> Tensor:
-        """Return g (M,)."""
+        """Return the mixed bias gradient g (M,)."""
         return as_gradient(self.reproduction.observation)[self.layer.bias]
 
     @cached_property

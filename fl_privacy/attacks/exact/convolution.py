@@ -122,7 +122,7 @@ def solve_inputs(
 
 @dataclass(frozen=True, eq=False)
 class _System:
-    """Weighted equations, and what is made of them.
+    """A system of weighted linear equations, with its factorizations.
 
     Attributes:
         layer: of the first kind.

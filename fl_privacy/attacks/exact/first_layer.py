@@ -36,7 +36,7 @@ class FirstLayer:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Return the names of its parameters."""
+        """Return the names of the first layer's parameters."""
         return self.weight, self.bias
 
     def pixels(self, inputs: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class Slopes:
         return Slopes(self.full * factor[:, None, None], self.open)
 
     def plus(self, other: "Slopes | None") -> "Slopes":
-        """Return the slopes of what two layers take."""
+        """Add the slopes of another layer that takes the same inputs."""
         return self if other is None else Slopes(self.values + other.values)
 
 
@@ -71,7 +71,7 @@ class Equations:
         return self.layer.moved(self.slopes.values)
 
     def of(self, rows: Tensor) -> "Equations":
-        """Return those of the victims ``rows`` (indices)."""
+        """Select the equations of the victims ``rows`` (indices)."""
         gates = None if self.slopes.open is None else self.slopes.open[rows]
         return Equations(self.layer, Slopes(self.slopes.full[rows], gates), self.gradient[rows])
 

@@ -36,7 +36,7 @@ _FARTHEST = 8.0
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """An elementwise function that grows.
+    """An elementwise activation function that grows monotonically.
 
     Attributes:
         value: z -> a.
@@ -127,7 +127,7 @@ _WRONG = 0.1
 
 @dataclass(frozen=True, eq=False)
 class ChainLayer:
-    """One layer of a chain.
+    """One layer of a chain of layers that R-GAP inverts one after the other.
 
     Attributes:
         name, module: of the layer, in double precision.

@@ -40,7 +40,7 @@ _MOST_PLACES = 1200
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What is known of V images between the layers.
+    """Activations and gradients between the layers, known for V images.
 
     Attributes:
         values: (V, C, H, W) of nodes behind a ReLU, those last that are nearest to the image.
@@ -57,7 +57,7 @@ class Known:
     left: Tensor
 
     def of(self, rows: Tensor) -> "Known":
-        """Return what is known of the victims ``rows`` (indices)."""
+        """Select what is known of the victims ``rows`` (indices)."""
         values = {node: own[rows] for node, own in self.values.items()}
         equations = [(node, own.of(rows)) for node, own in self.equations]
         return Known(values, equations, self.started[rows], self.found[rows], self.left[rows])

@@ -64,7 +64,7 @@ _SPARE = 8
 
 @dataclass(frozen=True, eq=False)
 class SparseFactors:
-    """G = D X^T.
+    """The factorization G = D X^T with a sparse D.
 
     Attributes:
         columns: D (M, B) float64.
@@ -297,7 +297,7 @@ class _Search:
         return _sparsest(self._rows, directions / directions.norm(dim=0), _FAR)
 
     def _drawn(self, size: int) -> Tensor:
-        """Draw normal numbers (size, starts)."""
+        """Draw standard normal directions (size, starts)."""
         return torch.randn(size, self._starts, generator=self._rng, dtype=torch.float64).to(self._rows)
 
 

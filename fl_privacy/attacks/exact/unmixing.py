@@ -43,7 +43,7 @@ _PROGRESS = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Behind:
-    """The network behind a layer.
+    """The part of the network behind a layer.
 
     Attributes:
         model: in double precision.
@@ -147,7 +147,7 @@ def metric_of_changes(first: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Point:
-    """A and s, with what the network says there."""
+    """A candidate (A, s), with the network's outputs and gradients at it."""
 
     mixture: Mixture
     labels: Tensor
@@ -167,7 +167,7 @@ class _Point:
 
     @property
     def made(self) -> Tensor:
-        """Return D^T [A, 1]."""
+        """Return the product D^T [A, 1]."""
         return self.signal.detach().T @ _with_ones(self.mixing)
 
     def misfit(self, ridge: Tensor, first: Tensor) -> float:
@@ -218,7 +218,7 @@ class _Preconditioner:
         return self._through(flat, 1 / self.values, 1 / self.own)
 
     def inverse(self, flat: Tensor) -> Tensor:
-        """Return Y of X."""
+        """Apply the preconditioner to the flattened X, and return Y."""
         return self._through(flat, self.values, self.own)
 
     def _through(self, flat: Tensor, values: Tensor, own: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ def _preconditioner(left: Tensor, right: Tensor, own: Tensor) -> _Preconditioner
 
 
 def _solved(product: Callable[[Tensor], Tensor], right: Tensor, precondition: Callable[[Tensor], Tensor]) -> Tensor:
-    """Solve by preconditioned conjugate gradients."""
+    """Solve a linear system by preconditioned conjugate gradients."""
     found, rest = torch.zeros_like(right), right
     ahead = precondition(rest)
     direction, size = ahead, rest @ ahead

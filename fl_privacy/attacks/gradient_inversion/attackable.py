@@ -8,7 +8,7 @@ from fl_privacy.types import Observation
 
 
 class NotAttackableError(Exception):
-    """Why victims can't be attacked, in one line."""
+    """Says why victims can't be attacked, in one line."""
 
 
 def why_not_attackable(observation: Observation, *, informative: bool = True) -> str | None:

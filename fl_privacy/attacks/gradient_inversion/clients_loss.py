@@ -121,7 +121,7 @@ def _summed(loss: Loss) -> "_Summed":
 
 
 class _Summed:
-    """Times the number of outputs."""
+    """A mean loss times the number of outputs, which makes it a sum."""
 
     def __init__(self, loss: Loss) -> None:
         self._loss = loss

@@ -82,11 +82,11 @@ class WordEmbeddings:
         return variables
 
     def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
-        """Return ``None``: no source follows."""
+        """Return ``None``: no other source of texts follows."""
         return None
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return ``None``: nothing is trained."""
+        """Return ``None``: word embeddings need no trained prior."""
         return None
 
     @torch.no_grad()

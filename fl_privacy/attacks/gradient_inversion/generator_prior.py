@@ -55,7 +55,7 @@ class NamedGenerator:
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """A generator's images, B of them a victim.
+    """Images that a generator makes, B for each victim.
 
     The variables are its latents (GGL, Li et al. 2022); or what leaves one of its layers, as the difference from what
     is held: what left it by what was found before. The differences of an image stay in an l1 ball (GIFD, Fang et al.

@@ -22,7 +22,7 @@ UNFORESEEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueE
 
 @dataclass(frozen=True, eq=False)
 class Victim:
-    """The observations that one reconstruction is made from.
+    """The observations from which one victim's examples are reconstructed together.
 
     Attributes:
         position: of ``observation`` in the caller's sequence.
@@ -90,7 +90,7 @@ class Group:
         return Group({position: self.observations[position]}, [one.alone(position) for one in self.earlier])
 
     def add(self, victim: Victim) -> None:
-        """Take ``victim`` in."""
+        """Add ``victim`` to the group."""
         self.observations[victim.position] = victim.observation
         for group, observation in zip(self.earlier, victim.earlier, strict=True):
             group.observations[victim.position] = observation

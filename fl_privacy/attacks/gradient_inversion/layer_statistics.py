@@ -22,7 +22,7 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The observed tensor of one layer for V victims.
+    """The observed gradient of one layer for V victims.
 
     Attributes:
         value: (V, n) flattened, (V, 0) where it is known by its factors.
@@ -59,7 +59,7 @@ class Target:
         return Target(self.value[:, :0].clone(), self.squared, self.variance, self.mean, self.size)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Target":
-        """Return a copy with its tensors changed."""
+        """Copy the target with ``change`` applied to each of its tensors."""
         low, high = (None if bound is None else change(bound) for bound in (self.low, self.high))
         value, squared, variance, mean = map(change, (self.value, self.squared, self.variance, self.mean))
         return Target(value, squared, variance, mean, self.size, low, high)
@@ -70,7 +70,7 @@ class LayerStatistics(Protocol):
 
     @property
     def target(self) -> Target:
-        """Return the observed tensor."""
+        """Return the observed gradient of the layer."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class LayerStatistics(Protocol):
 
     @property
     def squared(self) -> Tensor:
-        """Return ||g'||^2 (V,)."""
+        """Return the squared norm ||g'||^2 (V,) of the guesses' gradients."""
         ...
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
@@ -89,12 +89,12 @@ class LayerStatistics(Protocol):
 
     @property
     def distance(self) -> Tensor:
-        """Return ||g' - g||^2 (V,)."""
+        """Return the squared distance ||g' - g||^2 (V,) from the observed gradients."""
         ...
 
     @property
     def absolute(self) -> Tensor:
-        """Sum of |g' - g|."""
+        """Return the absolute distance, the sum of |g' - g| (V,)."""
         ...
 
 
@@ -245,7 +245,7 @@ def weighted_distance(
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """Tensors to compare, and their weights.
+    """The tensors to compare, with their weights.
 
     Attributes:
         elementwise: (n,) a and b for each element of the gradients that were formed, which come as one.

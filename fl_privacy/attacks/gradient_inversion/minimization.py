@@ -121,7 +121,7 @@ class Standing:
         self._due = [number for number, row in enumerate(kept) if row in self._due]
 
     def minimum(self) -> Minimum:
-        """Return the minimum of all victims."""
+        """Return the least loss of each victim (V,)."""
         self._keep()
         return self._found
 
@@ -278,7 +278,7 @@ class Minimizable(Pictured, Protocol):
         ...
 
     def select(self, rows: Tensor) -> Self:
-        """Select the victims ``rows``."""
+        """Select the victims ``rows``, and drop all others."""
         ...
 
 

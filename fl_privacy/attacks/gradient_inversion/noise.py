@@ -52,7 +52,7 @@ def noise_over_gradient(observation: Observation) -> float | None:
 
 
 def ratio_of_gradient(gradient: Tensors, observation: Observation) -> float:
-    """Return the same ratio for a ``gradient`` without noise.
+    """Compute the noise ratio of a ``gradient`` that has no noise.
 
     It is as large as rounding makes it, or larger where a model is no classifier by softmax.
     """

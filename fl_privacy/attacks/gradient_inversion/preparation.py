@@ -269,7 +269,7 @@ class Prepared:
         return None
 
     def _trial(self) -> tuple[Problem, Tensor]:
-        """Return the problem of one victim and its start."""
+        """Build the problem of a single victim and its start, to time the evaluations."""
         victim = self.victims[:1]
         return self._unsmoothed(victim, [0]), self.start(victim, [0])[0]
 

@@ -305,5 +305,5 @@ class Problem:
         )
 
     def select(self, rows: Tensor) -> "Problem":
-        """Select the victims ``rows`` alone."""
+        """Select the victims ``rows``, and drop all others."""
         return self.map(lambda values: values[rows])

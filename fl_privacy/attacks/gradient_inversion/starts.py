@@ -26,11 +26,11 @@ class Space:
     std: float = 1.0
 
     def to_images(self, variables: Tensor) -> Tensor:
-        """Turn variables into images."""
+        """Convert variables to images."""
         return variables if (self.mean, self.std) == (0.0, 1.0) else self.mean + self.std * variables
 
     def to_variables(self, images: Tensor) -> Tensor:
-        """Turn images into variables."""
+        """Convert images to variables."""
         return images if (self.mean, self.std) == (0.0, 1.0) else (images - self.mean) / self.std
 
     def clamped(self, variables: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def project(images: Tensor, how: Projection) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Blank:
-    """A victim that there is no guess at yet.
+    """A victim for which there is no guess yet.
 
     Attributes:
         observation: what the attacker knows.
@@ -78,7 +78,7 @@ class Start(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Normal:
-    """Variables from N(0, std^2)."""
+    """Start from variables drawn from N(0, std^2)."""
 
     std: float = 1.0
 
@@ -88,7 +88,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Pixels from U[0, 1]."""
+    """Start from pixels drawn from U[0, 1]."""
 
     def __call__(self, blank: Blank) -> Tensor:
         return blank.space.to_variables(torch.rand(blank.shape, generator=blank.generator))
@@ -166,7 +166,7 @@ class Previous:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Given:
-    """Images of the attacker's own.
+    """Start from images that the attacker brings.
 
     Attributes:
         images: (C, H, W) or (B, C, H, W) in [0, 1].
@@ -197,7 +197,7 @@ STARTS: Mapping[str, Start] = {
 
 
 def named_start(name: str) -> Start:
-    """Return the start called ``name``.
+    """Build the start called ``name``.
 
     Raises:
         UserError: there is none of that name.
@@ -244,7 +244,7 @@ class ImageSource(Protocol):
 
     @property
     def stages(self) -> int:
-        """Return how many stages there are, this one included."""
+        """Count the stages of the search, this one included."""
         ...
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:

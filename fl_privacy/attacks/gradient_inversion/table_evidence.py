@@ -26,7 +26,7 @@ _LEAST = 0.02
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What is known of the columns of B rows.
+    """What the update says about the columns of a batch of B rows.
 
     Attributes:
         present: (F,) bool: False of categories that no row has.

@@ -109,19 +109,19 @@ class TableRows:
         return standard.index_copy(-1, numbers, own)
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
-        """Return no penalty: zeros (V,)."""
+        """Return no penalty, zeros (V,): any row is as likely as another."""
         return variables.new_zeros(len(variables))
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        """Return ``variables`` unchanged: all of them give rows."""
+        """Return ``variables`` unchanged: each value gives a valid row."""
         return variables
 
     def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
-        """Return ``None``: no source follows."""
+        """Return ``None``: no other source of rows follows."""
         return None
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return ``None``: nothing is trained."""
+        """Return ``None``: rows need no trained prior."""
         return None
 
 

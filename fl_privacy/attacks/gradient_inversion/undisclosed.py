@@ -45,7 +45,7 @@ _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = 
 
 @dataclass(frozen=True, eq=False)
 class Disclosed:
-    """An observation as attacks take it.
+    """An observation with the undisclosed parts filled in, as attacks take it.
 
     Attributes:
         observation: with a loss, in a mode without draws, of inputs in [0, 1].

@@ -115,7 +115,7 @@ _BETTER = 1e-2
 
 @dataclass(frozen=True, eq=False)
 class Rearranged:
-    """The moves of one attack.
+    """The exchanges of words that one attack tries.
 
     Attributes:
         moves: how.

@@ -94,7 +94,7 @@ class PrivateConvolution:
 
     @classmethod
     def of(cls, model: nn.Module, observation: Observation) -> "PrivateConvolution":
-        """Find it.
+        """Identify the client's private convolution from its upload.
 
         Raises:
             NotAttackableError: the private part is no convolution that images enter as they are.

@@ -43,7 +43,7 @@ _SAMPLES = 16
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """What is believed of the uploads of V victims.
+    """A Gaussian belief about the uploads of V victims.
 
     Attributes:
         mean: (V, n) by name.
@@ -218,7 +218,7 @@ def channel(defense: Description, updates: Sequence[Tensors], clientele: Cliente
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """What an effect's likelihood may look at.
+    """What the likelihood of an effect may depend on.
 
     Attributes:
         observed: (V, n) by name.

@@ -19,7 +19,7 @@ class OptimizerRun(Protocol):
     def iteration(self) -> Tensor: ...
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Make one move.
+        """Move ``variables`` by one step.
 
         Args:
             variables: (V, N).
@@ -45,7 +45,7 @@ class Optimizer(Protocol):
     """What starts an optimization; it holds settings alone, so that one serves any number of victims."""
 
     def start(self, variables: Tensor, *, iterations: int, images: int) -> OptimizerRun:
-        """Start the run from ``variables``.
+        """Start an optimization from ``variables``.
 
         Args:
             variables: (V, N).

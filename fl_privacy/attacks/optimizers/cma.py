@@ -39,7 +39,7 @@ class EvolutionStrategy:
 
 
 class Evolution:
-    """The search of one victim under way.
+    """The state of the evolution strategy for one victim.
 
     Args:
         settings: of the search.
@@ -67,7 +67,7 @@ class Evolution:
         self._strategy = cma.CMAEvolutionStrategy(variables * [0.0], settings.deviation, options)
 
     def ask(self) -> Tensor:
-        """Return candidates (P, N), float64."""
+        """Draw the next candidates (P, N), float64."""
         return torch.stack([torch.as_tensor(candidate) for candidate in self._strategy.ask()])
 
     def tell(self, candidates: Tensor, losses: Sequence[float]) -> None:

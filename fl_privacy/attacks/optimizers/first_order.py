@@ -22,7 +22,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class ConstantRate:
-    """Always 1."""
+    """A rate that stays at 1."""
 
     def __call__(self, iteration: int, iterations: int) -> float:
         return 1.0

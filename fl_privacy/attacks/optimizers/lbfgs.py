@@ -114,7 +114,7 @@ class History:
         self._pushed[rows] = 0
 
     def select(self, rows: Tensor) -> None:
-        """Keep the victims ``rows``."""
+        """Keep the history of the victims ``rows`` alone."""
         for name in ("_s", "_y", "_sy", "_yy", "_scale", "_pushed"):
             setattr(self, name, getattr(self, name)[rows])
 
@@ -158,7 +158,7 @@ class StrongWolfe:
     def begin(
         self, rows: Tensor, *, direction: Tensor, loss: Tensor, gradient: Tensor, step: Tensor, most: Tensor
     ) -> None:
-        """Search where ``rows``.
+        """Begin the line search for the victims in ``rows``.
 
         Args:
             rows: (V,) bool.
@@ -209,7 +209,7 @@ class StrongWolfe:
         return over
 
     def _extend(self, rows: Tensor, trial: tuple[Tensor, ...], gradient: Tensor) -> None:
-        """Go further along the direction."""
+        """Extend the bracket further along the direction."""
         last = self._ends[..., 0]
         bounds = trial[0] + 0.01 * (trial[0] - last[0]), 10 * trial[0]
         further = _cubic_minimum(last, trial, bounds)
@@ -272,7 +272,7 @@ class StrongWolfe:
         self.searching = self.searching & ~rows
 
     def select(self, rows: Tensor) -> None:
-        """Keep the victims ``rows``."""
+        """Keep the line searches of the victims ``rows`` alone."""
         self._ends = self._ends[:, rows]
         for name, value in vars(self).items():
             if isinstance(value, Tensor) and name != "_ends":
@@ -391,7 +391,7 @@ class _LBFGSRun:
         self._moves[rows] = 0
 
     def restart(self, rows: Tensor) -> None:
-        """Forget the history of ``rows``."""
+        """Forget the curvature history of the victims ``rows``."""
         self._history.forget(rows)
         self._fresh |= rows
         self._finished &= ~rows

@@ -59,7 +59,7 @@ class Bag:
 
     @property
     def all(self) -> Tensor:
-        """Return each token as often as it occurs, (n,)."""
+        """Repeat each token as often as it was counted, (n,)."""
         return self.tokens.repeat_interleave(self.times)
 
 

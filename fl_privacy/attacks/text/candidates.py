@@ -61,11 +61,11 @@ class Lengths:
         return self if self.told is not None else replace(self, longest=min(self.longest, longest))
 
     def hold(self, length: int) -> bool:
-        """Say whether there may be a text of ``length``."""
+        """Say whether a text of ``length`` tokens may be in the batch."""
         return self.number > 0 and length in self.possible
 
     def without(self, length: int) -> Self:
-        """Remove a text of ``length``."""
+        """Count one text of ``length`` tokens as found, and remove it."""
         if self.told is None:
             return replace(self, number=self.number - 1)
         left = list(self.told)
@@ -82,7 +82,7 @@ CLEAR = 10.0
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Tokens by position.
+    """The tokens that each position may hold.
 
     Attributes:
         tokens: for each position (n,) those that were there, the nearest first; none, or no position, where no text is

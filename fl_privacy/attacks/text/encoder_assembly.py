@@ -28,7 +28,7 @@ _DECIDABLE = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Assembled:
-    """A text put together.
+    """One text, assembled from its tokens.
 
     Attributes:
         tokens: (L,).
@@ -43,7 +43,7 @@ class Assembled:
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """The search for texts.
+    """The search that assembles texts from candidate tokens.
 
     Attributes:
         model: with the values sent.

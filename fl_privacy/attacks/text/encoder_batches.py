@@ -47,7 +47,7 @@ class Parts:
 
 @dataclass(frozen=True, eq=False)
 class GuessedTexts:
-    """Texts that are mostly right.
+    """Reconstructed texts in which most tokens are right.
 
     Attributes:
         tokens: for each position (n,) those that may have stood there, at least one.

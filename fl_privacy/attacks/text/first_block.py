@@ -19,7 +19,7 @@ _NEAR = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """Tokens found, and where.
+    """Tokens that were found, with their positions.
 
     Attributes:
         tokens: (k,) different ones, the surest first.

@@ -41,7 +41,7 @@ FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Evidence for tokens of one victim.
+    """The evidence for each pair of token and position, of one victim.
 
     Attributes:
         tokens: (k,) those found, the surest first.
@@ -138,7 +138,7 @@ def _frame(sample: Tensor, view: View) -> Frame:
 
 @dataclass(frozen=True, eq=False)
 class _Basis:
-    """Directions that one view of one victim holds.
+    """The directions that one layer's gradient spans, for one victim.
 
     Attributes:
         frame: coordinates.

@@ -124,7 +124,7 @@ _TIMES, _DRAWN = 8, 1 << 25
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Words found in the update of one victim.
+    """Words that were found in the update of one victim.
 
     Attributes:
         tokens: (k,) those in the texts, the surest first.
@@ -255,7 +255,7 @@ def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float
 
 
 def _unit(values: Tensor, expected: Expected, variance: float) -> float:
-    """Factor from what was simulated to the strongest row."""
+    """Compute the factor from simulated evidence to the strongest row."""
     strongest = float(values.square().sum(1).max())
     return float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5)
 

@@ -10,7 +10,7 @@ __all__ = ["loaded", "parse_config_args"]
 
 
 def loaded(reference: str, folder: Path) -> Any:
-    """Load what ``module:attribute`` names in ``folder``.
+    """Load the object that ``module:attribute`` names in ``folder``.
 
     Raises:
         ValueError: it names nothing there.

@@ -58,7 +58,7 @@ def message_of(content: bytes) -> Message:
 
 
 def message_with(message: Message, content: RecordDict) -> Message:
-    """Return ``message`` as it came, but with other content."""
+    """Copy ``message`` with other content."""
     proto = ProtoMessage(metadata=metadata_to_proto(message.metadata), content=ProtoRecordDict())
     made = message_from_proto(proto)
     made.content = content  # not copied: weights are large

@@ -67,7 +67,7 @@ class SuperNodeAddress:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a SuperNode ended.
+    """How a SuperNode's process ended.
 
     Attributes:
         status: of its exit.
@@ -133,7 +133,7 @@ def run_supernode(arguments: Sequence[str]) -> Ended:
 
 
 def answer_messages(node: SuperNodeAddress, app: Callable[[Message, Context], Message]) -> NoReturn:
-    """Answer one message after the other by ``app``.
+    """Answer messages by ``app``, one after the other.
 
     Nothing of the bundle that a run brings is executed.
     """

@@ -173,7 +173,7 @@ def _table(told: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _unpacked(bundle: Path) -> Path:
-    """Unpack a bundle into a folder of its own."""
+    """Unpack an app's bundle into a folder of its own."""
     into = Path(tempfile.mkdtemp(prefix="fl-privacy-app-"))
     try:
         with zipfile.ZipFile(bundle) as archive:

@@ -82,7 +82,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """What came of it.
+    """The result of an audit of an unedited app.
 
     Attributes:
         page: where it is.
@@ -145,7 +145,7 @@ def audit_app(app: App, asked: Asked, tell: Callable[[str], None] | None = None)
 
 
 class _Run:
-    """One audit, from the first message to the page."""
+    """One audit of an unedited app, from the first message to the page."""
 
     def __init__(self, app: App, asked: Asked, folder: Path, nodes: int, tell: Callable[[str], None]) -> None:
         self.app, self.asked, self.folder, self.nodes, self.tell = app, asked, folder, nodes, tell
@@ -191,7 +191,7 @@ class _Run:
             self.write("Further questions are asked of the training's own uploads.")
 
     def write(self, going_on: str) -> AppPage:
-        """Write the page as far as it is known."""
+        """Write the page of what is known so far."""
         page = self._page(going_on)
         write_app_page(page, self.folder / PAGE)
         self.record = self._record(page)

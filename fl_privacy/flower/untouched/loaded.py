@@ -83,7 +83,7 @@ class LoadedBy:
         return loaded
 
     def of(self, seen: Watched) -> Loaded:
-        """Collect what the client behind ``seen`` loaded."""
+        """Collect the data that the client behind ``seen`` loaded."""
         columns: dict[str, np.ndarray] = dict(self._tables)
         for partition in self._partitions[-1:]:
             found = attempt(lambda: _columns(partition))  # noqa: B023

@@ -75,7 +75,7 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True)
 class Review:
-    """What was read.
+    """What was read from the uploads of an unedited app.
 
     Attributes:
         app: its name.

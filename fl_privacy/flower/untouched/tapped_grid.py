@@ -243,7 +243,7 @@ class TappedGrid(LocalGrid):
     def _trace(
         self, down: Sent, sent: dict[str, np.ndarray], uploaded: dict[str, np.ndarray], labels: np.ndarray | None
     ) -> None:
-        """Keep what a client's first upload says of classes."""
+        """Keep what a client's first upload says about its classes."""
         if down.node in self.traces or len(self.traces) >= MOST_TRACES or down.kind.startswith("evaluate"):
             return
         trace = class_trace(sent, uploaded, labels)

@@ -36,7 +36,7 @@ MOST_FIGURES = 12
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSettings:
-    """How an app is tried.
+    """How an app is tried out before its audit.
 
     Attributes:
         nodes: clients, each behind a gate and a ledger of its own.
@@ -56,7 +56,7 @@ class TrialSettings:
 
 @dataclass
 class Course:
-    """What one run came to."""
+    """How one run of an app went."""
 
     replies: int = 0
     errors: Counter[str] = field(default_factory=Counter)
