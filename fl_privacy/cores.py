@@ -23,7 +23,7 @@ def usable_cores() -> int:
 
 
 def processes_that_fit(bytes_each: int, meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Return how many processes there are cores for, and free memory of so many bytes for each; at least 1."""
+    """Return how many processes there are cores and free memory for, at least 1; each takes a number of bytes."""
     try:
         told = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         free = 1024 * int(told["MemAvailable"].split()[0])

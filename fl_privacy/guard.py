@@ -170,10 +170,10 @@ class ModelGuard:
         dead: a layer lets at least this share of examples through, over its units.
         alone: at most this share of the units of the first layer with a threshold, which sees the pixels, fire for one
             of the examples or none.
-        alone_later: likewise of later layers, which honest training makes sparser.
+        alone_later: as ``alone`` of later layers, which honest training makes sparser.
         leading: at most this share of the gradient comes from a single example.
         turned: no weight points at less than this cosine from the one trained on before.
-        grown: no weight has more than so many times its length before.
+        grown: largest multiple of its earlier length that a weight may have.
         agreed: the architecture agreed on, see ``agreeing_on``; ``None`` takes any.
     """
 

@@ -42,16 +42,16 @@ class LocalPlan:
         trained: patterns of the names of the only parameters that are; of adapters where a model has some.
         batch_norm: of training: ``train`` normalises by the batch and updates the running statistics,
             ``eval`` normalises by the running statistics that were sent.
-        probe_batch_norm: likewise, of the extra batches that are probed. Published attacks ran in evaluation mode;
+        probe_batch_norm: the mode for the extra batches that are probed. Published attacks ran in evaluation mode;
             normalised by its own statistics, a single image gives away far less.
         mode: in which a shared gradient was computed, of all layers but batch norm and of whatever else asks for
             ``training``; clients of a federation train in ``train``.
         buffers: ``shared`` uploads the running statistics, ``withheld`` does not: the
             server's stay as they were at the start.
         loss_scale: factor on the mean cross entropy of a batch.
-        crop_padding: where above 0, each training image is padded by so many black pixels on every side, and a window
-            of its size cut out at random. Like ``flip`` before any defense of the data, anew each time that an example
-            is visited.
+        crop_padding: where above 0, each training image is padded by this number of black pixels on every side, and a
+            window of its size cut out at random. Like ``flip`` before any defense of the data, anew each time that an
+            example is visited.
         flip: mirror each training image left to right with probability 1/2.
         augment_probes: do the same to the extra batches that are probed, as the authors of ATS do.
     """
@@ -167,7 +167,7 @@ class Normalization:
 
     Attributes:
         mean: of each channel, or one value for all; of images in [0, 1].
-        std: likewise, above 0.
+        std: as ``mean``, above 0.
     """
 
     mean: Sequence[float]

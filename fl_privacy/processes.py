@@ -271,7 +271,7 @@ class _Others:
     """Worker processes beside this one.
 
     Attributes:
-        most: so many, or none any more.
+        most: number of processes, 0 once there are to be none any more.
         threads: of each.
         tally: file of the shares that are done, a number for each part.
     """

@@ -224,7 +224,7 @@ class _Evidence:
 
     Attributes:
         parameters: of the model, by name.
-        gradients: likewise.
+        gradients: as ``parameters``.
         num_classes: K.
         vectors: the linear layers that one vector of each example enters.
     """

@@ -20,7 +20,7 @@ class Role(StrEnum):
 
     RUNTIME = "runtime"  # where and how fast a run goes and what it is called, but no result
     TRAINING = "training"  # what comes out of the training
-    DEFENSE = "defense"  # likewise, by the defense; a run is compared with the same one without
+    DEFENSE = "defense"  # what comes out of the training, by the defense; a run is compared with the same one without
     ATTACK = "attack"  # what an attacker that only listens makes of it
 
 
@@ -86,7 +86,7 @@ class FederationSettings:
     aggregation: Literal["mean", "round_robin"] = setting(TRAINING, "of all replies, or one client a round")
     server_lr: float = setting(TRAINING, "learning rate of the server")
     norm_factor: float = setting(
-        TRAINING, "replies are excluded whose norm is over so many times the largest median so far"
+        TRAINING, "a reply is excluded if its norm is over this multiple of the largest median so far"
     )
     plan: Options = group(TRAINING, "how clients train: `LocalPlan`")
 
@@ -126,7 +126,7 @@ class ThreatModelSettings:
     )
     public_images: int | None = setting(
         ATTACK,
-        "so many images, or texts, of the split that is not attacked, of which `auto` learns what images are like, and"
+        "number of images, or texts, of the split that is not attacked, from which `auto` learns its prior, and"
         " for `attack.start=public_mean` and `attack=lamp`; `null`: what there is, up to 5,000",
         within=(0, 1_000_000),
     )
@@ -209,8 +209,8 @@ class RunSettings:
     privacy: PrivacySettings = field()
     films: int = setting(
         RUNTIME,
-        "of so many victims, the first of each attacked round, a dozen snapshots are kept while they are read, which"
-        " the page plays; 0 keeps none",
+        "number of victims, the first of each attacked round, of which a dozen snapshots are kept for the page to play;"
+        " 0 keeps none",
         within=(0, 64),
     )
     baseline: bool = setting(
@@ -218,11 +218,11 @@ class RunSettings:
         "compare accuracy with the same training without defense: found among the runs in `out`, else trained",
     )
     evaluate_every: int = setting(
-        TRAINING, "test accuracy is measured every so many rounds, and after the last", within=(1, 10_000_000)
+        TRAINING, "rounds between measurements of the test accuracy; the last is measured, too", within=(1, 10_000_000)
     )
     holdout: int = setting(
         TRAINING,
-        "so many training examples that no client gets: those that membership inference tells members from; with 0"
+        "number of training examples that no client gets: those that membership inference tells members from; with 0"
         " these are test examples",
         within=(0, 10_000_000),
     )
@@ -249,12 +249,12 @@ class RunSettings:
     )
     tracing: int | None = setting(
         ATTACK,
-        "victims of a single client are dealt to so many participants, whose images are told apart (`null`: 10)",
+        "number of participants to whom victims of a single client are dealt, to tell their images apart (`null`: 10)",
         within=(1, 1_000_000),
     )
     tracing_queries: int | None = setting(
         ATTACK,
-        "tracing asks for so many images of the attacked clients, those attacked among them (`null`: these alone)",
+        "number of images of the attacked clients that tracing asks for, with those attacked (`null`: these alone)",
         within=(1, 10_000_000),
     )
     bpki: BpkiSettings = field()
@@ -263,7 +263,7 @@ class RunSettings:
         TRAINING, "CPU threads of one client; they decide the last bits of a sum", within=(1, 256)
     )
     attack_threads: int = setting(
-        ATTACK, "CPU threads of an attack, likewise; layers of little work take one whatever is set", within=(1, 1024)
+        ATTACK, "CPU threads of an attack; layers of little work take one whatever is set", within=(1, 1024)
     )
     jobs: int | None = setting(
         RUNTIME,

@@ -19,7 +19,7 @@ _PRIVATE_IN_PUBLIC = 2
 """Images of its own that a client mixes where the others are public."""
 _MARKED_AT_ONCE, _COMPARED = 512, 64
 _TRIED, _WITHIN = 10_000, 10
-"""Of so many trial draws of coefficients, so many at least are to be within the bound."""
+"""Number of trial draws of coefficients, and how many of them are to be within the bound at least."""
 
 
 def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -> Defense:

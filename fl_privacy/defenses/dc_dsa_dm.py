@@ -88,7 +88,7 @@ def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
 
     Args:
         found: (P, O, ...) by name, one gradient for each class.
-        wanted: likewise.
+        wanted: as ``found``.
     """
     total = []
     for name, gradient in found.items():

@@ -128,8 +128,8 @@ class Defense:
             ``UserError`` why it can't.
         texts: (TextModel, public tokens (N, L) or ``None``) -> None, instead of ``prepare`` where the data are texts. A
             defense that prepares for images and not for texts is one of images.
-        informed: (Batch, attributes (N,)) -> None, likewise: public examples that are no client's, and what they are
-            beside their class.
+        informed: (Batch, attributes (N,)) -> None, instead of ``prepare``: public examples that
+            are no client's, and their attributes.
     """
 
     parts: Description = ()
@@ -194,7 +194,7 @@ class Defense:
             gradients: tensors or arrays by parameter name, or in the order of ``model.parameters()``.
             seed: of its draws.
             model: whose gradients they are; for defenses that compute something of it.
-            batch: whose gradients they are; likewise.
+            batch: whose gradients they are; as ``model``.
 
         Returns:
             What is uploaded, by the same names or in the same order.

@@ -31,7 +31,7 @@ from fl_privacy.packages import lacks
 Accountant = Literal["rdp", "prv"]
 
 MILESTONES = 16
-"""A course of epsilon asks the PRV accountant, which takes tenths of a second each time, for so many values."""
+"""A course of epsilon asks the PRV accountant, which takes tenths of a second each time, for this number of values."""
 
 
 def epsilon(

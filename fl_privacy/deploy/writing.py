@@ -34,7 +34,7 @@ class Deployment:
     Attributes:
         folder: as an absolute path.
         host: by which nodes reach the SuperLink.
-        port: likewise.
+        port: as ``host``.
         nodes: how many.
     """
 
@@ -86,7 +86,7 @@ def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: 
         folder: made for its owner alone.
         nodes: how many.
         host: name or address by which they reach the SuperLink.
-        port: likewise.
+        port: as ``host``.
         policy: one of ``fl_privacy.gate.policy.READY``: each node's site.yaml begins as it, and its start.sh runs the
             node's app behind it. One that is there is kept.
 

@@ -20,7 +20,7 @@ class CanaryTest:
         taken: how many took part.
         left_out: how many did not.
         bound: largest epsilon that the guesses reject with ``confidence`` (Steinke, Nasr and Jagielski 2023).
-        strict: likewise with the confidence with which a claim is called false.
+        strict: as ``bound`` with the confidence with which a claim is called false.
         guesses: of how many canaries it was guessed whether they took part.
         right: of these.
         estimate: by two Gaussians (Andrew et al. 2023); ``None`` where too few canaries say how they spread.
@@ -77,7 +77,7 @@ def canary_test(
 
     Args:
         taken: (k,) scores, higher where a canary seems to have taken part.
-        left_out: (m - k,) likewise; each canary was left out with probability 1/2, on its own.
+        left_out: (m - k,) as ``taken``; each canary was left out with probability 1/2, on its own.
         delta: in (0, 1).
         unit: what a canary is.
         confidence: of the bound.

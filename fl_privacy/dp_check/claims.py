@@ -108,7 +108,7 @@ class Recomputed:
 
     Attributes:
         rdp: by Renyi divergences, an upper bound; infinite without noise, ``None`` where a fact is missing.
-        pld: by the privacy loss distribution, tight; likewise.
+        pld: by the privacy loss distribution, tight; as ``rdp``.
         delta: at which both are.
         missing: the facts without which there is no number, or which were assumed for the worst.
         caveats: where practice is another than theory, a sentence each.

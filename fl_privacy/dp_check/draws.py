@@ -134,7 +134,7 @@ class Pilot:
         """Estimate how many standard deviations lie between the neighbors; infinite where a value has no noise.
 
         Args:
-            directions: (d,) each, by which the draws can be told apart; without any, all values are taken together,
+            directions: (d,) each, by which the draws can be distinguished; without any, all values are taken together,
                 less what the noise of so few draws adds.
         """
         if bool(self.bare.any()):

@@ -46,7 +46,7 @@ ACCUSATION = 0.999
 """Confidence with which a claim is called false."""
 
 PILOT = ((24, 5), (64, 2), (192, 1))
-"""Draws on either neighbor of each pair that is left, and how many of the pairs are kept then, told apart best."""
+"""Draws on either neighbor of each pair that is left, and how many of the pairs are kept then, distinguished best."""
 
 SCALES = (1.0, 10.0, 1e4)
 """Norms of an update in units of the clipping norm: what is not clipped shows by growing with them."""
@@ -145,9 +145,10 @@ def check_mechanism(
 ) -> MechanismCheck:
     """Test whether ``mechanism`` can be as private as it is claimed to be, by drawing from it many times.
 
-    The draws of a pilot choose the pair of neighbors that is told apart best: updates in several directions, as large
-    as the clipping norm and far larger, against none (or against their negative, where a unit is replaced). Fresh draws
-    then give a lower bound: a test's thresholds are fixed on one half, its errors counted on the other.
+    The draws of a pilot choose the pair of neighbors that is distinguished best: updates in several directions, as
+    large as the clipping norm and far larger, against none (or against their negative, where a unit is replaced).
+    Fresh draws then give a lower bound: a test's thresholds are fixed on one half, its errors counted on the
+    other.
 
     Args:
         mechanism: turns an update, a mapping of tensors like ``like``, into what is sent, a mapping of tensors; called

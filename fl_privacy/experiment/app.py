@@ -204,7 +204,7 @@ def report_app(
         seed: of the attack.
         threads: CPU threads of the attack; ``None`` takes one for each part, PyTorch's where there is one part.
         jobs: processes that attack at once, at most; ``None`` takes all cores.
-        candidates: images that each original is told apart from, at most.
+        candidates: images that each original is distinguished from, at most.
     """
     truth, started = app.truth(), time.perf_counter()
     chosen, said = worth_attacking(app.observations, every=app.every)

@@ -46,7 +46,7 @@ class KnownImages:
 
     Attributes:
         data: what they train on; ``None`` where nobody says.
-        of_client: likewise, by partition.
+        of_client: as ``data``, by partition.
         normalization: of the images in them.
         fingerprints: of the images of each victim, in order.
         numbers: how many examples each victim says that it is of.
@@ -170,7 +170,7 @@ class NamedImages:
     Attributes:
         name: for the page.
         data: an iterable of examples; ``None`` where nothing was named.
-        of_client: likewise, by partition.
+        of_client: as ``data``, by partition.
         input_shape: (C, H, W) of an image.
         num_classes: K, where the data say so.
         normalization: of its images.

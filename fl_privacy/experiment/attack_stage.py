@@ -36,7 +36,7 @@ from fl_privacy.schema import Schema
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, Tensors, VictimId
 
 PARTICIPANTS = 10
-"""Among so many the images of a single client are dealt, as in SPN's Algorithm 6."""
+"""Number of participants to whom the images of a single client are dealt, as in SPN's Algorithm 6."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,7 +49,7 @@ class Tracer:
     clients are asked for as well, drawn at random and dealt in the same way.
 
     Attributes:
-        participants: among so many the images of a single client are dealt.
+        participants: number to whom the images of a single client are dealt.
         clients: whose images may be asked for, by id.
         queries: how many images are asked for, if there are as many and not fewer were attacked; ``None`` asks for
             those attacked alone.
@@ -261,7 +261,7 @@ FILMED = 3
 """Victims of a round, unless a run says otherwise."""
 
 VICTIMS_PER_CALL = 256
-"""Results are written down after so many victims; the attack's numbers do not depend on it."""
+"""Victims after which results are written down; the attack's numbers do not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -18,7 +18,7 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction, VictimId
 
 ROUNDS_TOGETHER = 128
-"""The adaptive attacker keeps the last so many updates of the same examples."""
+"""How many of the last updates of the same examples the adaptive attacker keeps."""
 
 MOST_PUBLIC = 5000
 """Public images of an attacker that takes what there is."""
@@ -30,11 +30,11 @@ class AttackerKnowledge:
 
     Attributes:
         same_data: see ``data_names``.
-        labels: of the client's loss, mixed where the defense mixed them; ``None`` where they are not told.
+        labels: of the client's loss, mixed where the defense mixed them; ``None`` where they are unknown.
         public: images of the same domain with their classes.
         defense: public description, for the adaptive attacker; ``None`` where there is none.
         defenses: by client, the description of those that have one of their own, or none.
-        lengths: of texts; ``None`` where they are not told.
+        lengths: of texts; ``None`` where they are unknown.
         remembers: whether what was made of the same examples in an earlier round is told (attack.start=previous).
     """
 
@@ -154,7 +154,7 @@ def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | 
         unattacked: the split.
 
     Raises:
-        UserError: there are not so many.
+        UserError: there are fewer.
     """
     if count is None:
         number = min(MOST_PUBLIC, len(unattacked))

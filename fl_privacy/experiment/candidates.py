@@ -1,4 +1,4 @@
-"""Images and texts that nobody attacks: what an original is told apart from, and what no update tells."""
+"""Images and texts that nobody attacks: what an original is distinguished from, and what no update tells."""
 
 import hashlib
 import logging

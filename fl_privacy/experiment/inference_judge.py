@@ -77,7 +77,7 @@ def ask(setup: Setup, members: int, others: int) -> Asked:
     """Draw ``members`` examples of the clients of ``experiment`` and ``others`` that nobody trains on.
 
     Raises:
-        UserError: there are not so many.
+        UserError: there are fewer.
     """
     config, dataset, clients = setup.config, setup.dataset, setup.clients
     rng = derive_generator(config.seed, "inference", "asked")

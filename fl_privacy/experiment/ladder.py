@@ -88,7 +88,7 @@ class Client:
     Attributes:
         number: of it.
         ask: it, about its first training message.
-        ask_later: likewise, about its last; ``None`` where that is the first.
+        ask_later: as ``ask``, about its last; ``None`` where that is the first.
         watched: what was seen when it trained.
         matched: what it uploaded.
         reply: the arrays of that.
@@ -167,7 +167,7 @@ class Ladder:
         victims: examples on the rungs of single ones.
         seed: of attacks and comparisons.
         seconds: after which no further rung is begun.
-        attack_within: the same with so many seconds an upload, where its usual work would take too long.
+        attack_within: the same with a limit of seconds for each upload, where its usual work would take too long.
         tell: hears what goes on.
     """
 

@@ -66,7 +66,7 @@ def score(problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: 
     Args:
         problems: with the truth, one for each reconstruction.
         found: in the same order.
-        loaded: inputs (N, ...) of the same clients, what the originals are told apart from.
+        loaded: inputs (N, ...) of the same clients, what the originals are distinguished from.
         seed: of the choice among them.
     """
     truths = [_batch(problem) for problem in problems]

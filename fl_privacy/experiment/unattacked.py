@@ -1,4 +1,4 @@
-"""Images of an app's own data: what a client's attacked ones are told apart from.
+"""Images of an app's own data: what a client's attacked ones are distinguished from.
 
 Images of another kind would not do: what all pictures of a class have in common leads cuts of photographs by far, so
 that the mean of a class would be called read.

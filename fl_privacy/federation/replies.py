@@ -16,7 +16,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FACTOR = 100.0
-"""Honest clients that train on other data, or more of it, stay far below so many times the largest median so far."""
+"""Honest clients that train on other data, or more of it, stay far below this multiple of the largest median so far."""
 
 ENOUGH = 3
 """Replies from which on a median says something of the others."""

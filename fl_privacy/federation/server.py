@@ -34,8 +34,8 @@ class ServerPlan:
         aggregation: ``mean`` of the replies weighted by examples, or ``round_robin``: one client a round, in turn.
         fraction: share of the clients asked in a round, in (0, 1]; at least one.
         lr: the server's step along the aggregated gradient (downhill) or delta.
-        norm_factor: of three or more replies, those are excluded whose norm is over so many times the largest median so
-            far; a client counts as at most so many times the median number of examples.
+        norm_factor: of three or more replies, those are excluded whose norm is over this multiple of the largest median
+            so far; a client counts as at most this multiple of the median number of examples.
     """
 
     aggregation: Literal["mean", "round_robin"] = "mean"

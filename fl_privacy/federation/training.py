@@ -1,7 +1,7 @@
 """One client's work in a round: defended local training from model to upload, then of its private part.
 
 A defense that computes the gradient anew spares the client the undefended pass of a step. What of a model stays with
-the client is told apart from what is sent, joined with it, and kept between rounds.
+the client is distinguished from what is sent, joined with it, and kept between rounds.
 """
 
 import copy
@@ -223,7 +223,7 @@ def local_update(
         defense: whose hooks run on the model, each batch, each gradient and the upload.
         state: of this client; private parameters and what the defense keeps are written back into it.
         rng: drawn from by the defense only.
-        private_rng: likewise, for the first values of private parts; the same stream in every round.
+        private_rng: as ``rng``, for the first values of private parts; the same stream in every round.
     """
     started, timed = time.perf_counter(), Stopwatch()
     for model_hook in defense.model:

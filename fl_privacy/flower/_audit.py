@@ -184,7 +184,7 @@ class AuditedStrategy(StrategyAround):
         model: of the clients.
         report: takes what is captured, attacks it and writes the page.
         plan: as the user told it.
-        rounds: likewise.
+        rounds: as ``plan``.
         patience: seconds to wait for the first client.
         failure: why there is no page, in a line; ``None`` where there is one, or the training has not ended.
     """

@@ -50,7 +50,7 @@ class App:
         folder: of the app.
         client: its clients.
         strategy: ``None`` where it is a legacy one, or none was started.
-        arrays: that the training starts from; ``None`` likewise.
+        arrays: that the training starts from; ``None`` as ``strategy``.
         rounds: of the training.
         config: that clients are sent with each training message.
         run_config: of the app.

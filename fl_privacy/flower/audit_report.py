@@ -138,7 +138,7 @@ def _turn(exchanged: tuple[Message, Message]) -> tuple[bool, int]:
 logger = logging.getLogger(__name__)
 
 ATTACK = "auto"
-"""What audits attack with unless they are told otherwise."""
+"""What audits attack with by default."""
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ from fl_privacy.plain_models import outputs_of, plain_model
 from fl_privacy.plan import Normalization
 
 USUAL = ((1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 32, 32), (3, 64, 64), (3, 96, 96), (3, 128, 128), (3, 224, 224))
-"""Shapes of images that are tried where none is told."""
+"""Shapes of images that are tried where none is given."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

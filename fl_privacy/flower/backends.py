@@ -113,7 +113,7 @@ def rounds_on_ray(
         source: called once in each process.
         num_cpus: CPUs set aside for a process.
         num_gpus: share of a GPU set aside for a process.
-        actors: at most so many processes; ``None`` takes what the resources allow.
+        actors: number of processes at most; ``None`` takes what the resources allow.
         timeout: seconds that a process may work on one message; then it is ended, and its client excluded.
 
     Raises:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 def defend_records(name: str, options: Mapping[str, Any]) -> Callable[[Records, Records], Records]:
     """Return what a defense with upload hooks makes of (received, released) records.
 
-    It acts on the change of all floating-point arrays, which are not told apart into parameters and statistics. Its
+    It acts on the change of all floating-point arrays, which are not distinguished into parameters and statistics. Its
     randomness is the operating system's.
 
     Args:

@@ -60,7 +60,7 @@ class Nodes:
         patience: seconds to wait for all of them before the first round.
         bound: nodes are authenticated, so that a node's id stands for its key: nobody else ever gets its partition.
         simulated: what nodes are expected to say of their clients; ``None`` takes both.
-        own_data: likewise, whether they train on a folder of their node; ``None`` takes both.
+        own_data: as ``simulated``, whether they train on a folder of their node; ``None`` takes both.
         reconnect: seconds to wait at the start of each later round for nodes that have left.
     """
 

@@ -63,7 +63,7 @@ class Federated(Strategy):
         bound: nodes are authenticated: a partition is the first holder's, by its key, for the whole run.
         simulated: whether the nodes' clients draw from a seed that the server knows; refused where nodes say otherwise.
             ``None`` takes both.
-        own_data: likewise, whether nodes train on folders of their own.
+        own_data: as ``simulated``, whether nodes train on folders of their own.
         reconnect: seconds to wait at the start of each later round for nodes that have left.
     """
 

@@ -23,7 +23,7 @@ Shares = Literal["weights", "change"]
 """What a client replies: the weights after its training, or by how much they have changed."""
 
 LOOKS_LIKE_CHANGE = 0.5
-"""Of weights, the reply's norm is hardly ever below so many times the norm of its difference to what was sent."""
+"""Of weights, the reply's norm is hardly ever below this multiple of its difference's to what was sent."""
 
 _WITHIN = {
     "model": "changes the model",

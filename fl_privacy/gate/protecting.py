@@ -71,7 +71,7 @@ def noised(
         received: floating-point arrays as they came, of any shapes; finite.
         replied: of the same shapes; finite.
         noising: how.
-        draw: so many values of noise; only tests have another one.
+        draw: function from a number to that many values of noise; only tests replace it.
     """
     pieces = list(_pieces(received, replied))
     steps = clipped(pieces, noising)

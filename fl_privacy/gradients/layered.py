@@ -5,7 +5,7 @@ the place of the example. The weights are frozen, so that no pass computes a gra
 
 Some gradients are never formed. That of a weight is ``G = delta U'`` with the outputs' gradients ``delta`` (O, P) and
 the inputs ``U`` (D, P) at P positions, and an observed ``G* = L C R'`` that no defense has touched has rank P as well,
-with orthonormal L and R. What of ``delta`` and ``U`` lies along L and R is told apart from the rest: the distance of G
+with orthonormal L and R. What of ``delta`` and ``U`` lies along L and R is separated from the rest: the distance of G
 and G* is then a sum of three squares, of which only ``|L' delta U' R - C|^2`` is a difference. Where P is small against
 O and D, this costs less than G itself, and keeps its digits where G comes near G*.
 """

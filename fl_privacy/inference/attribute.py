@@ -37,7 +37,7 @@ class AttributeInference:
 
     Attributes:
         methods: ``linear`` and ``mlp``.
-        public: so many examples with known attributes, of the split that is not attacked.
+        public: number of examples with known attributes, of the split that is not attacked.
     """
 
     about: ClassVar[About] = About.ATTRIBUTE

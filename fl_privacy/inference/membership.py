@@ -202,10 +202,10 @@ class Membership:
 
     Attributes:
         methods: which of ``METHODS`` are tried; ``min_k`` and ``final_min_k`` where each next token is predicted.
-        members: so many of the clients' examples are asked about.
-        others: and so many that no client has.
+        members: number of the clients' examples that are asked about.
+        others: number of examples asked about that no client has.
         shadows: models that `lira` trains in a round, each as a client does, on examples of the attacker's.
-        shadow_rounds: the last so many of the rounds read are those.
+        shadow_rounds: how many of the last rounds read these are.
     """
 
     about: ClassVar[About] = About.MEMBERSHIP

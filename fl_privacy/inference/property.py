@@ -30,7 +30,7 @@ class PropertyInference:
 
     Attributes:
         shadows: clients that are trained in a round.
-        shadow_rounds: the last so many of the rounds read are those.
+        shadow_rounds: how many of the last rounds read these are.
         alpha: of the Dirichlet distribution that shares are drawn from.
     """
 

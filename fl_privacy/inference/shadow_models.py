@@ -24,7 +24,7 @@ class MethodOptions:
 
     Attributes:
         shadows: models that are trained in a round by those that train some.
-        shadow_rounds: the last so many of the rounds read are those.
+        shadow_rounds: how many of the last rounds read these are.
     """
 
     shadows: int = 64

@@ -45,7 +45,7 @@ class SourceInference:
 
     Attributes:
         methods: ``loss`` is the paper's, ``cosine`` compares gradients.
-        members: so many of the clients' examples are asked about.
+        members: number of the clients' examples that are asked about.
     """
 
     about: ClassVar[About] = About.SOURCE

@@ -36,7 +36,7 @@ class Fishing(ServerAttack):
     Attributes:
         target: class c.
         sharpness: slope of the output, in standard deviations of the feature over public images.
-        questions: at most so many to a client about one batch.
+        questions: number to a client about one batch, at most.
     """
 
     target: int = 0

@@ -137,7 +137,7 @@ class Imprint(ServerAttack):
 
         Args:
             weight: (bins, D) gradient of the rows, float64.
-            bias: (bins,) likewise.
+            bias: (bins,) as ``weight``.
             rounding: of the upload.
         """
         smallest = _SMALLEST * bias.abs().max()

@@ -30,7 +30,7 @@ class ImprintBlock(nn.Module):
         input_shape: (C, H, W).
         bins: rows of ``measure``.
         activation: ``relu``, or ``hardtanh`` from 0 to 1, which tells a row of the images in its own bin alone.
-        slices: for so many clients a slice of ``measure`` each, chosen by a convolution; ``None`` has no convolution.
+        slices: number of clients, each with a slice of ``measure``, chosen by a convolution; ``None`` has none.
         amplitude: largest change of a pixel by an image of middling brightness.
         scale: of what enters ``measure``.
     """

@@ -1,4 +1,4 @@
-"""Guesses compared in every way, at one sight, with originals and with what these are to be told apart from."""
+"""Guesses compared in every way, at one sight, with originals and with what these are to be distinguished from."""
 
 import math
 from collections.abc import Iterator

@@ -38,7 +38,7 @@ class Others:
     """Candidates, texts and controls that guesses are compared with beside the originals.
 
     Attributes:
-        candidates: images that an original is told apart from; ``None`` where there are none, or texts are attacked.
+        candidates: images that an original is distinguished from; ``None`` where there are none, or texts are attacked.
         texts: (N, L) public tokens, -1 where there is none, whose frequencies are the control of texts.
         rows: (M, C) public cells of a table, whose rows are the control of rows.
         moved: whether the model may have seen the originals scaled and rotated, in a way that nobody knows.

@@ -84,7 +84,7 @@ def linear_system(
     Args:
         clean: gradient of weight (M, N) and bias (M,) without defense.
         seen: as uploaded.
-        rows: take the so many rows with the largest bias gradient that was seen, as an attacker would; ``None`` takes
+        rows: number of rows, those with the largest bias gradient that was seen, as an attacker would; ``None`` takes
             all whose bias gradient is not zero.
 
     Returns:

@@ -46,8 +46,8 @@ class Sight:
         side: pixels to which the longer side of an image is averaged down.
         pairs: which blur of the moved image is compared with which blur of the other, since reconstructions are
             blurred, or noisy; each in every window.
-        whole: likewise, the whole only.
-        turned: likewise, the whole only, where the other is scaled and rotated.
+        whole: as ``pairs``, the whole only.
+        turned: as ``whole``, the whole only, where the other is scaled and rotated.
         gap: pixels that a half of an image is short of its middle, so that the other half shows in none of them.
         between: whether an image that is averaged down is also shifted by half a pixel of what that makes.
     """

@@ -1,4 +1,4 @@
-"""Images that nobody attacks, and what they have in common: what an original is told apart from."""
+"""Images that nobody attacks, and what they have in common: what an original is distinguished from."""
 
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -234,7 +234,7 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
 
     Args:
         epsilon: of the guarantee.
-        delta: likewise.
+        delta: as ``epsilon``.
         candidates: others among which the example is, at least 1; each is equally likely before.
 
     >>> round(identification_bound(epsilon=1.0, delta=1e-5, candidates=1000), 4)

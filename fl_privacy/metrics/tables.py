@@ -28,7 +28,7 @@ class WrittenRows:
     Attributes:
         columns: their names.
         originals: each row's cells; ``None`` where nobody knows them.
-        guesses: likewise; ``None`` where there is none.
+        guesses: as ``originals``; ``None`` where there is none.
         right: (B, C) which cells are right.
         certain: (B, C) in [0, 1], how sure the attacker is of each, without the truth.
     """

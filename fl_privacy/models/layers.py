@@ -79,7 +79,7 @@ class InputNormalization(nn.Module):
 
     Args:
         mean: (C,), or a single value for all channels.
-        std: likewise, above 0.
+        std: as ``mean``, above 0.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:

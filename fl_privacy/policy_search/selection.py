@@ -100,7 +100,7 @@ class Selection:
         """Choose the ``keep`` most private of the accepted that have no operation in common.
 
         Raises:
-            UserError: there are not so many.
+            UserError: there are fewer.
         """
         accepted = self.accepted(scored, untransformed)
         by_policy = {s.policy: s for s in accepted}

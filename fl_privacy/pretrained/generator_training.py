@@ -31,7 +31,7 @@ class GeneratorPlan:
         beta: in [0, 1).
         average: decay of the running mean of the generator's values, which is what is kept; in [0, 1).
         flip: whether images are shown mirrored half of the time.
-        shift: pixels by which real and made images are moved before they are told apart, so that a few hundred
+        shift: pixels by which real and made images are moved before they are distinguished, so that a few hundred
             images are not learned by heart (DiffAugment, Zhao et al. 2020).
     """
 

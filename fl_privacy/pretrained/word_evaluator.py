@@ -14,7 +14,7 @@ from fl_privacy.pretrained.evaluator import EvaluatorPlan, Progress
 from fl_privacy.rng import derive_generator, derive_seed
 
 TEXTS = EvaluatorPlan(widths=(64, 64), epochs=10, batch_size=64, lr=1e-3)
-"""How ``fl-privacy train-evaluator`` makes one of texts, where it is not told otherwise."""
+"""How ``fl-privacy train-evaluator`` makes one of texts, by default."""
 
 
 @dataclass(frozen=True, eq=False)

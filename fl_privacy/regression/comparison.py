@@ -21,7 +21,7 @@ LEVEL = 0.05
 """Chance of a false alarm where nothing changed."""
 
 EXACT = 14
-"""Up to so many independent groups all flips of signs are tried, beyond as many at random."""
+"""Number of independent groups up to which all flips of signs are tried; beyond, as many at random."""
 
 FEWEST = 5
 """Groups: with fewer no difference, however large, could come to a p below ``LEVEL``."""

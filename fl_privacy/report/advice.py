@@ -52,7 +52,7 @@ class MeasuredDefense:
         accuracy: in the end, in [0, 1].
         by_threat: what attackers read; without those that were not measured.
         seconds: that the defense takes one client in one round; NaN where that is unknown.
-        upload_bytes: of one client's update, likewise.
+        upload_bytes: of one client's update, as ``seconds``.
         epsilon: spent in the end; ``None`` where there is no guarantee.
         delta: of the epsilon; ``None`` where that is unknown, which promises little.
     """
@@ -287,7 +287,7 @@ def advice_from(
 
     Args:
         table: what was measured.
-        accuracy_loss: at most so many percentage points below the undefended accuracy.
+        accuracy_loss: percentage points below the undefended accuracy, at most.
         threat: whose attacks count.
         psnr_below: dB that no attacked image may reach either, nor the upper end of the mean's 95 % interval.
 

@@ -52,7 +52,7 @@ class PageRow:
 
     Attributes:
         threat: of the board.
-        loss: likewise, in points.
+        loss: as ``threat``, in points.
         order: place in it, those that are not ranked last.
         rank: as it is shown; empty for what is not ranked.
         standing: what is known of it.

@@ -26,7 +26,7 @@ class Reel:
         where: client and image in words.
         member: of the attacks that were tried, the one that the frames are of, or empty.
         original: PNG as a data URI, or empty.
-        frames: likewise, ``FRAMES`` of them.
+        frames: as ``original``, ``FRAMES`` of them.
         small: whether pixels should be shown as squares.
     """
 
@@ -46,7 +46,7 @@ class TextReel:
         where: client and text in words.
         member: of the attacks that were tried, the one that the frames are of, or empty.
         original: its tokens; empty where nobody knows them.
-        frames: likewise, ``FRAMES`` of them, each token right, misplaced or wrong.
+        frames: as ``original``, ``FRAMES`` of them, each token right, misplaced or wrong.
     """
 
     where: str

@@ -49,7 +49,7 @@ def grid_picture(
 
     Args:
         originals: what was attacked; ``None`` leaves the place empty.
-        reconstructions: of each; likewise.
+        reconstructions: of each; as ``originals``.
         captions: one for each pair.
         path: of the PNG.
         adaptive: reconstructions by the adaptive attacker, put beside the others.
@@ -109,9 +109,9 @@ class ImageView:
         label: whether the class was found, in words, whether the attacker is sure, and what read the image.
         failure: why there is no reconstruction.
         original: PNG as a data URI, empty if the picture was lost or nobody knows it.
-        transformed: likewise, what the defense put in place of the original; empty if it did not.
-        guess: likewise, of the plain attacker.
-        adaptive: likewise, of the adaptive attacker.
+        transformed: as ``original``, what the defense put in place of the original; empty if it did not.
+        guess: as ``transformed``, of the plain attacker.
+        adaptive: as ``guess``, of the adaptive attacker.
         adaptive_figures: metrics of the adaptive attacker's, or why it failed; empty if there was none.
         small: whether its pixels should be shown as squares.
         known: whether the original is known.

@@ -49,7 +49,7 @@ MEASURES: dict[str, MeasureTitle] = {
         meaning="members found where one of a thousand others is taken for one; 0.1 % by chance",
     ),
     "tpr_at_1_percent": MeasureTitle(
-        title="TPR at 1 % FPR", meaning="likewise where one of a hundred is; 1 % by chance"
+        title="TPR at 1 % FPR", meaning="members found where one of a hundred others is taken for one; 1 % by chance"
     ),
     "auc": MeasureTitle(title="AUC", meaning="area under the ROC curve; 0.5 by chance", show=_decimal),
     "balanced_accuracy": MeasureTitle(

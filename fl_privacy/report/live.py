@@ -54,11 +54,11 @@ class LiveRun:
         finished: whether it has.
         doing: in words.
         share: of what it does, in [0, 1]; ``None`` where that is not known.
-        left: seconds of that; likewise.
+        left: seconds of that; as ``share``.
         silent: seconds since it last wrote anything.
         verdict: of what is recorded.
         guesses: what the attack that goes on has by now: PNGs as data URIs.
-        texts: likewise, of an attack on texts: tokens of each.
+        texts: as ``guesses``, of an attack on texts: tokens of each.
     """
 
     name: str

@@ -202,9 +202,9 @@ class Shown:
 
     Attributes:
         pairs: original and reconstruction, by id and image.
-        sentences: likewise, of texts.
+        sentences: as ``pairs``, of texts.
         films: of how some were read, by who did.
-        rows: likewise, of a table.
+        rows: as ``films``, of a table.
         problems: what could not be read.
     """
 

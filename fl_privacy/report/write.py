@@ -83,7 +83,7 @@ def write_trade_off(outcomes: Sequence[SweepEntry], page: Path, *, psnr_below: f
     Args:
         outcomes: where the results are, as far as there are any.
         page: where to write.
-        psnr_below: likewise, of the defenses.
+        psnr_below: as ``page``, of the defenses.
 
     Raises:
         UserError: ``page`` can't be written.

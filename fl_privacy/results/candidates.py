@@ -76,15 +76,15 @@ class Candidate:
         accuracy: in the end, in [0, 1].
         pmm: in percent of the undefended accuracy, ``None`` where that is unknown.
         psnr: mean PSNR, in dB; of texts the mean of the metric that is shown first.
-        upper: upper end of its 95 % interval, likewise; infinite where there is none, as for a single image.
-        largest: PSNR of the image that was read best, likewise.
+        upper: upper end of its 95 % interval, as ``psnr``; infinite where there is none, as for a single image.
+        largest: PSNR of the image that was read best, as ``upper``.
         read: examples that were read, of the attack that leaks most.
         exact: of them, exactly.
         identified: of them, among other candidates.
         images: that were judged by the same attack.
         unjudged: examples of which nobody can say, of the attack with most of them; failures among them.
         groups: the smallest number of independent uploads behind a count.
-        exposed: images recognizable as what a defense put in their place, likewise.
+        exposed: images recognizable as what a defense put in their place, as ``groups``.
         failures: images on which an attack failed, of the attack that failed most.
         by: who leaks most, in words; empty where only one attacked.
         judged_by: the metric that figures are of.

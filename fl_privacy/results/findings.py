@@ -44,7 +44,7 @@ class Finding:
         negatives: for which it is no.
         measures: by name, see ``report.inference``.
         fpr: (P,) of a ROC curve, ascending; empty where there is none.
-        tpr: (P,) likewise.
+        tpr: (P,) as ``fpr``.
         epsilon: that the clients had spent by the last round; ``None`` without guarantee.
         delta: of both epsilons.
         proven_epsilon: the largest that the attack disproves.

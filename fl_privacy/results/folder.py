@@ -217,7 +217,7 @@ class RunFolder:
             batch_norm: mode in which the clients ran it, ``train`` or ``eval``; ``None`` for a model without.
             attacker: who attacked.
             countermeasures: what it did against the defense, a sentence each.
-            candidates_from: what images originals are told apart from, if any.
+            candidates_from: what images originals are distinguished from, if any.
             uploads: what was attacked, a value of ``AttackedUploads``.
         """
         figures = {"victims": victims, "seconds": seconds, "batch_norm": batch_norm, "candidates_from": candidates_from}

@@ -27,8 +27,8 @@ def append_node_cost(
         peak_bytes: of its own, at most.
         held_by: who held it to that memory.
         cpu_seconds: of a round; ``None``, like the others, where it was not done.
-        seconds: likewise, by the clock.
-        joules: likewise, of the whole processor; ``None`` where the kernel does not say.
+        seconds: as ``cpu_seconds``, by the clock.
+        joules: as ``seconds``, of the whole processor; ``None`` where the kernel does not say.
         repeats: rounds that these are the median of.
 
     Raises:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 CONFIG, IDENTITY, METRICS, SUMMARY = "config.yaml", "run.json", "metrics.jsonl", "summary.json"
-"""Files of a run: its configuration, what it is told apart by, what was recorded, and the sum of that when it ended."""
+"""Files of a run: its configuration, its identity, its records, and their summary when it ended."""
 
 CAPTURES = "captures"
 """Folder within a run's, of the intercepted updates that are kept."""

@@ -17,7 +17,7 @@ LEAST_FREE = 5
 """Independent numbers below which a correlation says nothing."""
 
 LEAST_CLIENTS = 3
-"""Of whom something is told apart: of two, one is what the other is not."""
+"""Clients that a correlation takes at least: of two, one is what the other is not."""
 
 MOST_OUTPUTS = 4
 """Times as many outputs as classes up to which an array is taken for the bias of outputs."""
@@ -200,7 +200,7 @@ def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarr
 
     Args:
         inside: (P,) how much the client's update lowers the loss of its own examples.
-        outside: (N,) likewise, of examples of other clients, with the same classes where these are known.
+        outside: (N,) as ``inside``, of examples of other clients, with the same classes where these are known.
         before: minus the losses of both at the model that was sent, which never saw the update.
         made: what they are of.
     """

@@ -86,7 +86,7 @@ class Bound:
 
     Attributes:
         epsilon: spent.
-        delta: likewise.
+        delta: as ``epsilon``.
         unit: what is protected, ``example`` or ``client``.
         rounds: of training that it covers.
         candidates: others among which the right example is to be named.

@@ -38,7 +38,7 @@ class Watched:
         modules: the outermost ones that were called with gradients on and have parameters.
         before: values of their parameters and buffers at the first call, by name.
         names: of parameters and buffers by ``id``: ``parts.<number>.<name>``.
-        batches: tensors of training batches, as loaders gave them, at most so many.
+        batches: tensors of training batches, as loaders gave them, the first of them alone.
         labels: of these batches, whole numbers one an example, where there is one such column; of all batches.
         loaded: examples in all that loaders gave while gradients were on.
         entered: shapes of what entered the modules, in words, and how often.

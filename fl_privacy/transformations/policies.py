@@ -163,7 +163,7 @@ def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, tabl
     """Draw ``number`` different policies, uniform among all of at most ``longest`` operations of ``table``.
 
     Raises:
-        UserError: there are not so many.
+        UserError: there are fewer.
     """
     sizes = [len(OPERATIONS) ** length for length in range(1, longest + 1)]
     if not 1 <= number <= sum(sizes):

@@ -67,7 +67,7 @@ class Clipping:
 
     Attributes:
         norm: to which; ``None`` where it is to be estimated from the update.
-        noise_std: of the noise they add; ``None`` likewise.
+        noise_std: of the noise they add; ``None`` as ``norm``.
         scope: of the norm.
     """
 

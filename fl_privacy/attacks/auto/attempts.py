@@ -29,7 +29,7 @@ class Attempt:
         variables: (N,) where it is; ``None`` before the first rung.
         mismatch, widest, score: of :class:`fl_privacy.attacks.auto.judgment.Judgment`.
         history: of the member's own loss, one after the other of all rungs.
-        film: likewise, where the victim is filmed.
+        film: as ``history``, where the victim is filmed.
     """
 
     member: int

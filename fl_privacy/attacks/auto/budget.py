@@ -16,7 +16,7 @@ EVALUATIONS: Mapping[str, int] = {"quick": 600, "standard": 4800, "thorough": 24
 """Of loss and gradient for each victim, over all attempts; ``standard`` is what "Inverting Gradients" takes for one."""
 
 _KEPT = 3
-"""Of so many attempts one goes on to the next rung."""
+"""Number of attempts of which one goes on to the next rung."""
 
 _LAST = 0.75
 """Share of the evaluations that the best attempt gets in the last rung."""

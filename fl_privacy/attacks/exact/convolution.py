@@ -127,7 +127,7 @@ class _System:
     Attributes:
         layer: of the first kind.
         weights: (V, O, P, Q) of its outputs.
-        outputs: likewise, weighted.
+        outputs: as ``weights``, weighted.
         moved: (V, n, H W) of the second kind: each channel's pixels -> its gradients.
         gradients: (V, n, C) weighted.
         products: (V, S, m, m) of the columns of ``moved`` that a tap can see together, one step of the kernel apart;

@@ -6,7 +6,7 @@ one before, every layer has two kinds of linear equations for what entered it: i
 activation behind it, and its weight's gradient, which is a product of what entered with the slope by its outputs, known
 by then. The slope goes back through the layer, and so on.
 
-Elementwise activations that grow: told apart by what they make of numbers, inverted, differentiated.
+Elementwise activations that grow: distinguished by what they make of numbers, inverted, differentiated.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,12 +26,12 @@ _SILENT = 1e-5
 """Outputs of a ReLU up to this share of the largest are zero."""
 
 _NOISE = 2.0
-"""Outputs of a ReLU up to so many times the depth of the least one are silent."""
+"""Multiple of the depth of the least output of a ReLU up to which outputs are silent."""
 
 _ALIKE = 1e-6
 
 _FARTHEST = 8.0
-"""From 0, of numbers by which activations are told apart; beyond it they no longer differ from a line."""
+"""From 0, of numbers by which activations are distinguished; beyond it they no longer differ from a line."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ ACTIVATIONS: Sequence[Activation] = (
     ),
     _leaky(0.01),
 )
-"""Those that are told apart by what comes out of them, beside a leaky ReLU of any slope."""
+"""Those that are distinguished by what comes out of them, beside a leaky ReLU of any slope."""
 
 
 def telling(output: Tensor, rng: torch.Generator) -> Tensor:

@@ -22,7 +22,7 @@ from fl_privacy.attacks.exact.traced import Traced, traced
 from fl_privacy.types import Observation, Tensors
 
 _NOISE = 2.0
-"""Outputs of a ReLU up to so many times the depth of the least one are silent."""
+"""Multiple of the depth of the least output of a ReLU up to which outputs are silent."""
 
 _FITS = 1e-2
 """Share of a block's outputs up to which what was solved for in front of it may miss them."""

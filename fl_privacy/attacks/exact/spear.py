@@ -48,7 +48,7 @@ _FAR = [(0.5 * 0.7**step, 1.0) for step in range(36)]
 """Of one that goes as far as the logarithm of the elements leads."""
 
 _KEPT = 1024
-"""Directions of which none is a combination of others, and which are the columns, are chosen among so many."""
+"""Directions of which none is a combination of others, and which are the columns, are chosen among this number."""
 
 _JUDGED = 2_000_000
 """Signs of other choices that are computed at once."""

@@ -1,4 +1,4 @@
-"""Images that a fully connected layer has mixed, told apart by the network behind it, exactly (one victim at a time).
+"""Images that a fully connected layer has mixed, separated by the network behind it, exactly (one victim at a time).
 
 In the terms of :mod:`fl_privacy.attacks.exact.cocktail_party` what entered the layer is X^T = A R: B x B numbers A are
 not known, however many pixels there are. The network says what D has to be for any of them: image i enters it as
@@ -8,7 +8,7 @@ Gauss-Newton steps with Levenberg's damping. Their derivative by A takes a produ
 that is one more pass back through the network, so that the linear system of a step is solved by conjugate gradients,
 preconditioned by what is left of it where D does not change: D D^T, the larger part of it by far.
 
-Where noise was added the directions that two images of one class share are hardly told apart by D. What was found
+Where noise was added the directions that two images of one class share are hardly distinguished by D. What was found
 before then counts as well: A = (1 + E) A_0, with elements of E of standard deviation ``_INDEPENDENCE``.
 """
 

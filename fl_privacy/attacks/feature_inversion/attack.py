@@ -46,7 +46,7 @@ class InversionProblem:
         unknown: values of the front that are optimized with the images, as they stand in for the victim's; by name.
         anchor: weight of their squared distance to these, in shares of the squared norm.
         relative: whether the distance is divided by ``||O||^2``.
-        attempts: so many neighboring victims are attempts at the same one.
+        attempts: number of neighboring victims that are attempts at the same one.
     """
 
     front: Front

@@ -61,7 +61,7 @@ def layer_gradients(gradients: Tensors, layer: str) -> tuple[Tensor, Tensor] | N
 
 _GUESSES = 64
 _ROOM = 2.0
-"""Features are looked for in a range, around 0, that reaches so many times as far as the front's of random images."""
+"""The range, around 0, in which features are searched, as a multiple of the range that random images give."""
 
 
 class _Stretched(nn.Module):

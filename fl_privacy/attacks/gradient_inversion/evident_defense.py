@@ -1,4 +1,4 @@
-"""What an update itself shows of the defense that made it, to an attacker that nobody has told."""
+"""What an update itself shows of the defense that made it, to an attacker that knows no settings."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ _NOISY, _UNUSUAL = 1e-4, 100.0
 """Norm of noise over that of the gradient from which it shows, also over what an undefended gradient comes to."""
 
 CLIPPED: Description = (Part("norm", effect=Clipped(norm=None)),)
-"""A clipped update, of which the bound is not told: its own norm."""
+"""A clipped update, of which the bound is unknown: its own norm."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Generated:
         weight: of the penalty on latents.
         penalty_kind: of that.
         layer: whose output is optimized; ``LATENT`` for its input.
-        deeper: so many layers are optimized afterwards, one after the other.
+        deeper: number of layers that are optimized afterwards, one after the other.
         reach: radius of the ball, in shares of the l1 norm of an image's features.
     """
 

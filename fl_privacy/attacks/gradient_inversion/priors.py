@@ -31,7 +31,7 @@ class Guess:
 
     Attributes:
         images: (V, B, C, H, W), the originals where the client is known to transform them.
-        attempts: so many neighboring rows are attempts at the same victim.
+        attempts: number of neighboring rows that are attempts at the same victim.
         batch_statistics: of each batch-norm layer in the order of the model, computed when called, for the images that
             the model sees.
     """

@@ -163,7 +163,7 @@ class Problem:
         rounds: whose objectives are added.
         labels: (V, B) or (V, B, K), or ``None`` where they are optimized.
         observer: the model in evaluation mode, with its running statistics.
-        attempts: so many neighboring victims are attempts at the same one.
+        attempts: number of neighboring victims that are attempts at the same one.
         constraints: that follow from the defense.
         held: (V, m) what the source of images holds fixed; ``None`` where there is no source.
         of_outputs: the clients' loss.

@@ -44,7 +44,7 @@ class Rearranging:
     after the other, all victims at once.
 
     Attributes:
-        every: so many iterations.
+        every: number of iterations between moves.
         burn_in: share of the iterations before the first; with 1 words are moved at the end alone.
         tries: orders that are compared, the present one included.
         prior: weight of the language model.

@@ -40,7 +40,7 @@ _SLACK, _NOISE, _SHRINKS = 0.5, 0.02, 0.8
 """Standard deviation of the features around their fit: at first, at last, and by which factor it falls."""
 
 _TRIED, _KEPT = 15, 2
-"""Turns after which so many attempts at an image are left."""
+"""Turns after which only the best attempts at an image are kept, and their number."""
 
 _COMPONENTS = 150
 """Of the prior, that are looked for behind an unknown map."""

@@ -50,7 +50,7 @@ class Optimizer(Protocol):
         Args:
             variables: (V, N).
             iterations: how many.
-            images: the first so many of the N variables are pixels, the others label logits.
+            images: number of the N variables that are pixels, the first ones; the others are label logits.
         """
         ...
 

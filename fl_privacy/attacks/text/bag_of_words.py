@@ -208,7 +208,7 @@ class BagOfWords:
     the layers that see a token and its position and nothing else, by how much of what each token becomes there lies in
     the directions of their update (:mod:`fl_privacy.attacks.text.token_evidence`).
 
-    The words of several texts are told apart by no row: they are dealt out to the texts.
+    The words of several texts are distinguished by no row: they are dealt out to the texts.
     """
 
     def __call__(

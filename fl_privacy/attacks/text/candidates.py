@@ -87,7 +87,7 @@ class Candidates:
     Attributes:
         tokens: for each position (n,) those that were there, the nearest first; none, or no position, where no text is
             as long.
-        distances: (n,) likewise, of each from the span.
+        distances: (n,) as ``tokens``, of each from the span.
         clear: whether all of them are in the span beyond doubt, and no other is near.
         left_out: how far the nearest other is.
     """

@@ -33,7 +33,7 @@ class Assembled:
     Attributes:
         tokens: (L,).
         residual: how far what it becomes is from the span.
-        clear: whether every other candidate at any position is so many times farther.
+        clear: whether every other candidate at any position is ``CLEAR`` times farther.
     """
 
     tokens: Tensor

@@ -13,7 +13,7 @@ from fl_privacy.models import TextModel, adapter_of, down_projection
 from fl_privacy.types import Tensors
 
 _ABOVE_NOISE = 8.0
-"""Singular values beyond so many times the smallest ones are no noise."""
+"""Multiple of the smallest singular values beyond which others are no noise."""
 
 _ROUNDING = 1e-7
 """Share of the largest below which all are rounding in single precision."""

@@ -42,7 +42,7 @@ class TrialSettings:
         nodes: clients, each behind a gate and a ledger of its own.
         rounds: of training.
         run_config, node_config: as for ``fl_privacy.flower.untouched.audit.Asked``.
-        mirror: likewise.
+        mirror: as ``run_config``.
         seed: of the app's random streams, the same for both runs.
     """
 
