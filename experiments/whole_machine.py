@@ -39,6 +39,7 @@ COMMANDS: dict[str, Sequence[str]] = {
     "attack, 64 victims, jobs=1": (*MANY, "jobs=1"),
     "attack, 64 victims, 2,000 iterations": LONG,
     "attack, 64 victims, 2,000 iterations, jobs=1": (*LONG, "jobs=1"),
+    "audit, quickstart": ("audit", str(Path(__file__).resolve().parents[1] / "examples" / "flower_quickstart")),
     "trade-off quick, first minute": ("trade-off", "quick"),
     "benchmark smoke, first minute": ("benchmark", "smoke"),
 }
@@ -82,7 +83,13 @@ def used(arguments: Sequence[str], out: str) -> Row:
     """Run a command; return its seconds, CPU seconds and the share of all cores that it used, moment by moment."""
     began, cores, shares = time.perf_counter(), usable_cores(), list[float]()
     out = re.sub(r"[^\w/.-]+", "_", out)  # a comma would list several values
-    command = [sys.executable, "-m", "fl_privacy", *arguments, f"out={out}"]
+    command = [
+        sys.executable,
+        "-m",
+        "fl_privacy",
+        *arguments,
+        *(["--out", out] if arguments[0] == "audit" else [f"out={out}"]),
+    ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment()) as process:
         before, at, most = 0.0, began, 0.0
         while process.poll() is None:
@@ -223,7 +230,7 @@ def draw(rows: Sequence[Row], file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder in which rows.jsonl keeps the figures")
-    parser.add_argument("--speed", type=Path, help="likewise, of speed.py; none leaves it out")
+    parser.add_argument("--speed", type=Path, help="the same of speed.py; none leaves it out")
     parser.add_argument("--minutes", type=float, default=12.0, help="no row of speed.py begins later than so")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--figure", type=Path, help="only draw what is there already")
