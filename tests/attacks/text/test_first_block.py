@@ -1,10 +1,12 @@
 """Words are read from the layers that see single tokens, where no tensor with a row for each token was uploaded."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fl_privacy.attacks.text import BagOfWords
@@ -204,6 +206,28 @@ def test_frozen_parameters_stay_out_of_the_norm_of_dp_sgd(tmp_path: Path, kind: 
     for name in trained:
         expected = sum(share * one[name] for share, one in zip(shares, alone, strict=True))
         torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=1e-5 * bound)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_what_a_client_computes_anew_to_save_memory_is_read_the_same(tmp_path: Path, kind: str) -> None:
+    """Gradient checkpointing, as trainers of large models have it."""
+    targets = ["query", "value"] if kind == "bert" else ["q_proj", "v_proj"]
+    model, tokens = from_peft(tmp_path, kind, LORA | {"target_modules": targets}), texts([9])
+    plain = observed(model, tokens)
+    client = copy.deepcopy(model).train()
+    client.network.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator, union-attr]
+    assert any(getattr(module, "gradient_checkpointing", False) for module in client.modules())
+    labels = torch.zeros(1, dtype=torch.long)
+    if client.next_token:
+        labels = torch.cat([tokens[:, 1:], tokens.new_full((1, 1), -100)], 1)
+    F.cross_entropy(client(tokens), labels, ignore_index=-100).backward()  # type: ignore[no-untyped-call]
+    tensors = {name: p.grad for name, p in client.named_parameters() if name in plain.upload.tensors}
+    assert all(gradient is not None for gradient in tensors.values())
+    seen = replace(plain, upload=replace(plain.upload, tensors=tensors))
+    there = tokens[:, :-1] if kind == "llama" else tokens
+    words = read(seen).words
+    assert words is not None and set(words.tolist()) == kinds(there)
 
 
 def test_layers_that_see_single_tokens_are_found_by_looking() -> None:
