@@ -34,7 +34,8 @@ def texts_table(name: str, folder: Path = ROWS) -> str:
 
 def _defenses() -> str:
     """Render accuracy beside leakage of the tables that ``fl-privacy advise`` answers from."""
-    tables = {data: read_tables(SHIPPED / f"{data}.json")[0] for data in MEASURED if (SHIPPED / f"{data}.json").is_file()}
+    files = {data: SHIPPED / f"{data}.json" for data in MEASURED}
+    tables = {data: read_tables(file)[0] for data, file in files.items() if file.is_file()}
     lines: dict[str, list[str]] = {}
     for number, table in enumerate(tables.values()):
         for defense in table.defenses:
