@@ -132,6 +132,25 @@ def test_of_more_tokens_than_the_rank_the_first_step_names_none() -> None:
     assert found.batch is None and "as many directions as there are" in str(found.failure)
 
 
+def test_tokens_that_are_there_for_being_like_others_are_counted() -> None:
+    """Trained embeddings lie near those of words like them, which chance does not know of."""
+    model, tokens = own(begun=True), texts([9])
+    there = tokens[0, 1:5]
+    apart = read(observed(model, tokens))
+    assert "being like others" not in apart.notes[0]
+    twins = torch.arange(VOCABULARY - 4, VOCABULARY)
+    assert not set(twins.tolist()) & kinds(tokens)
+    with torch.no_grad():
+        rng = torch.Generator().manual_seed(3)
+        own_values = model.words.weight[there]
+        model.words.weight[twins] = own_values + 0.05 * torch.randn(own_values.shape, generator=rng)
+    found = read(observed(model, tokens))
+    assert found.words is not None
+    false = set(found.words.tolist()) - kinds(tokens)
+    assert false and false <= set(twins.tolist())
+    assert f"and {len(false)} may be named for no more than being like others of them" in found.notes[0]
+
+
 def test_an_update_of_other_texts_names_none_of_these() -> None:
     model, tokens = own(begun=True), texts([9])
     found = read(observed(model, texts([9], seed=7)))
