@@ -344,8 +344,8 @@ def test_tables_of_images_of_the_package_are_withdrawn(capfd: pytest.CaptureFixt
 
 
 def test_texts_that_were_not_measured_are_measured_by_the_grid_of_texts(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_command_line(["advise", "data=ag_news"]) != 0
-    assert "`fl-privacy trade-off text data=ag_news`" in " ".join(capfd.readouterr().err.split())
+    assert run_command_line(["advise", "data=cola"]) != 0
+    assert "`fl-privacy trade-off text data=cola`" in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
