@@ -212,12 +212,13 @@ def page(rows: RowFile) -> str:
         " *step 1* has B still zero, *step 10* comes after nine steps on others' texts; uploads are weights, as `peft`"
         f" saves them. SGD has a rate of {OPTIMIZERS['sgd']:g}, AdamW of {OPTIMIZERS['adamw']:g}. *Words* is how many"
         " different ones an update has. In brackets, where there are any: texts read word for word, those of them that"
-        " are proven, and words named on average that are not there; where it was measured as well, *alike* is how many of"
-        " the words named the attack, which does not know the truth, says to be there for no more than being like others.",
+        " are proven, and words named on average that are not there; where it was measured as well, *alike* is how many"
+        " of the words named the attack, which does not know the truth, says to be there for no more than being like"
+        " others.",
         f"In {len(every)} cells {sum(row['wrongly_proven'] for row in every)} texts were wrongly proven. Words named of"
-        f" an update, added up over the cells: {_false_of_each(every)}; of a pretrained model these are mostly words that"
-        " it holds for nearly the same as one that is there, which the attack counts apart from what chance brings. The"
-        " control, the same words against another client's texts, has an F1 of at most"
+        f" an update, added up over the cells: {_false_of_each(every)}; of a pretrained model these are mostly words"
+        " that it holds for nearly the same as one that is there, which the attack counts apart from what chance brings."
+        " The control, the same words against another client's texts, has an F1 of at most"
         f" {max(row['control_f1'] for row in every):.2f}: words that most sentences have. The median is {seconds:.1f}"
         " CPU seconds an update.",
     ]
