@@ -11,6 +11,7 @@ as well; the control compares what was read with the texts of another client.
 
 import argparse
 import copy
+import re
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -105,6 +106,12 @@ def _f1(guess: set[int], truth: set[int]) -> tuple[float, float, float]:
     return precision, recall, 2 * common / max(1, len(guess) + len(truth))
 
 
+def _said_alike(notes: Sequence[str]) -> float:
+    """Return how many words the attack itself says may be named for no more than being like others."""
+    found = [re.search(r"and (\d+) may be named for no more than being like others", note) for note in notes]
+    return sum(float(match[1]) for match in found if match)
+
+
 def measured(model: TextModel, examples: TextExamples, cell: Row, options: argparse.Namespace) -> Row:
     """Measure one cell."""
     model = advanced(model, examples, cell["step"] - 1, cell)
@@ -141,7 +148,8 @@ def measured(model: TextModel, examples: TextExamples, cell: Row, options: argpa
         "f1": mean([f for _, _, f in own]),
         "named": mean([len(guess) for guess in named]),
         "false": mean([len(guess - truth) for guess, truth in zip(named, words, strict=True)]),
-        "expected_false": said[0].split("; ")[1].removesuffix(" are expected to be false.") if said else "",
+        "expected_false": said[0].split("; ")[1].partition(" are expected")[0] if said else "",
+        "alike": mean([_said_alike(bag.notes) for bag in bags]),
         "exact": mean(right),
         "rouge_l": mean([i.values.get("rouge_l", 0.0) for i in images]),
         "proven": mean([float(s) for s in sure]),
@@ -178,14 +186,23 @@ def table(rows: RowFile, model: str) -> str:
 def _exact(row: Row) -> str:
     said = [f"{row['exact']:.0%} exact"] if row["exact"] else []
     said += [f"{row['proven']:.0%} proven"] if row["proven"] else []
-    said += [f"{row['false']:g} false"] if row["false"] else []
+    alike = f" of {row['alike']:.3g} alike" if "alike" in row else ""
+    said += [f"{row['false']:.3g} false{alike}"] if row["false"] else []
     return f" ({', '.join(said)})" if said else ""
+
+
+def _false_of_each(rows: Sequence[Row]) -> str:
+    """Say of each model how many of the words named are not there."""
+    told = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        named, false = (sum(row[name] for row in rows if row["model"] == model) for name in ("named", "false"))
+        told.append(f"{model} {named:.0f}, {false:.0f} of them false")
+    return ", ".join(told)
 
 
 def page(rows: RowFile) -> str:
     """Write the page of all rows."""
     every = rows.rows
-    named, false = (sum(row[name] for row in every) for name in ("named", "false"))
     seconds = statistics.median(row["cpu_seconds"] for row in every)
     parts = [
         "# Adapters, cell by cell",
@@ -195,11 +212,15 @@ def page(rows: RowFile) -> str:
         " *step 1* has B still zero, *step 10* comes after nine steps on others' texts; uploads are weights, as `peft`"
         f" saves them. SGD has a rate of {OPTIMIZERS['sgd']:g}, AdamW of {OPTIMIZERS['adamw']:g}. *Words* is how many"
         " different ones an update has. In brackets, where there are any: texts read word for word, those of them that"
-        " are proven, and words named on average that are not there.",
-        f"In {len(every)} cells {named:.0f} words were named on average of an update, added up, {false:.0f} of them"
-        f" false; {sum(row['wrongly_proven'] for row in every)} texts were wrongly proven. The control, the same words"
-        f" against another client's texts, has an F1 of at most {max(row['control_f1'] for row in every):.2f}: words"
-        f" that most sentences have. The median is {seconds:.1f} CPU seconds an update.",
+        " are proven, and words named on average that are not there; where it was measured as well, *alike* is how many"
+        " of the words named the attack, which does not know the truth, says to be there for no more than being like"
+        " others.",
+        f"In {len(every)} cells {sum(row['wrongly_proven'] for row in every)} texts were wrongly proven. Words named of"
+        f" an update, added up over the cells: {_false_of_each(every)}; of a pretrained model these are mostly words"
+        " that it holds for nearly the same as one that is there, which the attack counts apart from what chance brings."
+        " The control, the same words against another client's texts, has an F1 of at most"
+        f" {max(row['control_f1'] for row in every):.2f}: words that most sentences have. The median is {seconds:.1f}"
+        " CPU seconds an update.",
     ]
     for model in dict.fromkeys(row["model"] for row in every):
         longest = LONGEST[model]

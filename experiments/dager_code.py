@@ -90,6 +90,8 @@ def authors_answers(folder: Path, name: str, texts: list[list[str]], labels: lis
     arguments += (
         f" --l2_filter non-overlap --model_path {name} --device cpu --task seq_class --rank_tol {TOLERANCE[size]}"
     )
+    if asked.threshold:
+        arguments += f" --l1_span_thresh {asked.threshold}"
     told = {"program": str(asked.program.absolute()), "arguments": arguments.split(), "texts": texts, "labels": labels}
     (folder / "asked.json").write_text(json.dumps(told))
     (folder / "answered.json").unlink(missing_ok=True)
@@ -183,6 +185,7 @@ def main() -> None:
     parser.add_argument("--older-python", type=Path, required=True, help="with the packages that it pins")
     parser.add_argument("--networks", nargs="+", choices=FILTERS, default=["gpt2"])
     parser.add_argument("--sizes", nargs="+", type=int, choices=TOLERANCE, default=list(TOLERANCE))
+    parser.add_argument("--threshold", default="", help="of the first layer's span; theirs, 1e-5, if left out")
     parser.add_argument("--number", type=int, default=4, help="of batches")
     parser.add_argument("--words", type=int, default=9, help="of a text, at most")
     parser.add_argument("--limit", type=float, default=600, help="seconds for each cell of each program")
@@ -200,6 +203,7 @@ def main() -> None:
     for name in asked.networks:
         for size in asked.sizes:
             key = {"network": name, "batch": size, "words": asked.words}
+            key |= {"threshold": asked.threshold} if asked.threshold else {}
             if rows.find(key) is None:
                 print(rows.add(key, measured(name, size, asked)), flush=True)
 

@@ -24,7 +24,7 @@ from text_attacks import MODELS
 from torch import Tensor
 
 from fl_privacy.data import TextExamples, load_text
-from fl_privacy.defenses import ClientState, Defense, dp_sgd, quantization
+from fl_privacy.defenses import ClientState, Defense, dp_noise, dp_sgd, quantization
 from fl_privacy.federation import Client, Server, ServerPlan
 from fl_privacy.inference import Membership, ReadRound
 from fl_privacy.metrics.roc import Separation, auc, tpr_at
@@ -41,6 +41,7 @@ TRAINED = {"all": None, "adapters": 8}
 
 DEFENSES = {
     "none": Defense,
+    "noise 0.01": lambda: dp_noise(clip_norm=10.0, scale=0.01),
     "quantization 8 bits": lambda: quantization(bits=8),
     "dp_sgd 1": lambda: dp_sgd(noise_multiplier=1.0),
 }

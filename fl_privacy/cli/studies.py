@@ -238,7 +238,7 @@ def advise(
     `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, answers from your runs;
     `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark. What came with the package is
     of images, `fl-privacy advise data=mnist_mini`, of rows, `fl-privacy advise data=adult`, and of texts,
-    `fl-privacy advise data=sst2`.
+    `fl-privacy advise data=sst2` or `data=ag_news`.
     """
     bounds, settings = _asked(asked or [])
     if grid is not None and table is not None:
@@ -337,6 +337,7 @@ def _there(tables: Sequence[MeasuredTable]) -> str:
 
 
 def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
+    from fl_privacy.config.compose import merge_overrides  # noqa: PLC0415
     from fl_privacy.config.study import load_grid  # noqa: PLC0415
 
     grid = load_grid(name, settings)
@@ -353,7 +354,7 @@ def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
     deciding = [s for s in settings if not s.startswith("out=")]
     folders = {folder for one in outcomes for folder in (one.training, *one.attacks.values())}
     return MeasuredTable(
-        settings=(*(s for s in grid.settings if not s.startswith("out=")), *deciding),
+        settings=tuple(s for s in merge_overrides(grid.settings, settings) if not s.startswith("out=")),
         attacks=tuple(grid.attacks),
         weights=grid.weights,
         command=" ".join(["fl-privacy trade-off", name, *deciding]),

@@ -311,6 +311,20 @@ def test_the_package_has_an_answer_of_adult(capfd: pytest.CaptureFixture[str]) -
     assert all("out=" not in table.command for file in SHIPPED.glob("*.json") for table in read_tables(file))
 
 
+def test_a_setting_of_the_grid_that_was_changed_has_its_new_value_alone(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a question about the old one would be answered by figures of the new."""
+    monkeypatch.setattr("fl_privacy.report.trade_off.read_rows", lambda outcomes: [])
+    monkeypatch.setattr("fl_privacy.report.advice.measured_rows", lambda rows, overrides: (TABLE.defenses, ()))
+    assert run_command_line(["advise", "--grid", "tiny", "data=cifar10", "model=lenet", "threat=honest"]) == 0
+    said = capfd.readouterr().out.splitlines()[0]
+    assert said.startswith("Measured on data=cifar10 model=lenet ") and said.count("data=") == 1
+    for table in (table for file in SHIPPED.glob("*.json") for table in read_tables(file)):
+        keys = [setting.partition("=")[0] for setting in table.settings]
+        assert len(keys) == len(set(keys))
+
+
 def test_a_measurement_has_its_last_day_and_its_versions() -> None:
     told = [{"date": f"2026-01-0{day}T10:00+00:00", "packages": {"fl-privacy": f"1.{day}"}} for day in (2, 1)]
     assert when_measured([{}, *told]) == "2026-01-02, fl-privacy 1.1, fl-privacy 1.2"
@@ -344,8 +358,8 @@ def test_what_a_malicious_server_reads_is_said_where_it_was_not_asked_for() -> N
 
 
 def test_texts_that_were_not_measured_are_measured_by_the_grid_of_texts(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_command_line(["advise", "data=ag_news"]) != 0
-    assert "`fl-privacy trade-off text data=ag_news`" in " ".join(capfd.readouterr().err.split())
+    assert run_command_line(["advise", "data=cola"]) != 0
+    assert "`fl-privacy trade-off text data=cola`" in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
@@ -368,10 +382,12 @@ def test_what_does_not_fit_is_one_line(
     assert line in " ".join(capfd.readouterr().err.split())
 
 
+@pytest.mark.parametrize("data", ["sst2", "ag_news"])
 def test_the_package_has_an_answer_of_texts_and_recommends_nothing_behind_which_words_are_read(
-    capfd: pytest.CaptureFixture[str],
+    data: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command_line(["advise", "data=sst2"]) == 0
+    assert run_command_line(["advise", f"data={data}"]) == 0
     said = capfd.readouterr().out
     (taken,) = (line for line in said.splitlines() if line.startswith("Take "))
+    assert said.startswith(f"Measured on data={data} ")
     assert "none of 6 texts read" in taken and "of 6 texts read, mean token F1" in said

@@ -80,7 +80,8 @@ def _placed(pairs: Pairs | None, lengths: Lengths) -> Placed | str:
         )
     note = (
         f"{pairs.candidates:,} pairs of token and position were compared; {_in_words(pairs.expected_false)} of the"
-        f" {len(pairs.tokens)} tokens named are expected to be false."
+        f" {len(pairs.tokens)} tokens named are expected to be false by chance"
+        f"{f', and {pairs.alike} may be named for no more than being like others of them' * bool(pairs.alike)}."
     )
     evidence = pairs.evidence
     if evidence.shape[1] == 1:

@@ -35,6 +35,10 @@ _AT_ONCE = 1 << 24
 """Elements held at a time."""
 _SHORTLIST = 1024
 """Tokens whose positions are looked at one by one."""
+_LIKE = 1e-2
+"""Share of a token that others have to leave for anything to be told of the rest."""
+_TOLD_APART = 0.01
+"""Chance that what is left of a token has so much in the directions, up to which it is there beside those like it."""
 FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
 """Tokens that chance may bring, on average: of those found, and for each text."""
 
@@ -48,6 +52,7 @@ class Pairs:
         evidence: (k, L) of each at each position, natural logarithm of how seldom chance has as much; L is 1 where
             positions make no difference.
         expected_false: tokens among them that chance brings, on average.
+        alike: tokens among them that may be there for no more than being like others of them, which is no chance.
         candidates: pairs of token and position that were compared.
         directions: that each view was found to hold.
         widths: numbers that each view has of a token.
@@ -58,6 +63,7 @@ class Pairs:
     evidence: Tensor
     expected_false: float
     candidates: int
+    alike: int = 0
     directions: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
     whole: bool = False
@@ -279,15 +285,46 @@ def _named(bases: Sequence[_Basis], best: Sequence[Tensor], candidates: Candidat
     numbers = torch.arange(1, len(order) + 1)
     held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
     count = min(int(held[-1]) + 1 if len(held) else 0, most)
+    tokens, evidence = shortlist[order[:count]], pairs[order[:count]]
     return Pairs(
-        tokens=shortlist[order[:count]],
-        evidence=pairs[order[:count]],
+        tokens=tokens,
+        evidence=evidence,
         expected_false=float(expected[count - 1]) if count else 0.0,
         candidates=total,
+        alike=_alike(bases, which, tokens, evidence, candidates) if count else 0,
         directions=tuple(basis.numbers[which] for basis in bases),
         widths=tuple(len(basis.frame.own) for basis in bases),
         whole=which < len(_ROUNDING),
     )
+
+
+def _alike(bases: Sequence[_Basis], which: int, tokens: Tensor, evidence: Tensor, candidates: Candidates) -> int:
+    """Count ``tokens`` that have no more in the directions than chance, apart from what those in front of them have.
+
+    What a model takes for nearly the same as a token that is there, as trained embeddings often are, lies in the
+    directions as that one does. What is left of a token that is there lies in them all the same; what is left of one
+    that is only like another does not.
+
+    Args:
+        bases: of all views.
+        which: of their numbers of directions.
+        tokens: (k,) named, the surest first.
+        evidence: (k, L) of each at each position.
+        candidates: what tokens become.
+    """
+    place, left = evidence.argmax(1), torch.zeros(len(tokens), dtype=torch.float64)
+    used = [basis for basis in bases if basis.numbers[which]]
+    for basis in used:
+        states = candidates.of(tokens, basis.frame.path).double()
+        own = states[torch.arange(len(tokens)), place] @ basis.frame.whole  # (k, n)
+        apart, sizes = torch.linalg.qr(own.T)
+        new = sizes.diagonal().abs() > _LIKE * own.norm(dim=1)[: len(sizes)]
+        share = (basis.rows[: basis.numbers[which]] @ apart).square().sum(0) * new
+        usual, freedom = basis.usual[:, which, place][:, : len(share)]
+        beside = 1 - torch.arange(len(share)) / len(basis.frame.own)
+        left[: len(share)] += _seldom(share, usual, (freedom * beside).clamp_min(1.0)).cpu()
+    views = torch.full((len(tokens),), len(used))
+    return int((candidates.length * _by_chance(left, views) > _TOLD_APART).sum())
 
 
 def _by_chance(evidence: Tensor, views: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
 """Words are read from the layers that see single tokens, where no tensor with a row for each token was uploaded."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fl_privacy.attacks.text import BagOfWords
@@ -130,6 +132,25 @@ def test_of_more_tokens_than_the_rank_the_first_step_names_none() -> None:
     assert found.batch is None and "as many directions as there are" in str(found.failure)
 
 
+def test_tokens_that_are_there_for_being_like_others_are_counted() -> None:
+    """Trained embeddings lie near those of words like them, which chance does not know of."""
+    model, tokens = own(begun=True), texts([9])
+    there = tokens[0, 1:5]
+    apart = read(observed(model, tokens))
+    assert "being like others" not in apart.notes[0]
+    twins = torch.arange(VOCABULARY - 4, VOCABULARY)
+    assert not set(twins.tolist()) & kinds(tokens)
+    with torch.no_grad():
+        rng = torch.Generator().manual_seed(3)
+        own_values = model.words.weight[there]
+        model.words.weight[twins] = own_values + 0.05 * torch.randn(own_values.shape, generator=rng)
+    found = read(observed(model, tokens))
+    assert found.words is not None
+    false = set(found.words.tolist()) - kinds(tokens)
+    assert false and false <= set(twins.tolist())
+    assert f"and {len(false)} may be named for no more than being like others of them" in found.notes[0]
+
+
 def test_an_update_of_other_texts_names_none_of_these() -> None:
     model, tokens = own(begun=True), texts([9])
     found = read(observed(model, texts([9], seed=7)))
@@ -204,6 +225,28 @@ def test_frozen_parameters_stay_out_of_the_norm_of_dp_sgd(tmp_path: Path, kind: 
     for name in trained:
         expected = sum(share * one[name] for share, one in zip(shares, alone, strict=True))
         torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=1e-5 * bound)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_what_a_client_computes_anew_to_save_memory_is_read_the_same(tmp_path: Path, kind: str) -> None:
+    """Gradient checkpointing, as trainers of large models have it."""
+    targets = ["query", "value"] if kind == "bert" else ["q_proj", "v_proj"]
+    model, tokens = from_peft(tmp_path, kind, LORA | {"target_modules": targets}), texts([9])
+    plain = observed(model, tokens)
+    client = copy.deepcopy(model).train()
+    client.network.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator, union-attr]
+    assert any(getattr(module, "gradient_checkpointing", False) for module in client.modules())
+    labels = torch.zeros(1, dtype=torch.long)
+    if client.next_token:
+        labels = torch.cat([tokens[:, 1:], tokens.new_full((1, 1), -100)], 1)
+    F.cross_entropy(client(tokens), labels, ignore_index=-100).backward()  # type: ignore[no-untyped-call]
+    tensors = {name: p.grad for name, p in client.named_parameters() if name in plain.upload.tensors}
+    assert all(gradient is not None for gradient in tensors.values())
+    seen = replace(plain, upload=replace(plain.upload, tensors=tensors))
+    there = tokens[:, :-1] if kind == "llama" else tokens
+    words = read(seen).words
+    assert words is not None and set(words.tolist()) == kinds(there)
 
 
 def test_layers_that_see_single_tokens_are_found_by_looking() -> None:
