@@ -1,12 +1,13 @@
-"""What ATS's attack reads behind a network that was trained to its end, beside the same untrained (ATS, Tables 2, 4 and 10).
+"""What ATS's attack reads behind a network that was trained to its end (ATS, Tables 2, 4 and 10).
 
     python experiments/ats_trained_weights.py ../shared/data --out experiments/rows/ats_trained_weights
 
-DATA holds `weights/cifar10_resnet20.safetensors`, He et al.'s ResNet-20 for CIFAR-10 as published (91.7 % by its authors),
-and `cifar10_exact`. For a policy, the weights are trained on for ``--epochs`` of that set's training split under the policy,
-as ATS's clients train. The attacked images are the first of each class of its test split, batch norm in evaluation mode.
-Lines are `standard`, policies (`13-43-18+21-3-16`: one of both for each image), a policy from black (`21-3-16 black`), and
-defenses of the gradient (`noise 0.01`, `pruning 0.9`). Rows that are there are not computed again.
+DATA holds `weights/cifar10_resnet20.safetensors`, He et al.'s ResNet-20 for CIFAR-10 as published (91.7 % by its
+authors), and `cifar10_exact`. For a policy, the weights are trained on for ``--epochs`` of that set's training split
+under the policy, as ATS's clients train. The attacked images are the first of each class of its test split, batch norm
+in evaluation mode. Lines are `standard`, policies (`13-43-18+21-3-16`: one of both for each image), a policy from black
+(`21-3-16 black`), and defenses of the gradient (`noise 0.01`, `pruning 0.9`). Rows that are there are not computed
+again.
 """
 
 import argparse
@@ -103,9 +104,7 @@ def attacked(lines: Sequence[str], options: argparse.Namespace, kept: RowFile) -
         if policy_of(line) not in states:
             states[policy_of(line)] = trained_on(model, data.train, policy_of(line), options)
     goals = {line: transformed_as(batch.inputs, policy_of(line), "paper") for line in lines}
-    seen = [
-        one for line in lines for one in observe(model, states[policy_of(line)], goals[line], batch.labels, line)
-    ]
+    seen = [one for line in lines for one in observe(model, states[policy_of(line)], goals[line], batch.labels, line)]
     start = ["attack.start=black"] if lines[0].endswith(" black") else []
     given = ["attack=ats_adam_cosine", "attack.compile=off", f"attack.iterations={options.iterations}", *start]
     found = build_attack(compose_run(given).attack, device="cpu")(seen, seed=0)

@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--alpha2", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--draws", type=int, help="of the initial values and the private head; one, --seed, if not given")
+    parser.add_argument("--draws", type=int, help="of the initial values and the private head; one if not given")
     parser.add_argument("--trained", nargs="+", type=int, default=[0, 300, 3000], help="steps, of each draw")
     takes_rows(parser)
     options = parser.parse_args()
