@@ -55,6 +55,20 @@ PANELS: tuple[Panel, ...] = (
             "fourth convolution": 0.1861,
         },
     ),
+    *(
+        Panel(
+            title=f"SPN, Table 11: accuracy, {title}, %",
+            table="spn/accuracies",
+            scale="turns of each client (the paper: 300)",
+            column=data,
+            curves={name: {1: f"{name}, 1 turn", 3: f"{name}, 3 turns", 30: name} for name in ("SPN, 0.1", "DP, 0.1")},
+            published=published,
+        )
+        for title, data, published in (
+            ("digits", "mnist", {"SPN, 0.1": 99.27, "DP, 0.1": 97.57}),
+            ("CIFAR-10", "cifar10", {"SPN, 0.1": 68.97, "DP, 0.1": 58.08}),
+        )
+    ),
     Panel(
         title="SAPAG, Table III: words read, token F1, %",
         table="sapag/text",
