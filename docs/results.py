@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from finding_pictures import draw_all, drawable
+from finding_pictures import FOLDER, draw_all, drawable
 from kept_rows import NOT_RUN, ROWS, Kept, attacks_table, markdown, rows_table
 from paper_items import items_page, with_counts
 from paper_tables import PUBLISHED, SETTLED, Paper, Table, load_papers
+from scale_pictures import NAME, draw_scales, there
 from verdict_table import pairs_table
 from verdicts import COUNTED, Outcome
 
@@ -135,7 +136,7 @@ class Slots:
 
 def render_findings(papers: Sequence[Paper], kept: Kept) -> str:
     """Render the page of findings."""
-    slots, drawn = Slots(papers, kept), drawable(papers, kept)
+    slots, drawn = Slots(papers, kept), {*drawable(papers, kept), *([NAME] if there(papers, kept) else [])}
     text = (PUBLISHED / "findings.md").read_text().replace("{{not reproduced}}", _not_reproduced(papers, kept))
     blocks = [
         block for block in BLOCKS.split(text.strip()) if not (found := PICTURE.search(block)) or found[1] in drawn
@@ -180,6 +181,7 @@ def main() -> None:
             raise SystemExit(f"{path} is not what the rows give; run `make results`.")
     if "--check" not in sys.argv:
         draw_all(load_papers(), Kept())
+        draw_scales(load_papers(), Kept(), FOLDER)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -34,6 +35,7 @@ from fl_privacy.data import Dataset, Iid, TextExamples, load_text
 from fl_privacy.defenses import ClientState, Defense, dp_noise, pruning, quantization, refiner
 from fl_privacy.federation import Client, Server, ServerPlan, evaluate_model
 from fl_privacy.metrics import evaluate_all
+from fl_privacy.metrics.intervals import aggregate
 from fl_privacy.models import (
     ADAPTED,
     TextModel,
@@ -121,6 +123,7 @@ def figures(attack: ReconstructionAttack, seen: Sequence[Observation], truths: S
     images = [i for score in evaluate_all(found, truths, language=data.test.vocabulary) for i in score.images]
     exact = [i.values.get("exact_match", 0.0) for i in images]
     certain = [i.certainty is Certainty.PROVEN for i in images]
+    each_f1 = [i.values.get("token_f1", 0.0) for i in images]
 
     def mean(name: str) -> float:
         return round(sum(i.values.get(name, 0.0) for i in images) / len(images), 4)
@@ -130,6 +133,7 @@ def figures(attack: ReconstructionAttack, seen: Sequence[Observation], truths: S
         "tokens": sum(int((t.inputs >= 0).sum()) for t in truths) // len(truths),
         "exact": mean("exact_match"),
         "token_f1": mean("token_f1"),
+        "token_f1_of_texts": asdict(of_texts) if (of_texts := aggregate(each_f1)) else None,
         "rouge_l": mean("rouge_l"),
         "proven": round(sum(certain) / len(images), 4),
         "wrongly_proven": sum(sure and not e for sure, e in zip(certain, exact, strict=True)),

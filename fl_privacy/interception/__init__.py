@@ -12,6 +12,7 @@ from fl_privacy.interception.captures import (
     stored_observations,
 )
 from fl_privacy.interception.interceptor import (
+    ACTIVATION,
     Interceptor,
     SideInformation,
     SimulatedSideInformation,
@@ -22,6 +23,7 @@ from fl_privacy.interception.recognition import at_typical_rates, describe_model
 from fl_privacy.interception.waiting import WaitingUpdates
 
 __all__ = [
+    "ACTIVATION",
     "CaptureWriter",
     "Interceptor",
     "LazyObservations",

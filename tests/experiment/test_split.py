@@ -46,6 +46,15 @@ def test_a_run_with_passports_is_attacked_with_a_colluding_client_s_layers(tmp_p
     assert all(v["failure"] is None for v in again.records("image"))
 
 
+def test_features_are_shown_behind_the_activation_of_the_private_layers(tmp_path) -> None:
+    settings = (*TINY, *MODEL, *INVERSION, "threat_model=insider", "defense=split_fed", "attack.iterations=2")
+
+    found = run("run", *settings, "threat_model.features_at=activation", out=tmp_path)
+
+    assert found.status == 0
+    assert all(v["failure"] is None for v in found.records("image"))
+
+
 def test_the_accuracy_of_private_layers_is_that_of_the_clients(plain, tmp_path) -> None:
     shared = run("run", *UNATTACKED, *MODEL, "defense=split_fed", "defense.private=[]", out=tmp_path)
     split = run("run", *UNATTACKED, *MODEL, "defense=split_fed", out=tmp_path)
