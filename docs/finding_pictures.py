@@ -42,6 +42,27 @@ CHARTS = (
         axis="in parts of the published figure (Appendix K)",
     ),
     Chart(
+        "refiner_solved",
+        "refiner/search_of_solved",
+        ("psnr",),
+        ("read by the attacker of Appendix M",),
+        lines=("10 steps from gray", "20 steps from gray", "40 steps from gray", "100 steps from gray"),
+    ),
+    Chart(
+        "refiner_noise",
+        "refiner/smoothness",
+        ("noise_ratio",),
+        ("noise in what is read",),
+        axis="share of noise, over the attack's weight of total variation",
+    ),
+    Chart(
+        "refiner_seconds",
+        "refiner/seconds_by_batch",
+        ("refiner", "soteria"),
+        ("Refiner", "Soteria"),
+        axis="a client's step, in steps of quantization, by the size of the batch",
+    ),
+    Chart(
         "refiner_attribute",
         "refiner/inference",
         ("asr", "linear_adaptive"),

@@ -2,14 +2,14 @@
 
     python experiments/refiner_scales.py KIND --evaluator evaluator.safetensors --out experiments/rows/refiner_scales
 
-``distance``: of robust data to the image and the noise seen in them (Appendix K), over the share of noise in the start,
-the rate and the number of steps. ``tau``: how far robust data move from one tau to the next (Table 8), on networks with
-which tau matters less and more, with the utility as the paper prints it and relative to noise's. ``start``: what is read
-by the attacker that solves for the gradient (Table 15), over the spread of its random start (in the upload's),
-over the weight of total variation, and over the steps at the paper's rate from gray.
-``smooth``: the share of noise in what Inverting Gradients reads (Figure 9), over its weight of total variation.
-``course``: along an undefended training of the network that trains, how long Refiner's error is beside the gradient of a
-batch (PMM of Tables 5 to 10), and what is read of single images (Figure 18).
+``distance``: of robust data to the image and the noise seen in them (Appendix K), over the share of noise in the
+start, the rate and the number of steps. ``tau``: how far robust data move from one tau to the next (Table 8), on
+networks with which tau matters less and more, with the utility as printed and relative to noise's. ``start``: what is
+read by the attacker that solves for the gradient (Table 15), over the spread of its random start, the weight of total
+variation, and the steps at the paper's rate from gray. ``smooth``: the share of noise in what Inverting Gradients reads
+(Figure 9), over its weight of total variation. ``course``: along an undefended training of the network that trains, how
+long Refiner's error is beside the gradient of a batch (PMM of Tables 5 to 10), and what is read of single images
+(Figure 18).
 """
 
 import argparse
