@@ -38,16 +38,28 @@ def distance(one: Tensors, other: Tensors) -> float:
 
 
 def robust_series(
-    step: LocalStep, network: EvaluationNetwork, iterations: int, *, alpha: float = 0.5, decay: float = 0.95
+    step: LocalStep,
+    network: EvaluationNetwork,
+    iterations: int,
+    *,
+    alpha: float = 0.5,
+    decay: float = 0.95,
+    lr: float = 1.0,
+    relative: bool = True,
 ) -> list[Tensor]:
-    """Return Refiner's start and each of its iterates, (1, C, H, W), with the defense's defaults."""
+    """Return Refiner's start and each of its iterates, (1, C, H, W), with the defense's defaults.
+
+    Without ``relative`` the utility is the one that the paper prints, instead of in parts of noise's.
+    """
     target = gradient(step, step.batch.inputs)
     depths = layer_depths(step.model, step.sent, step.batch.inputs)
     weights = importance(target, step.sent.parameters, depths, by="product", decay=decay)
     noise = uniform_noise(step.batch.inputs, step.rng)
     start = torch.lerp(step.batch.inputs, noise, alpha)
     gap = batch_gap(step, target, weights, lambda images: images, start)
-    return [start, *descend(start, gap, network, unit=gap(noise).detach(), beta=1.0, lr=1.0, iterations=iterations)]
+    unit = gap(noise).detach()
+    unit = unit if relative else torch.ones_like(unit)
+    return [start, *descend(start, gap, network, unit=unit, beta=1.0, lr=lr, iterations=iterations)]
 
 
 def takes_clients(parser: argparse.ArgumentParser, *, victims: int) -> None:

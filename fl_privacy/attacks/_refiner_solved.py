@@ -17,7 +17,13 @@ from fl_privacy.types import Observation, Reconstruction, Tensors
 
 
 def solve_gradient(
-    upload: Tensors, weights: Tensors, squared: float, rng: torch.Generator, *, scaled: bool = False
+    upload: Tensors,
+    weights: Tensors,
+    squared: float,
+    rng: torch.Generator,
+    *,
+    scaled: bool = False,
+    spread: float = 1.0,
 ) -> Tensors:
     """Return a gradient g' with ``|w (g* - g')|^2 = squared``, to which descent leads from random values (Appendix M).
 
@@ -30,11 +36,12 @@ def solve_gradient(
         squared: the constant, above 0.
         rng: draws the start from N(0, 1); the paper does not name its own.
         scaled: start from each tensor's own standard deviation instead of 1.
+        spread: of the start, in parts of either.
     """
     flat = torch.cat([t.detach().flatten().double().cpu() for t in upload.values()])
     speed = torch.cat([weights[name].detach().flatten().double().cpu() for name in upload]).square()
-    spread = torch.cat([torch.full((t.numel(),), float(t.std(correction=0))).double() for t in upload.values()])
-    apart = torch.randn(flat.shape, generator=rng, dtype=flat.dtype) * (spread if scaled else 1) - flat
+    own = torch.cat([torch.full((t.numel(),), float(t.std(correction=0))).double() for t in upload.values()])
+    apart = spread * torch.randn(flat.shape, generator=rng, dtype=flat.dtype) * (own if scaled else 1) - flat
     pace = speed / speed.max().clamp_min(torch.finfo(speed.dtype).tiny)
 
     def left(time: float) -> float:
