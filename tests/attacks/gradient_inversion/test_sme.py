@@ -8,10 +8,13 @@ import torch
 from torch import nn
 
 from fl_privacy import reconstruct
-from fl_privacy.attacks import SurrogateModel
+from fl_privacy.attacks import AutoAttack, SurrogateModel
+from fl_privacy.attacks.auto.budget import most_attempts
+from fl_privacy.attacks.auto.likeliest import ON_THE_WAY
 from fl_privacy.attacks.gradient_inversion import sme
+from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.errors import UserError
-from fl_privacy.types import LocalPlan, Observation
+from fl_privacy.types import Batch, LocalPlan, Observation
 from tests.attacks.gradient_inversion.test_adam_step import after_adam, image, lenet
 
 
@@ -45,6 +48,15 @@ def test_auto_takes_it_where_steps_over_several_images_are_too_many_to_be_replay
     seen = after(20, images=images, labels=torch.tensor([0, 3]))
     found = reconstruct(seen, "auto", evaluations=25)
     assert found.member == "surrogate model" and found.batch.inputs.shape == images.shape
+
+
+def test_a_start_on_the_way_takes_the_place_of_another_attempt() -> None:
+    """More attempts would leave each fewer evaluations, and the best one a worse start."""
+    group = Group({0: after(5, images=image(), labels=torch.tensor([3]))})
+    given = Batch(torch.full((1, 1, 16, 16), 0.5), torch.tensor([3]))
+    for found_by, more in ((ON_THE_WAY, 0), ("exact", 1)):
+        race, _ = AutoAttack(evaluations=600)._race(group, {0: [(given, found_by)]}, {}, 0)
+        assert race.most == most_attempts(600) + more
 
 
 def test_victims_do_not_depend_on_each_other_and_seeds_repeat() -> None:
