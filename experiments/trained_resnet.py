@@ -2,7 +2,8 @@
 
     python experiments/trained_resnet.py DATA --victims 16 --out experiments/rows/trained_resnet
 
-DATA holds `weights/cifar10_resnet20.safetensors` (akamaster/pytorch_resnet_cifar10) and `cifar10_exact/test.parquet`.
+DATA holds `weights/cifar10_resnet{20,32,56}.safetensors` (akamaster/pytorch_resnet_cifar10) and
+`cifar10_exact/test.parquet`.
 Each victim is a client with one test image, or with several. A row says how near the reconstruction is, whether the
 image is identified among 1,000 others, and the same of the reconstruction of another client's update, as a control.
 Rows that are there are not computed again.
@@ -30,6 +31,8 @@ from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.models import ResNet18
 
 CANDIDATES = 1000
+FILES = {"trained": ("cifar10_resnet20", 3), "resnet32": ("cifar10_resnet32", 5), "resnet56": ("cifar10_resnet56", 9)}
+"""Published weights and blocks a stage by network."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -53,16 +56,16 @@ class Block(nn.Module):
 
 
 class Published(nn.Module):
-    """ResNet-20 with the names of the published weights."""
+    """ResNet of 6 N + 2 layers with the names of the published weights, N blocks a stage: 3 are ResNet-20."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: int = 3) -> None:
         super().__init__()
         self.register_buffer("mean", torch.tensor(MEAN)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(STD)[:, None, None], persistent=False)
         self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
-        self.layer1 = nn.Sequential(*(Block(16, 16, 1) for _ in range(3)))
-        self.layer2 = nn.Sequential(Block(16, 32, 2), Block(32, 32, 1), Block(32, 32, 1))
-        self.layer3 = nn.Sequential(Block(32, 64, 2), Block(64, 64, 1), Block(64, 64, 1))
+        self.layer1 = nn.Sequential(*(Block(16, 16, 1) for _ in range(blocks)))
+        self.layer2 = nn.Sequential(Block(16, 32, 2), *(Block(32, 32, 1) for _ in range(blocks - 1)))
+        self.layer3 = nn.Sequential(Block(32, 64, 2), *(Block(64, 64, 1) for _ in range(blocks - 1)))
         self.linear = nn.Linear(64, 10)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -74,13 +77,14 @@ class Published(nn.Module):
 
 
 def network(name: str, data: Path) -> nn.Module:
-    """Build ``trained``, ``untrained`` (the same, PyTorch's initial values) or ``resnet18``, untrained."""
+    """Build a network of ``FILES``, trained, ``untrained`` (ResNet-20) or ``resnet18``, both of PyTorch's values."""
     torch.manual_seed(0)
     if name == "resnet18":
         return ResNet18(in_channels=3, image_size=32, num_classes=10, mean=MEAN, std=STD)
-    model = Published()
-    if name == "trained":
-        values = load_file(data / "weights" / "cifar10_resnet20.safetensors")
+    file, blocks = FILES.get(name, ("", 3))
+    model = Published(blocks)
+    if file:
+        values = load_file(data / "weights" / f"{file}.safetensors")
         model.load_state_dict({key: value.float() for key, value in values.items()}, strict=False)
     return model
 
@@ -169,7 +173,7 @@ def mean(values: Iterable[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--network", choices=("trained", "untrained", "resnet18"), default="trained")
+    parser.add_argument("--network", choices=(*FILES, "untrained", "resnet18"), default="trained")
     parser.add_argument("--mode", choices=("eval", "train"), default="eval", help="of the client's batch norm")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--budget", default="quick")

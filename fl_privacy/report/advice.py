@@ -94,9 +94,14 @@ class MeasuredTable:
 
     @property
     def by_the_strongest(self) -> bool:
-        """Say whether the strongest attacker tried: only then is a defense of images recommended."""
+        """Say whether the strongest attacker of such examples tried: only then is a defense recommended."""
+        return "auto" in self.attacks and any(each in self.attackers for each in self.strongest)
+
+    @property
+    def strongest(self) -> tuple[str, ...]:
+        """Return the overrides of the attackers that are strong enough: of texts and rows none has a prior."""
         images = all(modality_judged_by(c.judged_by).pixels for d in self.defenses for c in d.by_threat.values())
-        return not images or ("auto" in self.attacks and STRONGEST in self.attackers)
+        return (STRONGEST,) if images else (STRONGEST, ADAPTIVE)
 
     def matches(self, wanted: Sequence[str]) -> bool:
         """Say whether the table was measured with the settings ``wanted``."""
@@ -270,8 +275,8 @@ def _finite(value: Any) -> Any:
     return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
-STRONGEST = "threat_model=strongest"
-"""Of the attacks without which no defense of images is recommended."""
+STRONGEST, ADAPTIVE = "threat_model=strongest", "threat_model=adaptive"
+"""Of the attacks one of which has to have been tried before a defense is recommended; of images the former."""
 
 LITTLE_TIME = 0.01
 """Seconds; less is nothing beside a client's training, and differs from one measurement to the next."""
@@ -340,10 +345,12 @@ def _measured_on(table: MeasuredTable) -> str:
 
 def _not_by_the_strongest(table: MeasuredTable, affordable: Sequence[MeasuredDefense], threat: Threat) -> list[str]:
     """Recommend nothing, and say who tried and who did not."""
+    missing = table.strongest[-1]
+    knows = "knows the defense's likelihood and public images" if missing == STRONGEST else "knows the defense"
     lines = [
         f"Nothing is recommended: tried were {', '.join(table.attacks)}"
-        f" ({' '.join(table.attackers) or 'of an older version'}), and not attack=auto with {STRONGEST}, which joins"
-        f" all uploads and knows the defense's likelihood and public images. Measure again by `{table.command}`."
+        f" ({' '.join(table.attackers) or 'of an older version'}), and not attack=auto with {missing}, which joins"
+        f" all uploads and {knows}. Measure again by `{table.command}`."
     ]
     if affordable:
         least = min(affordable, key=lambda d: _leak(d, threat))
@@ -416,7 +423,7 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     weights = {"initial": " a trained model,", "final": " an untrained model,"}.get(table.weights, "")
     server = "other malicious servers" if "malicious" in defense.by_threat else "malicious servers"
     inference = "other inference" if found.inferred else "membership and other inference"
-    lines.append(f"Tried: {', '.join(table.attacks)} by {' '.join(table.attackers) or 'an unknown attacker'}.")
+    lines.append(f"Tried: {', '.join(table.attacks)} by {' '.join(table.attackers)}.")
     lines.append(
         f"Not tested: attacks other than {', '.join(table.attacks)} and longer ones,{weights} other data, batches and"
         f" models, {server}, colluding clients, {inference}."

@@ -98,6 +98,19 @@ def test_nothing_is_recommended_that_the_strongest_did_not_try(attackers: tuple[
     assert " ".join(attackers) in said and "least was read of costly: none of 8 images read" in said
 
 
+@pytest.mark.parametrize("attackers", [(), ("threat_model=adaptive",)])
+def test_of_texts_one_who_knew_the_defense_is_enough_to_recommend_it(attackers: tuple[str, ...]) -> None:
+    def of_text(candidate: Candidate) -> Candidate:
+        return replace(candidate, judged_by="token_f1", psnr=0.1, upper=0.2, largest=0.2)
+
+    defenses = [
+        replace(one, by_threat={threat: of_text(c) for threat, c in one.by_threat.items()}) for one in TABLE.defenses
+    ]
+    table = replace(TABLE, defenses=tuple(defenses), attackers=attackers)
+    said = " ".join(advice_from(table, accuracy_loss=30, threat="adaptive"))
+    assert ("Take" in said) == bool(attackers) and ("Nothing is recommended" in said) != bool(attackers)
+
+
 def test_it_is_said_who_tried() -> None:
     said = advice_from(TABLE, accuracy_loss=2, threat="adaptive", psnr_below=15)
     assert "Tried: auto by victims=8 threat_model=strongest." in said

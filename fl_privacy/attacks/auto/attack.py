@@ -22,6 +22,7 @@ from fl_privacy.attacks.auto.budget import (
     time_of_one,
 )
 from fl_privacy.attacks.auto.likeliest import (
+    ON_THE_WAY,
     ROUNDS_RACED,
     likelier,
     likeliest,
@@ -186,10 +187,14 @@ class AutoAttack:
     def _race(
         self, group: Group, partly: dict[int, list[Given]], features: dict[int, HiddenFeatures], seed: int
     ) -> tuple[Race, int]:
-        """Set up the race, with the evaluations of each victim: the number asked for, or what the time allows."""
+        """Set up the race, with the evaluations of each victim: the number asked for, or what the time allows.
+
+        A start that is no answer takes the place of another, so that the evaluations are dealt out among no more.
+        """
+        started = any(found_by == ON_THE_WAY for given in partly.values() for _, found_by in given)
 
         def entered(evaluations: int) -> Race:
-            own = entries(group.first, most_attempts(evaluations), self._placed)
+            own = entries(group.first, max(1, most_attempts(evaluations) - started), self._placed)
             race = Race(group, own, seed, features=features)
             for position, given in partly.items():
                 for batch, found_by in given:

@@ -26,6 +26,9 @@ each evaluation takes as many times as long, and their order, which nobody knows
 _SURROGATE = 1000
 """Iterations at most."""
 
+ON_THE_WAY = "surrogate model"
+"""Name of what is found at a model on the way, from which descents start."""
+
 _MOST_ITERATIONS, _LEAST_ITERATIONS, _ATTEMPTS = 150, 25, 2
 
 ROUNDS_RACED = 8
@@ -129,6 +132,4 @@ def on_the_way(
             found = attack.solve(group, seed, report)
     except NotAttackableError:
         return {}
-    return {
-        position: replace(one, member="surrogate model") for position, one in found.items() if one.batch is not None
-    }
+    return {position: replace(one, member=ON_THE_WAY) for position, one in found.items() if one.batch is not None}

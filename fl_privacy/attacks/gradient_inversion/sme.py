@@ -2,19 +2,21 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import grad, vmap
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
+from fl_privacy.attacks.attack import Progress, Report, no_progress, seconds_left, timely, within
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.settings import DType, Settings
 from fl_privacy.checks import number, one_of, whole
+from fl_privacy.errors import is_out_of_memory
 from fl_privacy.gradients import VictimLoss, differentiable_twice
 from fl_privacy.modality import modality_of
 from fl_privacy.rng import cpu_threads, derive_generator
@@ -25,6 +27,9 @@ _STD = 0.25
 
 _SPREAD = 0.2
 """Of the pixels around gray that a descent starts from."""
+
+_TOGETHER, _VALUES = 16, 16_000_000
+"""Victims at once: at most so many, and so many values of their models together."""
 
 _DROPS = (3 / 8, 5 / 8, 7 / 8)
 """Shares of the iterations after which the learning rate is a tenth."""
@@ -38,6 +43,8 @@ class SurrogateModel:
     images at some model w + a u between the two. Images and a are found together, by signed Adam on the angle between
     that gradient and the update with total variation on the images (Zhu et al. 2023, "Surrogate model extension").
     An iteration costs one pass over the images, however many steps the client took, and no order of them is assumed.
+    Up to 16 victims are computed by one call, though each has a model of its own, so that the last digits of a gradient
+    may differ from those of a victim attacked alone.
     Behind Adam, which divides gradients by their own size, signs count more than sizes: each gradient value is divided
     by its size plus the root mean square of its tensor before it is compared.
 
@@ -78,7 +85,7 @@ class SurrogateModel:
         return attack_in_groups(observations, attack, progress=progress)
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Attack the victims of a ``group``, one after the other, each at a model of its own.
+        """Attack the victims of a ``group`` together, each at a model of its own.
 
         Returns:
             What was found, by position.
@@ -100,12 +107,18 @@ class SurrogateModel:
         with cpu_threads(1):
             prepared = prepare(self._settings, Group(group.observations), seed)
         results = {p: failed(group.observations[p], why) for p, why in prepared.failures.items()}
-        for place, victim in enumerate(prepared.victims):
+        size = max(1, _VALUES // sum(value.numel() for value in first.sent.parameters.values()))
+        victims, done = prepared.victims, 0
+        while done < len(victims):
+            chunk = victims[done : done + min(size, _TOGETHER)]
 
-            def meter(share: float, place: int = place) -> None:
-                report((place + share) / len(prepared.victims))
+            def meter(share: float, done: int = done, number: int = len(chunk)) -> None:
+                report((done + share * number) / len(victims))
 
-            results[victim.position] = self._reconstruct(prepared, victim, seed, meter)
+            with within(seconds_left() * len(chunk) / (len(victims) - done)):
+                found = self._reconstruct(prepared, chunk, seed, meter)
+            results |= dict(zip((victim.position for victim in chunk), found, strict=True))
+            done += len(chunk)
         return results
 
     @property
@@ -114,94 +127,143 @@ class SurrogateModel:
             objective=Cosine(), local_steps="first_order", compile="off", dtype=self.dtype, device=self.device
         )
 
-    def _reconstruct(self, prepared: Prepared, victim: PreparedVictim, seed: int, report: Report) -> Reconstruction:
-        model = _Between.of(prepared, victim.observation)
-        rng = derive_generator(seed, "sme", str(victim.observation.id))
-        start = _SPREAD / _STD * (torch.rand(prepared.shape, generator=rng) - 0.5)
-        images = start.to(model.sent[model.names[0]]).requires_grad_()
-        between = torch.tensor(self.between).to(images).requires_grad_()
-        assert victim.labels is not None
+    def _reconstruct(
+        self, prepared: Prepared, victims: Sequence[PreparedVictim], seed: int, report: Report
+    ) -> list[Reconstruction]:
+        """Reconstruct ``victims`` together; each has its own model, its own share of the way and its own slopes."""
+        models = _Between.of(prepared, victims)
+        streams = [derive_generator(seed, "sme", str(victim.observation.id)) for victim in victims]
+        starts = torch.stack([torch.rand(prepared.shape, generator=rng) for rng in streams])
+        images = (_SPREAD / _STD * (starts - 0.5)).to(models.labels.device, models.dtype).requires_grad_()
+        between = torch.full((len(victims),), self.between).to(images).requires_grad_()
         groups: list[dict[str, Any]] = [{"params": [images]}, {"params": [between], "lr": self.between_lr}]
         optimizer = torch.optim.Adam(groups, lr=self.lr)
-        history = list[float]()
+        history = list[Tensor]()
         for step in timely(range(self.iterations)):
             drops = sum(step >= share * self.iterations for share in _DROPS)
             optimizer.param_groups[0]["lr"] = self.lr * 0.1**drops
             with differentiable_twice():
-                angle = model.angle(0.5 + _STD * images, victim.labels, between)
-                loss = angle + self.total_variation * _roughness(0.5 + _STD * images)
-                slopes = torch.autograd.grad(loss, [images, between])
+                angles = models.angles(0.5 + _STD * images, between)
+                losses = angles + self.total_variation * _roughness(0.5 + _STD * images)
+                slopes = torch.autograd.grad(losses.sum(), [images, between])
             images.grad, between.grad = slopes[0].nan_to_num(0.0).sign(), slopes[1].nan_to_num(0.0)
             optimizer.step()
             with torch.no_grad():
                 images.clamp_(-0.5 / _STD, 0.5 / _STD)
                 between.clamp_(0, 1)
-            history.append(float(angle.detach()))
+            history.append(angles.detach().cpu())
             report((step + 1) / self.iterations)
-        found = Batch((0.5 + _STD * images.detach()).clamp(0, 1).float().cpu(), victim.labels.cpu())
-        share = float(between.detach())
-        at = f"It matches the gradient at {share:.2f} of the way from the model sent to the one that came back."
-        return Reconstruction(
-            id=victim.observation.id,
-            batch=found if math.isfinite(history[-1]) else None,
-            failure=None if math.isfinite(history[-1]) else "The gradient is not finite; check the update.",
-            loss=history[-1],
-            history=tuple(history),
-            label_source=victim.label_source,
-            notes=(at,),
-        )
+        found = (0.5 + _STD * images.detach()).clamp(0, 1).float().cpu()
+        told = zip(victims, found, between.detach().tolist(), torch.stack(history, 1).tolist(), strict=True)
+        return [_reconstruction(*one) for one in told]
+
+
+def _reconstruction(victim: PreparedVictim, images: Tensor, share: float, history: list[float]) -> Reconstruction:
+    """Return what was found of a ``victim``: nothing where its gradient became infinite."""
+    assert victim.labels is not None
+    finite = math.isfinite(history[-1])
+    at = f"It matches the gradient at {share:.2f} of the way from the model sent to the one that came back."
+    return Reconstruction(
+        id=victim.observation.id,
+        batch=Batch(images, victim.labels.cpu()) if finite else None,
+        failure=None if finite else "The gradient is not finite; check the update.",
+        loss=history[-1],
+        history=tuple(history),
+        label_source=victim.label_source,
+        notes=(at,),
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class _Between:
-    """The models between two, and how far their gradients are from the way between them.
+    """The models of V victims between two, and how far their gradients are from the way between them.
 
     Attributes:
-        loss: of the client's images at any parameters.
+        loss: of a client's images at any parameters.
         sent: values (*shape) by name.
-        way: what the client added to them.
+        ways: what each client added to them (V, *shape).
+        labels: of the clients (V, B) or (V, B, K).
         signed: whether signs count more than sizes.
+        mapped: whether one call computes all gradients; else each is computed alone.
     """
 
     loss: VictimLoss
     sent: Tensors
-    way: Tensors
+    ways: Tensors
+    labels: Tensor
     signed: bool
+    mapped: bool
 
     @classmethod
-    def of(cls, prepared: Prepared, observation: Observation) -> "_Between":
-        """Build the models between that of ``observation`` and its update."""
+    def of(cls, prepared: Prepared, victims: Sequence[PreparedVictim]) -> "_Between":
+        """Build the models between that of ``victims`` and their updates."""
         victim_model = prepared.rounds[0].victim_model
         like = next(prepared.observer.parameters())
-        update, sent = observation.update(), observation.sent.parameters
+        updates, sent = [victim.observation.update() for victim in victims], victims[0].observation.sent.parameters
         names = list(victim_model.names)
-        return cls(
+        models = cls(
             loss=VictimLoss(victim_model),
             sent={name: sent[name].to(like) for name in names},
-            way={name: update[name].to(like) for name in names},
-            signed=observation.plan.optimizer != "sgd",
+            ways={name: torch.stack([update[name].to(like) for update in updates]) for name in names},
+            labels=torch.stack([victim.labels.to(like.device) for victim in victims if victim.labels is not None]),
+            signed=victims[0].observation.plan.optimizer != "sgd",
+            mapped=len(victims) > 1,
         )
+        return models if not models.mapped or models._can_be_mapped(prepared.shape) else replace(models, mapped=False)
 
     @property
     def names(self) -> list[str]:
         """Return the names of the tensors."""
         return list(self.sent)
 
-    def angle(self, images: Tensor, labels: Tensor, between: Tensor) -> Tensor:
-        """Return 1 - cosine of the way and the downward gradient of ``images`` (B, C, H, W) at a share of the way."""
-        at = {name: self.sent[name] + between * self.way[name] for name in self.names}
-        gradients = torch.autograd.grad(self.loss(at, images, labels), list(at.values()), create_graph=True)
-        dot = squared = observed = images.new_zeros(())
-        for name, gradient in zip(self.names, gradients, strict=True):
-            step = -gradient
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return that of the computation."""
+        return self.sent[self.names[0]].dtype
+
+    def _can_be_mapped(self, shape: tuple[int, ...]) -> bool:
+        """Say whether gradients of all victims can be computed at once, and differentiated once more."""
+        images = torch.full((len(self.labels), *shape), 0.5).to(self.labels.device, self.dtype).requires_grad_()
+        try:
+            with differentiable_twice():
+                torch.autograd.grad(self.angles(images, images.new_full((len(images),), 0.5)).sum(), images)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            return False
+        return True
+
+    def angles(self, images: Tensor, between: Tensor) -> Tensor:
+        """Return 1 - cosine (V,) of the way and the downward gradient of ``images`` (V, B, C, H, W).
+
+        The gradient is that at a share ``between`` (V,) of the way.
+        """
+        at = {name: sent + between.view(-1, *[1] * sent.dim()) * self.ways[name] for name, sent in self.sent.items()}
+        gradients = self._gradients(at, images)
+        dot = squared = observed = images.new_zeros(len(images))
+        for name in self.names:
+            step, way = -gradients[name].flatten(1), self.ways[name].flatten(1)
             if self.signed:
-                step = step / (step.abs() + step.square().mean().sqrt().detach() + torch.finfo(step.dtype).tiny)
-            dot = dot + (step * self.way[name]).sum()
-            squared, observed = squared + step.square().sum(), observed + self.way[name].square().sum()
+                scale = step.square().mean(1, keepdim=True).sqrt().detach()
+                step = step / (step.abs() + scale + torch.finfo(step.dtype).tiny)
+            dot = dot + (step * way).sum(1)
+            squared, observed = squared + step.square().sum(1), observed + way.square().sum(1)
         return 1 - dot / (squared * observed).clamp_min(torch.finfo(dot.dtype).tiny).sqrt()
+
+    def _gradients(self, at: Tensors, images: Tensor) -> Tensors:
+        """Return the gradients (V, *shape) of each victim's images at its own parameters (V, *shape), by name."""
+        if self.mapped:
+            found: Tensors = vmap(grad(self.loss))(at, images, self.labels)
+            return found
+        each = []
+        for place in range(len(images)):
+            own = [values[place] for values in at.values()]
+            loss = self.loss(dict(zip(at, own, strict=True)), images[place], self.labels[place])
+            each.append(torch.autograd.grad(loss, own, create_graph=True))
+        return {name: torch.stack(values) for name, values in zip(at, zip(*each, strict=True), strict=True)}
 
 
 def _roughness(images: Tensor) -> Tensor:
-    """Return the mean absolute difference of neighboring pixels of images (B, C, H, W), of both directions together."""
+    """Return the mean absolute differences (V,) of neighboring pixels of images (V, ...), both directions together."""
     down, right = images.diff(dim=-2), images.diff(dim=-1)
-    return down.abs().mean() + right.abs().mean()
+    return down.abs().flatten(1).mean(1) + right.abs().flatten(1).mean(1)

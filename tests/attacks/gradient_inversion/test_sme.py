@@ -1,21 +1,28 @@
 """The surrogate model: updates of many local steps matched by one gradient on the way."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from fl_privacy import reconstruct
-from fl_privacy.attacks import SurrogateModel
+from fl_privacy.attacks import AutoAttack, SurrogateModel
+from fl_privacy.attacks.auto.budget import most_attempts
+from fl_privacy.attacks.auto.likeliest import ON_THE_WAY
+from fl_privacy.attacks.gradient_inversion import sme
+from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.errors import UserError
-from fl_privacy.types import LocalPlan, Observation
+from fl_privacy.types import Batch, LocalPlan, Observation
 from tests.attacks.gradient_inversion.test_adam_step import after_adam, image, lenet
 
 
-def after(epochs: int, *, images: torch.Tensor, labels: torch.Tensor, number: int = 0) -> Observation:
+def after(
+    epochs: int, *, images: torch.Tensor, labels: torch.Tensor, number: int = 0, net: nn.Module | None = None
+) -> Observation:
     """Train a client for some epochs of one image a step, and observe its weights."""
-    net = lenet()
+    net = net or lenet()
     work = deepcopy(net)
     steps = torch.optim.SGD(work.parameters(), lr=0.01)
     for _ in range(epochs):
@@ -43,11 +50,56 @@ def test_auto_takes_it_where_steps_over_several_images_are_too_many_to_be_replay
     assert found.member == "surrogate model" and found.batch.inputs.shape == images.shape
 
 
+def test_a_start_on_the_way_takes_the_place_of_another_attempt() -> None:
+    """More attempts would leave each fewer evaluations, and the best one a worse start."""
+    group = Group({0: after(5, images=image(), labels=torch.tensor([3]))})
+    given = Batch(torch.full((1, 1, 16, 16), 0.5), torch.tensor([3]))
+    for found_by, more in ((ON_THE_WAY, 0), ("exact", 1)):
+        race, _ = AutoAttack(evaluations=600)._race(group, {0: [(given, found_by)]}, {}, 0)
+        assert race.most == most_attempts(600) + more
+
+
 def test_victims_do_not_depend_on_each_other_and_seeds_repeat() -> None:
-    one = after(2, images=image(), labels=torch.tensor([3]))
-    other = after(2, images=1 - image(), labels=torch.tensor([3]), number=1)
+    net = lenet()
+    one = after(2, images=image(), labels=torch.tensor([3]), net=net)
+    other = after(2, images=1 - image(), labels=torch.tensor([3]), number=1, net=net)
     both, alone = reconstruct([one, other], "sme", iterations=5), reconstruct(one, "sme", iterations=5)
     assert torch.equal(both[0].batch.inputs, alone.batch.inputs)
+
+
+class Undecided(nn.Module):
+    """A network whose way depends on its inputs, which no call over many victims can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = lenet()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Map (B, 1, 16, 16) to logits."""
+        return self.inner(inputs) if float(inputs.detach().sum()) > -1 else self.inner(-inputs)
+
+
+@pytest.mark.parametrize("net", [lenet(), Undecided()], ids=["at once", "one by one"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_victims_together_are_found_as_each_alone(net: nn.Module, optimizer: str) -> None:
+    seen = [
+        after(3, images=torch.cat([image() * share, 1 - image()]), labels=torch.tensor([0, 3]), number=number, net=net)
+        for number, share in enumerate((0.3, 0.6, 1.0))
+    ]
+    seen = [replace(one, plan=replace(one.plan, optimizer=optimizer)) for one in seen]
+    together = reconstruct(seen, "sme", iterations=40)
+    for one, own in zip(together, [reconstruct(each, "sme", iterations=40) for each in seen], strict=True):
+        torch.testing.assert_close(one.batch.inputs, own.batch.inputs)
+        torch.testing.assert_close(torch.tensor(one.history), torch.tensor(own.history), rtol=1e-4, atol=1e-5)
+
+
+def test_models_of_many_values_are_attacked_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, sizes, of = lenet(), list[int](), sme._Between.of
+    seen = [after(2, images=image(), labels=torch.tensor([3]), number=number, net=net) for number in range(3)]
+    monkeypatch.setattr(sme, "_VALUES", 2 * sum(value.numel() for value in net.parameters()))
+    monkeypatch.setattr(sme._Between, "of", lambda prepared, some: sizes.append(len(some)) or of(prepared, some))
+    assert [one.failure for one in reconstruct(seen, "sme", iterations=2)] == [None] * 3
+    assert sizes == [2, 1]
 
 
 def test_gradients_are_refused_in_a_line_and_settings_are_checked() -> None:
