@@ -5,13 +5,18 @@ STAMP := $(VENV)/.installed
 # Compiled modules are kept, whatever the shell says: else each process compiles all that it imports, for seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-cluster test-deploy test-flower test-gpu fuzz kill lint same settings docs results gallery picture smoke wheel clean
+.PHONY: demo test test-cluster part test-deploy test-flower test-gpu fuzz kill lint same settings docs results gallery picture smoke wheel clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
+# What holds for every part, asked of one: make part NAME=pruning. It says which file is missing.
+part: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet tests/defenses/test_contract.py tests/test_effects.py tests/attacks/presets tests/metrics/test_contract.py \
+		tests/docs/test_site.py tests/config/test_compose.py -k "($(NAME)) or one_page or three_sentences or every_preset"
 
 # Every bad input, and every app under audit; `make test` takes a sample of them.
 fuzz: $(STAMP)

@@ -45,7 +45,10 @@ def test_effect_and_settings_agree(part):
     for f in fields(part.effect):
         value = getattr(part.effect, f.name)
         if f.name in part.settings:
-            assert part.settings[f.name] == (list(value) if isinstance(value, tuple) else value), f.name
+            assert part.settings[f.name] == (list(value) if isinstance(value, tuple) else value), (
+                f"the setting {f.name} of {part.name} is named like a field of its effect {type(part.effect).__name__},"
+                " but has another value: rename the setting, or give the effect that value"
+            )
 
 
 @every_part

@@ -2,14 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
 from fl_privacy.attacks.feature_inversion import FeatureSource, FrontPolicy, ModelInversion
 from fl_privacy.attacks.gradient_inversion import Compile, DType, GradientInversion, LabelPolicy, LocalSteps, Projection
 from fl_privacy.attacks.gradient_inversion.embeddings import TokenReading
 from fl_privacy.attacks.gradient_inversion.network_prior import Untrained
-from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel, WeightedL2L1
 from fl_privacy.attacks.gradient_inversion.starts import STARTS, named_start
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
@@ -95,9 +94,17 @@ def vary(published: T, options: Mapping[str, Any]) -> T:
         chosen |= {"source": Untrained(), "projection": "none"} if space == "network" else {}
     if layers := chosen.pop("layers", None):
         objective = chosen.get("objective", published.objective) if isinstance(published, GradientInversion) else None
-        assert isinstance(objective, L1 | L2 | Cosine | GaussianKernel | WeightedL2L1)
+        if not is_dataclass(objective) or isinstance(objective, type) or "layers" not in _settable(objective):
+            raise UserError(
+                "attack.layers is expected with an objective that is a dataclass with a field layers, but"
+                f" {type(objective).__name__} is none; leave attack.layers out."
+            )
         chosen["objective"] = replace(objective, layers=layers)
     return replace(published, **chosen)
+
+
+def _settable(objective: Any) -> set[str]:
+    return {each.name for each in fields(objective) if each.init}
 
 
 def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -1,6 +1,6 @@
-"""Attacks that know what natural images look like, by Adam on a penalized distance of gradients.
+"""Published attacks by descent on a distance of gradients: DLG and its descendants, Inverting Gradients, ATS, SAPAG.
 
-Deep leakage from gradients and its direct descendants.
+Each names its paper's objective, optimizer, priors and iterations; ``options`` are those of all of them.
 """
 
 from collections.abc import Mapping

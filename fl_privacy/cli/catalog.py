@@ -1,39 +1,56 @@
 """What there is to choose from, with a line each."""
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from fl_privacy.config import options
+from fl_privacy.config._options import suggest
 from fl_privacy.config.building import locate_target
 from fl_privacy.config.keys import groups
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.config.study import GRIDS, TRACKS, grid_names, track_names
+from fl_privacy.errors import UserError
 from fl_privacy.metrics import METRICS
 
 GROUPS = (*groups(), "experiment")
 
 
-def catalog_tables() -> list[Table]:
-    """Build a table for each configuration group, and for grids, tracks and metrics."""
-    tables = []
-    for group in GROUPS:
-        table = Table(title=f"{group}=", title_justify="left", box=None, show_header=False)
-        for name in options(group):
-            table.add_row(f"  [bold]{name}[/bold]", describe_option(group, name))
-        tables.append(table)
-    grids = Table(title="trade-off", title_justify="left", box=None, show_header=False)
-    for name in grid_names():
-        grids.add_row(f"  [bold]{name}[/bold]", comment_of(GRIDS / f"{name}.yaml"))
-    tracks = Table(title="benchmark", title_justify="left", box=None, show_header=False)
-    for name in track_names():
-        tracks.add_row(f"  [bold]{name}[/bold]", comment_of(TRACKS / f"{name}.yaml"))
+def catalog_tables(kinds: Sequence[str] = ()) -> list[Table]:
+    """Build a table for each configuration group, and for grids, tracks and metrics; of ``kinds`` alone if given.
+
+    Raises:
+        UserError: there is no such kind.
+    """
+    there = (*GROUPS, *_OTHERS)
+    wanted = [kind.rstrip("=") for kind in kinds] or there
+    for kind in wanted:
+        if kind not in there:
+            raise UserError(f"What to list is expected to be a kind of parts, but got {kind!r}{suggest(kind, there)}")
+    return [_table(kind) for kind in there if kind in wanted]
+
+
+def _table(kind: str) -> Table:
+    table = Table(title=kind if kind in _OTHERS else f"{kind}=", title_justify="left", box=None, show_header=False)
+    rows = _OTHERS[kind]() if kind in _OTHERS else {name: describe_option(kind, name) for name in options(kind)}
+    for name, line in rows.items():
+        table.add_row(f"  [bold]{name}[/bold]", line)
+    return table
+
+
+def _metrics() -> dict[str, str]:
     register_plugin_metrics()
-    metrics = Table(title="metrics", title_justify="left", box=None, show_header=False)
-    for name, metric in METRICS.items():
-        metrics.add_row(f"  [bold]{name}[/bold]", metric.description)
-    return [*tables, grids, tracks, metrics]
+    return {name: metric.description for name, metric in METRICS.items()}
+
+
+_OTHERS: Mapping[str, Callable[[], dict[str, str]]] = {
+    "trade-off": lambda: {name: comment_of(GRIDS / f"{name}.yaml") for name in grid_names()},
+    "benchmark": lambda: {name: comment_of(TRACKS / f"{name}.yaml") for name in track_names()},
+    "metrics": _metrics,
+}
+"""Kinds that are no configuration group -> the lines of their parts."""
 
 
 def describe_option(group: str, name: str) -> str:

@@ -153,5 +153,5 @@ def expect_reconstructions(folders: Sequence[Path]) -> None:
         which = "" if len(folders) == 1 else f" in {len({f for f, *_ in failed})} of {len(folders)} runs, the first of"
         raise NothingReconstructedError(
             f"The {attacker} attack failed on all victims{which} ({folder}), which says nothing about privacy:"
-            f" {reason.rstrip('.')}."
+            f" {reason.rstrip('.')}. What was recorded stays until overwrite=true attacks again."
         )

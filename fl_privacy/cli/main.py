@@ -285,11 +285,15 @@ def _write_figures(runs: Sequence[Path], csv: Path | None, log: str | None) -> N
 
 
 @app.command("list")
-def list_() -> None:
-    """Attacks, defenses, models, data, metrics with a line each."""
+def list_(
+    kinds: Annotated[
+        list[str] | None, typer.Argument(metavar="[KIND]...", help="Of these alone: defense, metrics.")
+    ] = None,
+) -> None:
+    """Attacks, defenses, models, data, metrics with a line each; `list defense` has the defenses alone."""
     from fl_privacy.cli.catalog import catalog_tables  # noqa: PLC0415
 
-    for table in catalog_tables():
+    for table in catalog_tables(kinds or ()):
         _console().print(table)
 
 

@@ -368,6 +368,8 @@ def _remedy(text: str) -> str:
         return "write key=value"
     if not any(quote in value for quote in "'\"[]{}"):
         return f"put quotes around values with spaces or special characters: '{key}=\"{value}\"'"
+    if re.search(r"[{,]\s*['\"]", value):
+        return "write keys without quotes, as in 'attack.layers={*.bias:0}'"
     return "check that quotes and brackets are closed"
 
 

@@ -17,6 +17,7 @@ from fl_privacy.config.foreign import expect_below_here, expect_plain, read_sett
 from fl_privacy.config.keys import is_within, keys_of
 from fl_privacy.config.settings import Role
 from fl_privacy.errors import UserError
+from fl_privacy.files import CONFIG_DIR
 
 GRIDS = Path(__file__).resolve().parent.parent / "grids"
 
@@ -332,10 +333,21 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
             GridPoint(UNDEFENDED, "", ("defense=none",)),
             *(point for family, own in raw["defenses"].items() for point in grid_points(family, own)),
         ),
-        left_out=dict(raw["left_out"]),
+        left_out=_left_out(name, raw),
         evaluators={training: tuple(own) for training, own in raw["evaluators"].items()},
         sha256=hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest(),
     )
+
+
+def _left_out(name: str, raw: Mapping[str, Any]) -> dict[str, str]:
+    """Return the reasons that the file gives; a shipped track also names each other defense of the package."""
+    given = dict(raw["left_out"])
+    if name not in track_names():
+        return given
+    used = {override for own in raw["defenses"].values() for override in own}
+    shipped = sorted(path.stem for path in (CONFIG_DIR / "defense").glob("*.yaml"))
+    others = [each for each in shipped if each not in ("none", "custom", *given) and f"defense={each}" not in used]
+    return given | dict.fromkeys(others, "not measured in this track")
 
 
 def track_names() -> list[str]:

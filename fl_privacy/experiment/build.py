@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fl_privacy import defenses
 from fl_privacy.attacks import GradientInversion, ReconstructionAttack
 from fl_privacy.attacks.gradient_inversion.word_order import NO_PUBLIC_TEXTS
 from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings
-from fl_privacy.config._options import CUSTOM, called
+from fl_privacy.config._options import CUSTOM, called, options
 from fl_privacy.config.building import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.config.settings import BpkiSettings
@@ -232,7 +233,11 @@ def build_defense(section: Mapping[str, Any]) -> Defense:
 def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> None:
     """Prepare ``defense`` for the examples of ``dataset``; ``UserError`` if it can't be, or can't change texts."""
     kind = dataset.train.modality
-    _EXPECTED[kind](defense)
+    if not _SUITS[kind](defense):
+        *most, last = _defenses_for(kind)
+        raise UserError(
+            f"Defense {defense.name} is of images, but the data are {kind.data}; take {', '.join(most)} or {last}."
+        )
     texts = texts_of(dataset.test) if defense.texts else None
     tokens = None if texts is None else texts.subset(defenders_examples(texts)).tokens
     with blamed_on(f"Defense {defense.name}, preparing for {kind.one}s,"):
@@ -249,36 +254,29 @@ def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> Non
             inform(public.batch(rows), public.attributes[rows])
 
 
-_FOR_TEXTS = "local_dp, pruning, quantization, selective_sharing, ppdl or refiner"
+def _suits_rows(defense: Defense) -> bool:
+    return not (defense.prepare or defense.data or defense.examples or defense.model)
 
 
-def _expect_no_images(defense: Defense, kind: str, others: str) -> None:
-    """Refuse what changes images, or looks at them, where the data are of another ``kind``; ``others`` do not."""
-    if defense.prepare or defense.data or defense.examples or defense.model:
-        raise _of_images(defense, kind, others)
-
-
-def _of_images(defense: Defense, kind: str, others: str) -> UserError:
-    return UserError(f"Defense {defense.name} is of images, but the data are {kind}; take dp_noise, dp_sgd, {others}.")
-
-
-def _expect_for_rows(defense: Defense) -> None:
-    _expect_no_images(defense, "a table", "local_dp, pruning, quantization, selective_sharing, ppdl or soteria")
-
-
-def _expect_for_texts(defense: Defense) -> None:
+def _suits_texts(defense: Defense) -> bool:
     of_pixels = any(isinstance(part.effect, MutedFeatures | SlicedNoise) for part in defense.parts)
-    if of_pixels or len(defense.texts) < len(defense.prepare):
-        raise _of_images(defense, "text", _FOR_TEXTS)
-    _expect_no_images(replace(defense, prepare=()), "text", _FOR_TEXTS)
+    looks = len(defense.texts) < len(defense.prepare)
+    return not (of_pixels or looks or defense.data or defense.examples or defense.model)
 
 
-_EXPECTED: Mapping[Modality, Callable[[Defense], None]] = {
-    IMAGES: lambda defense: None,
-    TEXTS: _expect_for_texts,
-    ROWS: _expect_for_rows,
+_SUITS: Mapping[Modality, Callable[[Defense], bool]] = {
+    IMAGES: lambda defense: True,
+    TEXTS: _suits_texts,
+    ROWS: _suits_rows,
 }
-"""What refuses defenses that are of other examples."""
+"""Whether a defense changes and looks at nothing that such examples do not have."""
+
+
+def _defenses_for(kind: Modality) -> list[str]:
+    """Name the package's defenses that suit examples of ``kind`` as they are, without an attribute to hide."""
+    names = [name for name in defenses.__all__ if name in options("defense") and name != "none"]
+    made: Mapping[str, Defense] = {name: getattr(defenses, name)() for name in names}
+    return [name for name, defense in made.items() if _SUITS[kind](defense) and not defense.informed]
 
 
 def build_metrics(bpki: BpkiSettings, evaluator: str | None, dataset: Dataset) -> dict[str, MetricFunction]:

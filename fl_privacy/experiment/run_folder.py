@@ -19,7 +19,8 @@ from fl_privacy.interception import Interceptor
 from fl_privacy.progress import ShareLines, Stage, at_work, listening
 from fl_privacy.report import write_report
 from fl_privacy.report.charts import import_ahead
-from fl_privacy.results import RunFolder, folder_name, is_finished
+from fl_privacy.results import RunFolder, folder_name, is_finished, read_environment
+from fl_privacy.results.environment import code_hash
 
 
 class Backend(Protocol):
@@ -127,7 +128,9 @@ class Destination:
         resolve_device(self.config.device)
         if self.config.overwrite or not is_finished(self.path):
             return None
-        monitor.say("Finished already; overwrite=true runs it again.")
+        same_code = read_environment(self.path).get("code") in (None, code_hash())
+        whose = "" if same_code else ", by another version of the code"
+        monitor.say(f"Finished already{whose}; overwrite=true runs it again.")
         self.write_page()
         return self.path
 

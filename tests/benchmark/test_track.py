@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.config import compose_run, options
+from fl_privacy.config import compose_run, options, study
 from fl_privacy.config.study import UNDEFENDED, load_track, track_names
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.study import plan_benchmark
@@ -25,6 +25,16 @@ def test_a_shipped_track_has_every_defense_or_says_why_not(name: str) -> None:
     assert used | set(track.left_out) == set(options("defense")) - {"custom"}
     assert not used & set(track.left_out)
     assert track.accuracy_loss == (1, 5, 10)
+
+
+def test_a_new_defense_is_named_by_shipped_tracks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "defense").mkdir()
+    for name in ("none", "custom", "pruning", "brand_new"):
+        (tmp_path / "defense" / f"{name}.yaml").write_text("# New.\n")
+    written = dict(load_track("smoke").left_out)
+    monkeypatch.setattr(study, "CONFIG_DIR", tmp_path)
+    assert load_track("smoke").left_out == written | {"brand_new": "not measured in this track"}
+    assert "brand_new" not in load_track(write_track(tmp_path)).left_out
 
 
 @pytest.mark.parametrize("name", track_names())

@@ -29,6 +29,8 @@ def test_sweep_is_the_product_of_the_listed_values():
         ("fedration.rounds=3", ("fedration", "did you mean federation?")),
         ("federation.ruonds=3", ("federation.ruonds", "did you mean rounds?")),
         ("federation.plan.batchsize=3", ("federation.plan.batchsize", "did you mean batch_size?")),
+        ("attack.layers={'*.bias':0}", ("write keys without quotes, as in 'attack.layers={*.bias:0}'",)),
+        ("attack.layers={fc:0", ("check that quotes and brackets are closed",)),
         ("sede=1", ("sede", "did you mean seed?")),
         ("+extra=1", ("extra",)),
         ("seed", ("key=value", "'seed'")),

@@ -39,7 +39,7 @@ def test_an_attack_that_raises_costs_its_victims_only_and_is_no_success(tmp_path
     assert failed.status == 3
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
     assert "failed on all victims" in line
-    assert "oh dear" in line
+    assert "oh dear" in line and "overwrite=true" in line
     assert "oh dear" in caplog.text
     victims = failed.records("image")
     assert len(victims) == 4

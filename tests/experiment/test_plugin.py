@@ -53,6 +53,15 @@ def test_its_parts_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         assert line in said
 
 
+@pytest.mark.usefixtures("installed")
+def test_one_kind_of_parts_is_listed_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["list", "metrics", "partition="]) == 0
+    said = capsys.readouterr().out
+    assert "darkness" in said and "dirichlet" in said and "one_layer" not in said
+    assert run_command_line(["list", "defences"]) == 2
+    assert "did you mean defense?" in capsys.readouterr().err
+
+
 def test_a_metric_takes_no_name_that_is_taken() -> None:
     metric = Metric(function=None, leaks="low", title="Another", description="Of no use.")
     for name in ("psnr", "image", "no name"):

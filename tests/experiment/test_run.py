@@ -1,5 +1,6 @@
 """One run: what it leaves behind, and what is not done twice."""
 
+import json
 import math
 
 import pytest
@@ -64,6 +65,15 @@ def test_the_second_time_nothing_is_computed(undefended: Run) -> None:
     assert again.path == undefended.path
     assert any("Finished already" in line for line in again.printed)
     assert stamps(undefended.path.parent) == before
+
+
+def test_results_of_other_code_are_called_so(undefended: Run) -> None:
+    path = undefended.path / "environment.json"
+    written = path.read_text()
+    path.write_text(json.dumps(json.loads(written) | {"code": "0" * 64}))
+    again = run("run", *TINY, "intercept.save=true", out=undefended.path.parent)
+    path.write_text(written)
+    assert any("by another version of the code; overwrite=true" in line for line in again.printed)
 
 
 def test_overwrite_runs_again_and_keeps_the_old(tmp_path) -> None:

@@ -66,7 +66,10 @@ class Target:
 
 
 class LayerStatistics(Protocol):
-    """Guessed against observed gradient of one tensor; each number is (V,) and computed when asked for."""
+    """Guessed against observed gradient of one tensor; each number is (V,) and computed when asked for.
+
+    :class:`Explicit`, :class:`Products` and :class:`Zero` are all that there are.
+    """
 
     @property
     def target(self) -> Target:
@@ -97,6 +100,11 @@ class LayerStatistics(Protocol):
         """Return the absolute distance, the sum of |g' - g| (V,)."""
         ...
 
+    @property
+    def difference(self) -> Tensor:
+        """Return g' - g (V, n), for an objective that is no sum of the above and says that it is ``elementwise``."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
@@ -122,22 +130,22 @@ class Explicit:
     def distance(self) -> Tensor:
         if self.target.low is None:
             return squared_distance(self.gradient.reshape(len(self.gradient), -1), self.target.value)
-        return self._difference.square().sum(1)
+        return self.difference.square().sum(1)
 
     @property
     def absolute(self) -> Tensor:
-        return self._difference.abs().sum(1)
+        return self.difference.abs().sum(1)
 
     @property
     def _guess(self) -> Tensor:
         return (
             self.gradient.reshape(len(self.gradient), -1)
             if self.target.low is None
-            else self.target.value + self._difference
+            else self.target.value + self.difference
         )
 
     @property
-    def _difference(self) -> Tensor:
+    def difference(self) -> Tensor:
         """Return the guess minus the observed value, or minus the nearest value within the bounds."""
         flat, target = self.gradient.reshape(len(self.gradient), -1), self.target
         return flat - (target.value if target.low is None else flat.clamp(target.low, target.high))
@@ -176,8 +184,17 @@ class Products:
     @property
     def absolute(self) -> Tensor:
         """Sum of |g' - g|, for which the gradient is formed."""
-        seen = self.factors.left @ self.factors.core @ self.factors.right.mT
-        return (self.deltas @ self.inputs.mT - seen).abs().sum((1, 2))
+        return self._formed.abs().sum((1, 2))
+
+    @property
+    def difference(self) -> Tensor:
+        """Return g' - g (V, n), for which the gradient is formed."""
+        return self._formed.flatten(1)
+
+    @property
+    def _formed(self) -> Tensor:
+        """Return g' - g (V, O, D)."""
+        return self.deltas @ self.inputs.mT - self.factors.left @ self.factors.core @ self.factors.right.mT
 
     @cached_property
     def _delta_parts(self) -> tuple[Tensor, Tensor]:
@@ -200,6 +217,35 @@ class Products:
         input_rest_products = input_rest.mT @ input_rest
         input_products = input_along.mT @ input_along + input_rest_products
         return ((along.mT @ along) * input_rest_products + (rest.mT @ rest) * input_products).sum((1, 2))
+
+
+@dataclass(frozen=True, eq=False)
+class Zero:
+    """Statistics of a gradient that is zero everywhere."""
+
+    target: Target
+    guess: None = None
+
+    @property
+    def squared(self) -> Tensor:
+        return torch.zeros_like(self.target.squared)
+
+    def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
+        """Return ||scale g' - observed_scale g||^2 for factors (V,)."""
+        return observed_scale.square() * self.target.squared
+
+    @property
+    def distance(self) -> Tensor:
+        return self.target.squared
+
+    @property
+    def absolute(self) -> Tensor:
+        return self.target.value.abs().sum(1)
+
+    @property
+    def difference(self) -> Tensor:
+        """Return -g (V, n)."""
+        return -self.target.value
 
 
 def _parts(values: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:

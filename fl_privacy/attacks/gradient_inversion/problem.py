@@ -14,6 +14,7 @@ from fl_privacy.attacks.gradient_inversion.layer_statistics import (
     LayerStatistics,
     Products,
     Target,
+    Zero,
     weighted_distance,
 )
 from fl_privacy.attacks.gradient_inversion.objectives import SumOfDistances
@@ -24,30 +25,6 @@ from fl_privacy.gradients import Layered, VictimGradients, differentiable_twice
 from fl_privacy.gradients.layered import Factors
 from fl_privacy.losses import CROSS_ENTROPY, Loss
 from fl_privacy.types import Tensors
-
-
-@dataclass(frozen=True, eq=False)
-class _Zero:
-    """Statistics of a gradient that is zero everywhere."""
-
-    target: Target
-    guess: None = None
-
-    @property
-    def squared(self) -> Tensor:
-        return torch.zeros_like(self.target.squared)
-
-    def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
-        return observed_scale.square() * self.target.squared
-
-    @property
-    def distance(self) -> Tensor:
-        return self.target.squared
-
-    @property
-    def absolute(self) -> Tensor:
-        return self.target.value.abs().sum(1)
-
 
 _plain_roughness, _relative_roughness = TotalVariation(weight=1.0), TotalVariation(weight=1.0, relative=True)
 
@@ -246,7 +223,7 @@ class Problem:
 
     def zero_loss(self) -> Tensor:
         """Return the objective (V,) of a gradient that is zero everywhere, the unit of the other losses."""
-        zeros = [{name: _Zero(target) for name, target in r.targets.items()} for r in self.rounds]
+        zeros = [{name: Zero(target) for name, target in r.targets.items()} for r in self.rounds]
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def blank_loss(self) -> Tensor:

@@ -127,8 +127,8 @@ class Adam:
         if not self.clip > 0:
             raise UserError(f"attack.clip is expected to be above 0, but got {self.clip}; try 1.")
 
-    def start(self, variables: Tensor, *, iterations: int, images: int) -> "_FirstOrderRun":
-        return _FirstOrderRun(self, variables, iterations, images)
+    def start(self, variables: Tensor, *, iterations: int, images: int) -> "FirstOrderRun":
+        return FirstOrderRun(self, variables, iterations, images)
 
     def move(
         self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
@@ -171,8 +171,8 @@ class GradientDescent:
         expect_rate("attack.lr", self.lr)
         expect_share("attack.momentum", self.momentum)
 
-    def start(self, variables: Tensor, *, iterations: int, images: int) -> "_FirstOrderRun":
-        return _FirstOrderRun(self, variables, iterations, images)
+    def start(self, variables: Tensor, *, iterations: int, images: int) -> "FirstOrderRun":
+        return FirstOrderRun(self, variables, iterations, images)
 
     def move(
         self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
@@ -182,10 +182,39 @@ class GradientDescent:
         return variables - rate * (gradient + self.momentum * velocity if self.nesterov else velocity)
 
 
-class _FirstOrderRun:
+class FirstOrder(Protocol):
+    """Settings of an optimizer that moves by the gradient and its moments; their ``start`` is a :class:`FirstOrderRun`.
+
+    Attributes:
+        lr: learning rate.
+        sign: of the gradient that enters.
+        schedule: factor on the learning rate.
+        moments: values of state per variable.
+    """
+
+    @property
+    def lr(self) -> float: ...
+
+    @property
+    def sign(self) -> Sign: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def moments(self) -> int: ...
+
+    def move(
+        self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
+    ) -> Tensor:
+        """Return the next variables (V, N); ``moments`` are updated in place, ``steps`` count from 1."""
+        ...
+
+
+class FirstOrderRun:
     """The loop around a settings' ``move``; the rows of ``moments`` are victims."""
 
-    def __init__(self, settings: Adam | GradientDescent, variables: Tensor, iterations: int, images: int) -> None:
+    def __init__(self, settings: FirstOrder, variables: Tensor, iterations: int, images: int) -> None:
         self._settings = settings
         self._iterations = iterations
         self._images = images

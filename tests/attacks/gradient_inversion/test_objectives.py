@@ -1,4 +1,6 @@
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -6,17 +8,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.layer_statistics import Explicit, Target
+from fl_privacy.attacks.gradient_inversion import GradientInversion
+from fl_privacy.attacks.gradient_inversion.layer_statistics import Explicit, LayerStatistics, Target, Zero
 from fl_privacy.attacks.gradient_inversion.objectives import (
     L1,
     L2,
     Cosine,
     GaussianKernel,
+    LayerWeights,
     Objective,
     WeightedL2L1,
+    layer_weight,
     weighted_names,
 )
+from fl_privacy.attacks.optimizers import Adam
+from fl_privacy.attacks.preset_options import vary
 from fl_privacy.errors import UserError
+from tests.attacks.victims import observations, smooth_net
 
 GENERATOR = torch.Generator().manual_seed(0)
 GUESS = {n: torch.randn(3, *s, generator=GENERATOR).double() for n, s in (("a.weight", (4, 2)), ("a.bias", (4,)))}
@@ -46,6 +54,50 @@ def test_each_row_is_the_formula_of_its_victim(row: int) -> None:
     assert _loss(Cosine(per_layer=True, layers={"*.bias": 3}))[row].item() == pytest.approx(
         (by_layer[0] + 3 * by_layer[1]) / 4
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Huber:
+    """An objective of one's own, which is no sum of squared and absolute distances."""
+
+    bound: float = 1.0
+    layers: LayerWeights = field(default_factory=dict)
+    elementwise: bool = field(default=True, init=False)
+    by_layer: bool = field(default=True, init=False)
+
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        losses = []
+        for name, one in statistics.items():
+            apart = one.difference.abs()
+            bounded = torch.where(apart <= self.bound, apart.square(), self.bound * (2 * apart - self.bound)).sum(1)
+            losses.append(layer_weight(self.layers, name) * bounded)
+        return torch.stack(losses).sum(0)
+
+
+def test_an_objective_of_ones_own_sees_each_difference_and_takes_weights_of_layers() -> None:
+    found = _loss(_Huber(bound=0.5))
+    for row in range(3):
+        expected = 2 * F.huber_loss(_flat(row, GUESS), _flat(row, SEEN), reduction="sum", delta=0.5)
+        assert found[row].item() == pytest.approx(expected.item())
+    torch.testing.assert_close(_loss(_Huber(bound=1e3)), _loss(L2()))
+    zero = {name: Zero(Target.of(SEEN[name])) for name in SEEN}
+    formed = {name: Explicit(torch.zeros_like(SEEN[name]), Target.of(SEEN[name])) for name in SEEN}
+    torch.testing.assert_close(_Huber()(zero), _Huber()(formed))
+    attack = GradientInversion(objective=_Huber(), optimizer=Adam(lr=0.05), iterations=3, dtype="float64")
+    victims = observations(smooth_net(), 2)
+    assert all(result.loss < result.history[0] for result in attack(victims, seed=0))
+    (muted, _) = names = list(victims[0].upload.tensors)[:2]
+    weighed = vary(attack, {"layers": {name: 0.0 for name in names if name != muted}})
+    assert isinstance(weighed.objective, _Huber) and set(weighed.objective.layers) == {names[1]}
+    with pytest.raises(UserError, match=r"attack\.layers .* _Unweighed is none"):
+        vary(replace(attack, objective=_Unweighed()), {"layers": {"*": 1.0}})
+
+
+class _Unweighed:
+    elementwise, by_layer, layers = True, True, dict[str, float]()
+
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        return torch.stack([one.distance for one in statistics.values()]).sum(0)
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-5])
