@@ -101,9 +101,14 @@ def locate_target(section: Mapping[str, Any], name: str) -> Any:
     except (Exception, SystemExit) as error:
         if missing := missing_extra(error):
             raise missing from error
+        why = error.__cause__ or error
+        module, _, wanted = str(target).rpartition(".")
+        remedy = "check the spelling and that the package is installed"
+        if isinstance(why, ModuleNotFoundError) and why.name == target and module:  # what stands before it was found
+            remedy = f"define {wanted} in {module}, of a package import it in its __init__.py, or check the spelling"
         raise UserError(
             f"{name}._target_ is expected to be an import path, but {target!r} can't be imported"
-            f" ({_first_line(error)}); check the spelling and that the package is installed."
+            f" ({_first_line(why)}); {remedy}."
         ) from error
 
 

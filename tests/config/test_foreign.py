@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from fl_privacy.config import compose_run, options, to_yaml
 from fl_privacy.config._options import config_folders
+from fl_privacy.config.building import locate_target
 from fl_privacy.config.foreign import expect_plain, read_settings, recorded_parts
 from fl_privacy.config.reading import select
 from fl_privacy.errors import UserError
@@ -158,6 +159,13 @@ def test_trusting_a_module_is_not_trusting_what_it_imports(tmp_path: Path) -> No
         recorded_parts(path, {STRANGERS})
     with pytest.raises(UserError, match="can't be imported"):
         recorded_parts(written(tmp_path, changes={"model._target_": "no.such.Net"}), {"no.such"})
+
+
+def test_what_a_package_does_not_export_is_named_with_the_file_to_change() -> None:
+    with pytest.raises(UserError, match=r"define pruned in fl_privacy\.defenses, .* __init__\.py"):
+        locate_target({"_target_": "fl_privacy.defenses.pruned"}, "defense")
+    with pytest.raises(UserError, match="check the spelling and that the package is installed"):
+        locate_target({"_target_": "no_such.Net"}, "model")
 
 
 @pytest.mark.parametrize(

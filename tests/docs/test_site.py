@@ -23,7 +23,8 @@ NOT_A_METHOD = {"attack": {"none", "custom"}, "defense": {"none", "custom"}}
 def test_every_attack_and_defense_is_on_one_page() -> None:
     for kind, told in METHODS.items():
         listed = [option for method in told.values() for option in method["options"]]
-        assert sorted(listed) == sorted(set(options(kind)) - NOT_A_METHOD[kind])
+        there = set(options(kind)) - NOT_A_METHOD[kind]
+        assert sorted(listed) == sorted(there), f"docs/methods.yaml and conf/{kind} differ in {there ^ set(listed)}"
 
 
 def test_ideas_are_of_three_sentences() -> None:
