@@ -112,7 +112,7 @@ def test_slopes_as_small_as_their_rounding_deny_no_cross_entropy() -> None:
     net, inputs = connected(), images(2)
     with torch.no_grad():
         net[-1].weight.mul_(0.1)
-        net[-1].bias.copy_(torch.tensor([16.6, 0.0, 0.1, 0.2, 0.3]))  # so sure that all others are near the rounding of 1
+        net[-1].bias.copy_(torch.tensor([16.6, 0.0, 0.1, 0.2, 0.3]))  # others are near the rounding of 1
     seen = observed(net, inputs, torch.zeros(2, dtype=torch.long))
     slopes = next(reversed(seen.upload.tensors.values()))
     assert 0 < float(slopes.abs().max()) < 1e-6 and float(slopes.sum().abs()) > 1e-4 * float(slopes.norm())
