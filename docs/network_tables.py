@@ -13,6 +13,9 @@ HEADS = [
 ]
 NETWORKS = {
     "trained": "ResNet-20, trained, 91.6 %",
+    "resnet32": "ResNet-32, trained, 92.8 %",
+    "resnet56": "ResNet-56, trained, 92.7 %",
+    "efficientnet": "EfficientNet-Lite0, trained, 224x224",
     "untrained": "ResNet-20, untrained",
     "resnet18": "ResNet-18, untrained",
 }

@@ -22,6 +22,7 @@ from fl_privacy.attacks import AutoAttack, MaximumAPosteriori, Progress, Reconst
 from fl_privacy.attacks.attack import no_progress
 from fl_privacy.attacks.likelihood.pixel_prior import learn_prior
 from fl_privacy.config.compose import compose_run
+from fl_privacy.effects import ClippedExamples, Effect, Noise
 from fl_privacy.experiment.setup import build_untrained
 from fl_privacy.types import Batch, Observation, Reconstruction
 
@@ -95,6 +96,42 @@ class Unmixed:
         return replace(own, batch=batch, failure=None, member="unmixed")
 
 
+@dataclass(frozen=True)
+class Averaged:
+    """Attack the mean of all uploads of a victim once: of normal noise it says all that they say together.
+
+    A hundred uploads cost what one does; their noise is a tenth. Labels, too, show in the mean.
+    """
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        """Return a guess for each observation, of all uploads of the same victim."""
+        victims: dict[object, list[Observation]] = {}
+        for observation in observations:
+            victims.setdefault((observation.id.client, observation.id.probe), []).append(observation)
+        means = {name: _mean_of(seen) for name, seen in victims.items()}
+        found = dict(zip(means, MaximumAPosteriori()(list(means.values()), seed=seed), strict=True))
+        return [replace(found[o.id.client, o.id.probe], id=o.id, member="averaged") for o in observations]
+
+
+def _mean_of(seen: Sequence[Observation]) -> Observation:
+    """Return the observation of the mean upload, whose noise is smaller by the root of their number."""
+    one, fewer = seen[-1], len(seen) ** -0.5
+    tensors = {n: torch.stack([each.upload.tensors[n] for each in seen]).mean(0) for n in one.upload.tensors}
+    parts = [replace(part, effect=_less_noisy(part.effect, fewer)) for part in one.knowledge.defense or ()]
+    known = replace(one.knowledge, defense=tuple(parts), same_data=None)
+    return replace(one, upload=replace(one.upload, tensors=tensors), knowledge=known)
+
+
+def _less_noisy(effect: Effect, factor: float) -> Effect:
+    if isinstance(effect, ClippedExamples) and effect.noise_multiplier is not None:
+        return replace(effect, noise_multiplier=factor * effect.noise_multiplier)
+    if isinstance(effect, Noise) and effect.std is not None:
+        return replace(effect, std=factor * effect.std)
+    return effect
+
+
 def _shares(labels: Tensor, classes: int) -> Tensor:
     """Return the share (K,) of each class in the labels (1,) or (1, K) of a mixture."""
     return labels[0] if labels.dim() == 2 else torch.nn.functional.one_hot(labels[0], classes).float()
@@ -137,6 +174,12 @@ def attempts() -> list[Attempt]:
     """List all attempts, a few for each setting."""
     found = []
     for setting, overrides in SETTINGS.items():
+        if setting in NOISY:
+            known: dict[str, Attack] = {"the mean of the class": ClassMean, "strongest member": MaximumAPosteriori}
+            found += [Attempt(setting, overrides, idea, attack) for idea, attack in known.items()]
+            found += [Attempt(setting, overrides, "averaged", Averaged, number) for number in (10, 100)]
+            found.append(Attempt(setting, overrides, "strongest member", MaximumAPosteriori, 10))
+            continue
         ideas: dict[str, Attack] = {"the mean of the class": ClassMean, "strongest member": MaximumAPosteriori}
         if not setting.startswith("ATS"):  # which has as many descents as outcomes
             ideas[LONGER] = lambda: MaximumAPosteriori(iterations=1500)
@@ -151,7 +194,13 @@ def attempts() -> list[Attempt]:
     return found
 
 
+NOISY = {
+    "DP-SGD 0.5": (*UNTRAINED, "defense=dp_sgd", "defense.noise_multiplier=0.5"),
+    "DP-SGD 2": (*UNTRAINED, "defense=dp_sgd", "defense.noise_multiplier=2"),
+    "Local DP 10": (*UNTRAINED, "defense=local_dp", "defense.round_epsilon=10"),
+}
 SETTINGS = {
+    **NOISY,
     "ATS 3-43-15": (*UNTRAINED, "defense=ats", "defense.policies=3-43-15"),
     "ATS 13-43-18": (*UNTRAINED, "defense=ats", "defense.policies=13-43-18"),
     "Soteria 0.95": (*UNTRAINED, "defense=soteria", "defense.scores=estimated", "defense.rate=0.95"),

@@ -1,9 +1,13 @@
-"""What is reconstructed behind the trained ResNet-20 of CIFAR-10 (He et al. 2016; 91.6 % on the images attacked).
+"""What is reconstructed behind trained networks, such as CIFAR-10's ResNet-20 (He et al. 2016; 91.6 % on these images).
 
     python experiments/trained_resnet.py DATA --victims 16 --out experiments/rows/trained_resnet
+    python experiments/trained_resnet.py DATA --network resnet56 --victims 2 --out experiments/rows/trained_resnet
+    python experiments/trained_resnet.py DATA --network efficientnet --victims 1 --evaluations 100 \
+        --out experiments/rows/trained_resnet
 
 DATA holds `weights/cifar10_resnet{20,32,56}.safetensors` (akamaster/pytorch_resnet_cifar10) and
-`cifar10_exact/test.parquet`.
+`cifar10_exact/test.parquet`; for EfficientNet-Lite0 `imagenet_efficientnet_lite0.safetensors` and `imagenet_sample`,
+whose images are compared at 64x64.
 Each victim is a client with one test image, or with several. A row says how near the reconstruction is, whether the
 image is identified among 1,000 others, and the same of the reconstruction of another client's update, as a control.
 Rows that are there are not computed again.
@@ -17,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from efficientnet import EfficientNetLite0
 from row_file import RowFile, takes_rows
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -33,6 +38,8 @@ from fl_privacy.models import ResNet18
 CANDIDATES = 1000
 FILES = {"trained": ("cifar10_resnet20", 3), "resnet32": ("cifar10_resnet32", 5), "resnet56": ("cifar10_resnet56", 9)}
 """Published weights and blocks a stage by network."""
+LARGE, COMPARED = "efficientnet", 64
+"""The network of photographs at 224x224, and the side at which these are identified."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -81,6 +88,10 @@ def network(name: str, data: Path) -> nn.Module:
     torch.manual_seed(0)
     if name == "resnet18":
         return ResNet18(in_channels=3, image_size=32, num_classes=10, mean=MEAN, std=STD)
+    if name == LARGE:
+        large, values = EfficientNetLite0(), load_file(data / "weights" / "imagenet_efficientnet_lite0.safetensors")
+        large.load_state_dict({key: value.float() for key, value in values.items()})
+        return large
     file, blocks = FILES.get(name, ("", 3))
     model = Published(blocks)
     if file:
@@ -104,7 +115,7 @@ def observe(model: nn.Module, images: Tensor, labels: Tensor, mode: str) -> Obse
 
 def figures(guesses: Tensor, images: Tensor, candidates: PublicImages) -> Iterator[dict[str, Any]]:
     """Compare guesses with each image: PSNR of the nearest guess, and whether it is identified."""
-    found = identify(guesses, images, candidates)
+    found = identify(compared_at(guesses), compared_at(images), candidates)
     for place, image in enumerate(images):
         apart = float(psnr(guesses[int(found.guess[place])][None], image[None]))
         record = {"psnr": apart, "candidates": found.candidates}
@@ -117,18 +128,27 @@ def figures(guesses: Tensor, images: Tensor, candidates: PublicImages) -> Iterat
         }
 
 
+def compared_at(images: Tensor) -> Tensor:
+    """Make images that are larger than ``COMPARED`` so small."""
+    if images.shape[-1] <= COMPARED:
+        return images
+    return F.interpolate(images, (COMPARED, COMPARED), mode="area").clamp(0, 1)
+
+
 def attacked(options: argparse.Namespace, kept: RowFile, model: nn.Module, images: Tensor, labels: Tensor) -> None:
     """Attack every victim that has no row yet, a chunk at a time, and keep the rows."""
-    candidates = PublicImages(images=images, labels=labels, name="test images")
-    key = {name: getattr(options, name) for name in ("network", "mode", "batch", "budget")}
+    candidates = PublicImages(images=rivals(images, options.data), name="test images")
+    key = {name: getattr(options, name) for name in ("network", "mode", "batch")}
+    key["budget"] = f"{options.evaluations} evaluations" if options.evaluations else options.budget
     missing = [v for v in range(options.victims) if kept.find({**key, "victim": v}) is None]
     for begin in range(0, len(missing), options.together):
         some = missing[begin : begin + options.together]
         places = [slice(v * options.batch, (v + 1) * options.batch) for v in some]
         seen = [observe(model, images[place], labels[place], options.mode) for place in places]
         began, cpu = time.perf_counter(), time.process_time()
-        budget = options.budget if options.budget in ("quick", "standard", "thorough") else float(options.budget)
-        found = reconstruct(seen, "auto", budget=budget)
+        named = options.budget in ("quick", "standard", "thorough")
+        budget = {"budget": options.budget if named else float(options.budget)}
+        found = reconstruct(seen, "auto", **({"evaluations": options.evaluations} if options.evaluations else budget))
         took, used = time.perf_counter() - began, time.process_time() - cpu
         times = {"seconds": took / len(some), "cpu_seconds": used / len(some)}
         for victim, place, one in zip(some, places, found, strict=True):
@@ -158,6 +178,15 @@ def compared(guesses: Tensor, images: Tensor, foreign: Tensor, candidates: Publi
     }
 
 
+def rivals(images: Tensor, data: Path) -> Tensor:
+    """Return the images among which one has to be identified: the attacked ones and, where they are few, others."""
+    if len(images) == CANDIDATES:
+        return compared_at(images)
+    others = load_data("imagenet_sample", root=str(data)).train
+    missing = CANDIDATES - len(images)
+    return torch.cat([compared_at(images), compared_at(others.batch(torch.arange(missing)).inputs)])
+
+
 def pair_of(images: Tensor, guesses: Tensor) -> Tensor:
     """Put guesses below their images, (3, 2 H, B W)."""
     rows = [torch.cat(list(each.clamp(0, 1)), 2) for each in (images, guesses)]
@@ -173,10 +202,11 @@ def mean(values: Iterable[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--network", choices=(*FILES, "untrained", "resnet18"), default="trained")
+    parser.add_argument("--network", choices=(*FILES, LARGE, "untrained", "resnet18"), default="trained")
     parser.add_argument("--mode", choices=("eval", "train"), default="eval", help="of the client's batch norm")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--budget", default="quick")
+    parser.add_argument("--evaluations", type=int, help="of a victim, instead of the budget")
     parser.add_argument("--victims", type=int, default=16)
     parser.add_argument("--together", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
@@ -184,8 +214,9 @@ def main() -> None:
     takes_rows(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    test = load_data("cifar10_exact", root=str(options.data)).test
-    images = test.batch(torch.arange(CANDIDATES))
+    large = options.network == LARGE
+    test = load_data("imagenet_sample" if large else "cifar10_exact", root=str(options.data)).test
+    images = test.batch(torch.arange(min(CANDIDATES, len(test))))
     attacked(options, RowFile(options.out), network(options.network, options.data), images.inputs, images.labels)
 
 

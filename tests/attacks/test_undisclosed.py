@@ -108,6 +108,17 @@ def test_another_loss_of_a_batch_is_asked_for(of) -> None:
     assert found.batch is None and "give loss=" in found.failure
 
 
+def test_slopes_as_small_as_their_rounding_deny_no_cross_entropy() -> None:
+    net, inputs = connected(), images(2)
+    with torch.no_grad():
+        net[-1].weight.mul_(0.1)
+        net[-1].bias.copy_(torch.tensor([16.6, 0.0, 0.1, 0.2, 0.3]))  # others are near the rounding of 1
+    seen = observed(net, inputs, torch.zeros(2, dtype=torch.long))
+    slopes = next(reversed(seen.upload.tensors.values()))
+    assert 0 < float(slopes.abs().max()) < 1e-6 and float(slopes.sum().abs()) > 1e-4 * float(slopes.norm())
+    assert disclosed([seen])[0].observation.loss is CROSS_ENTROPY
+
+
 def test_numbers_are_no_known_loss_of_many_outputs_and_that_is_said() -> None:
     seen = observed(connected(), images(1), torch.tensor([[0.3, -2.0, 4.0, 1.0, 0.7]]), F.mse_loss)
     assert "give the client's loss=" in (reconstruct(seen, "idlg").failure or "")

@@ -14,6 +14,9 @@ from fl_privacy.types import Observation, Tensors
 _FITS = 1e-3
 """Share of the output layer's gradient that a loss which gives it may leave."""
 
+_ROUNDINGS = 4
+"""Of a probability near 1 in single precision, by which the sum of all may be off."""
+
 _WHOLE = 2e-3
 """By which targets may be off whole numbers."""
 
@@ -97,9 +100,12 @@ def _of_many(observation: Observation, layer: tuple[str, str | None], gradient: 
 def _denies_softmax(slopes: Tensor) -> bool:
     """Say whether the gradient (K,) of a bias is no cross entropy's, whose values add up to 0, and none was left out.
 
-    A defense that zeroes features or values of an update makes no client one of another loss.
+    A defense that zeroes features or values of an update makes no client one of another loss, nor does a model so sure
+    of its classes that the slopes of probabilities are as small as the rounding of these, which is that of numbers
+    near 1.
     """
-    return bool((slopes != 0).all()) and float(slopes.sum().abs()) > _FITS * float(slopes.norm())
+    rounding = _ROUNDINGS * torch.finfo(torch.float32).eps
+    return bool((slopes != 0).all()) and float(slopes.sum().abs()) > max(rounding, _FITS * float(slopes.norm()))
 
 
 def _candidates(head: Head) -> list[Loss]:
