@@ -70,14 +70,6 @@ PANELS: tuple[Panel, ...] = (
         )
     ),
     Panel(
-        title="FDL-PP, Table 1: accuracy, CIFAR-10, AlexNet, %",
-        table="fdl_pp/accuracy_cifar10",
-        scale="images, in eight rounds (the paper: 50,000 in 200)",
-        column="accuracy",
-        curves={"DL": {1250: "DL, 1,250 images", 5000: "DL, 5,000 images", 50000: "DL"}},
-        published={"DL": 88.8},
-    ),
-    Panel(
         title="SAPAG, Table III: words read, token F1, %",
         table="sapag/text",
         scale="iterations",
