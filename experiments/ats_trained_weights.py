@@ -1,6 +1,6 @@
 """What ATS's attack reads behind a network that was trained to its end (ATS, Tables 2, 4 and 10).
 
-    python experiments/ats_trained_weights.py ../shared/data --out experiments/rows/ats_trained_weights
+    python experiments/ats_trained_weights.py DATA --out experiments/rows/ats_trained_weights
 
 DATA holds `weights/cifar10_resnet20.safetensors`, He et al.'s ResNet-20 for CIFAR-10 as published (91.7 % by its
 authors), and `cifar10_exact`. For a policy, the weights are trained on for ``--epochs`` of that set's training split
