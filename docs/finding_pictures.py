@@ -63,6 +63,13 @@ CHARTS = (
         axis="a client's step, in steps of quantization, by the size of the batch",
     ),
     Chart(
+        "refiner_training",
+        "refiner/along_training",
+        ("low", "high"),
+        ("alpha 0.1", "alpha 0.9"),
+        axis="Refiner's error, in parts of the gradient, along a training",
+    ),
+    Chart(
         "refiner_attribute",
         "refiner/inference",
         ("asr", "linear_adaptive"),

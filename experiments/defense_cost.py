@@ -136,9 +136,13 @@ def seconds(model: nn.Module, defense: Defense, batch: Batch, clock: Clock = tim
     return clock() - started
 
 
-def measured(model: nn.Module, defense: Defense, batch: Batch, *, repeats: int) -> tuple[float, float]:
+def measured(
+    model: nn.Module, defense: Defense, batch: Batch, *, repeats: int, clock: Clock = time.perf_counter
+) -> tuple[float, float]:
     """Measure median seconds of a defended step, and its median ratio to a plain one right before it."""
-    pairs = [(seconds(model, none(), batch), seconds(model, defense, batch)) for _ in range(repeats + 1)][1:]
+    pairs = [(seconds(model, none(), batch, clock), seconds(model, defense, batch, clock)) for _ in range(repeats + 1)][
+        1:
+    ]
     return statistics.median(d for _, d in pairs), statistics.median(d / base for base, d in pairs)
 
 
@@ -234,9 +238,10 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--cpu-seconds", action="store_true", help="of this process, where others share the machine")
     takes_rows(parser)
     options = parser.parse_args()
-    kept = RowFile(options.out)
+    kept, clock = RowFile(options.out), time.process_time if options.cpu_seconds else time.perf_counter
     automatic = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(automatic if options.device == "auto" else options.device)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
@@ -248,9 +253,9 @@ def main() -> None:
     for name in options.models:
         torch.manual_seed(0)
         model = MODELS[name](in_channels=3, image_size=32, num_classes=10).to(device)
-        _, gq = measured(model, DEFENSES["gq"], batch, repeats=options.repeats)
+        _, gq = measured(model, DEFENSES["gq"], batch, repeats=options.repeats, clock=clock)
         for label in options.defenses:
-            taken, ratio = measured(model, DEFENSES[label], batch, repeats=options.repeats)
+            taken, ratio = measured(model, DEFENSES[label], batch, repeats=options.repeats, clock=clock)
             paper = TABLE_4.get(name, {})
             theirs = f"{paper[label] / paper['gq']:.1f}" if label in paper else ""
             key = {"model": name, "defense": label, "batch_size": options.batch_size, "device": where}

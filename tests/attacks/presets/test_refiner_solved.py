@@ -29,6 +29,8 @@ def test_what_weighs_nothing_stays_at_its_random_start() -> None:
     weights = {"w": torch.cat([torch.ones(500), torch.zeros(500)])}
     found = solve_gradient(upload, weights, 1e-6, torch.Generator().manual_seed(0))["w"]
     assert float(found[:500].norm()) < 2e-3 and float(found[500:].std()) == pytest.approx(1, abs=0.1)
+    near = solve_gradient(upload, weights, 1e-6, torch.Generator().manual_seed(0), spread=0.25)["w"]
+    torch.testing.assert_close(near[500:], 0.25 * found[500:])
 
 
 def test_it_reads_less_than_the_attack_that_takes_the_upload_for_the_gradient() -> None:
