@@ -26,7 +26,8 @@ from fl_privacy.results.ongoing import write_planned
 
 if TYPE_CHECKING:
     from fl_privacy.experiment.study import Benchmark, Job
-    from fl_privacy.report.advice import MeasuredTable, Threat
+    from fl_privacy.results.measured import MeasuredTable
+    from fl_privacy.results.study import Threat
 
 
 def benchmark(  # noqa: PLR0917
@@ -154,8 +155,8 @@ def run_trade_off(
             failed += [
                 f"{folder}: {why}" for folder, why in do_all(stage_in_words(title), left, processes, console).items()
             ]
-    page = write_trade_off(sweep.outcomes(), sweep.out / "trade_off.html", psnr_below=psnr_below)
-    end_with(trade_off_in_words(sweep.outcomes(), psnr_below=psnr_below), page, open_page=open_page)
+    page = write_trade_off(sweep.entries(), sweep.out / "trade_off.html", psnr_below=psnr_below)
+    end_with(trade_off_in_words(sweep.entries(), psnr_below=psnr_below), page, open_page=open_page)
     if failed:
         raise UserError(f"{len(failed)} jobs failed, the page leaves them out; the first: {failed[0]}")
     expect_reconstructions([job.folder for job in list(sweep.stages())[-1] if job.finished])
@@ -249,7 +250,7 @@ def advise(
     told = {ACCURACY_LOSS: loss} | ({PSNR_BELOW: _number(PSNR_BELOW, below)} if below else {})
     tables = _in_file(table, settings) if table else [_of_grid(grid, settings)] if grid else _shipped(settings)
     if save is not None:
-        from fl_privacy.report.advice import write_tables  # noqa: PLC0415
+        from fl_privacy.results.measured import write_tables  # noqa: PLC0415
 
         write_tables(save, tables)
     print("\n\n".join(_answers(tables, threat=threat, **told)))
@@ -290,7 +291,7 @@ def _number(key: str, value: str) -> float:
 
 
 def _in_file(path: Path, settings: Sequence[str]) -> list[MeasuredTable]:
-    from fl_privacy.report.advice import MEASURED, read_tables  # noqa: PLC0415
+    from fl_privacy.results.measured import MEASURED, read_tables  # noqa: PLC0415
 
     file = path / MEASURED if path.is_dir() else path
     if not file.is_file():
@@ -307,7 +308,8 @@ def _in_file(path: Path, settings: Sequence[str]) -> list[MeasuredTable]:
 
 
 def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
-    from fl_privacy.report.advice import SHIPPED, read_tables  # noqa: PLC0415
+    from fl_privacy.report.advice import SHIPPED  # noqa: PLC0415
+    from fl_privacy.results.measured import read_tables  # noqa: PLC0415
 
     tables = [table for path in sorted(SHIPPED.glob("*.json")) for table in read_tables(path)]
     if found := [table for table in tables if table.matches(settings)]:
@@ -341,17 +343,20 @@ def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
 
     grid = load_grid(name, settings)
     from fl_privacy.experiment.study import plan_sweep  # noqa: PLC0415
-    from fl_privacy.report.advice import MeasuredTable, measured_rows, when_measured  # noqa: PLC0415
-    from fl_privacy.report.trade_off import read_rows  # noqa: PLC0415
     from fl_privacy.results import read_environment  # noqa: PLC0415
+    from fl_privacy.results.candidates import asked_of  # noqa: PLC0415
+    from fl_privacy.results.measured import MeasuredTable, measured_rows, when_measured  # noqa: PLC0415
+    from fl_privacy.results.study import read_study  # noqa: PLC0415
 
-    outcomes = plan_sweep(grid).outcomes()
-    defenses, unknown = measured_rows(read_rows(outcomes), [point.overrides for point in grid.points])
+    entries = plan_sweep(grid).entries()
+    rows = read_study(entries)
+    asked = asked_of([finding for row in rows for finding in row.findings])
+    defenses, unknown = measured_rows(rows, is_whole=lambda row: row.complete, asked=asked)
     command = f"fl-privacy trade-off {name} {' '.join(settings)}".rstrip()
     if len(defenses) < 2:
         raise UserError(f"Runs of the grid {name} are expected to have finished, but too few did; run `{command}`.")
     deciding = [s for s in settings if not s.startswith("out=")]
-    folders = {folder for one in outcomes for folder in (one.training, *one.attacks.values())}
+    folders = {folder for one in entries for folder in (one.training, *one.attacks.values())}
     return MeasuredTable(
         settings=(*(s for s in grid.settings if not s.startswith("out=")), *deciding),
         attacks=tuple(grid.attacks),

@@ -176,22 +176,24 @@ _UPLOADS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttackCell:
-    """One way in which every defense is attacked.
+    """One way in which every defense is attacked; what a study has only one of is empty.
 
     Attributes:
+        attack: name of the attack.
         uploads: name of what clients upload.
         state: of the model that they were sent.
         server: name of what a malicious server does; empty for one that follows the protocol.
     """
 
-    uploads: str
-    state: State
+    attack: str = ""
+    uploads: str = ""
+    state: State | Literal[""] = ""
     server: str = ""
 
     @property
     def title(self) -> str:
         """Return the cell in words."""
-        return ", ".join(part for part in (self.uploads, self.state, self.server) if part)
+        return ", ".join(part for part in (self.attack, self.uploads, self.state, self.server) if part)
 
 
 @dataclass(frozen=True, kw_only=True)

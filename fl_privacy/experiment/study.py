@@ -32,14 +32,14 @@ from fl_privacy.experiment.privacy import calibrated, noise_for_budget
 from fl_privacy.experiment.run_folder import Command, Destination
 from fl_privacy.files import write_whole
 from fl_privacy.foreign_files import read_text
-from fl_privacy.report.advice import MEASURED, MeasuredTable, write_tables
-from fl_privacy.report.benchmark import Measured, Tried, measured_of, read_standings
+from fl_privacy.report.benchmark import Measured
 from fl_privacy.report.benchmark_page import benchmark_as_plain, benchmark_in_words, render_benchmark
-from fl_privacy.report.trade_off import SweepEntry
 from fl_privacy.results import is_finished, read_environment, read_summary
+from fl_privacy.results.measured import MEASURED, MeasuredTable, measured_rows, write_tables
 from fl_privacy.results.ongoing import write_planned
 from fl_privacy.results.read import failed_attackers
 from fl_privacy.results.records import dump_json, parse_json
+from fl_privacy.results.study import StudyEntry, read_study
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,15 @@ class Sweep:
         yield list(self.trainings)
         yield [job for of_point in self.attacks for job in of_point.values()]
 
-    def outcomes(self) -> list[SweepEntry]:
+    def entries(self) -> list[StudyEntry]:
         """Return where the results of each point are, once there are any."""
         return [
-            SweepEntry(
+            StudyEntry(
                 family=point.family,
                 strength=point.strength,
-                training=training.folder,
-                attacks={name: job.folder for name, job in attacks.items()},
+                overrides=point.overrides,
+                trainings={"": training.folder},
+                attacks={AttackCell(attack=name): job.folder for name, job in attacks.items()},
             )
             for point, training, attacks in zip(self.grid.points, self.trainings, self.attacks, strict=True)
         ]
@@ -202,7 +203,7 @@ class Benchmark:
         summaries = [summary for folder in done if (summary := read_summary(folder)) is not None]
         return Measured(
             track=self.track,
-            standings=read_standings([self._tried(planned, problems) for planned in self.points]),
+            standings=read_study([self._entry(planned, problems) for planned in self.points]),
             code=sorted({str(environment["code"]) for environment in found if "code" in environment}),
             data=_data_hashes(self.points[0]),
             seconds=sum(summary.seconds.total or 0.0 for summary in summaries),
@@ -235,9 +236,8 @@ class Benchmark:
         """Build the table of one training; ``None`` unless the undefended one and a defense finished."""
         uploads = {name for name, kind in self.track.uploads.items() if kind.training == training}
         own = [standing.of_training(training, uploads) for standing in measured.standings]
-        found = [measured_of(standing) for standing in own]
-        known = tuple(defense for defense in found if defense is not None)
-        if not uploads or found[0] is None or len(known) < 2:
+        known, unknown = measured_rows(own, is_whole=lambda r: r.loss is not None and not r.missing("malicious"))
+        if not uploads or len(known) < 2:
             return None
         servers = dict.fromkeys(c.server for c in self.track.cells if c.server and c.uploads in uploads)
         return MeasuredTable(
@@ -246,13 +246,13 @@ class Benchmark:
             weights="both",
             command=f"fl-privacy benchmark {self.track.name}",
             defenses=known,
-            unknown=tuple(s.tried.name for s, told in zip(own, found, strict=True) if told is None),
+            unknown=unknown,
             attackers=tuple(self.track.attack),
         )
 
-    def _tried(self, planned: PlannedPoint, problems: Mapping[str, str]) -> Tried:
+    def _entry(self, planned: PlannedPoint, problems: Mapping[str, str]) -> StudyEntry:
         point = planned.point
-        return Tried(
+        return StudyEntry(
             family=point.family,
             strength=point.strength,
             overrides=point.overrides,
