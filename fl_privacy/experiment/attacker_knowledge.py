@@ -13,6 +13,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.federation.client import local_batches
 from fl_privacy.interception import SimulatedSideInformation
+from fl_privacy.interception.interceptor import ACTIVATION
 from fl_privacy.results import Attacker
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction, VictimId
@@ -139,10 +140,10 @@ def _expect_module(threats: ThreatModelSettings, clients: Mapping[int, Client]) 
             " features_at out."
         )
     names = [name for name, _ in next(iter(clients.values())).model.named_modules() if name]
-    if at not in names:
+    if at not in (ACTIVATION, *names):
         raise UserError(
-            f"threat_model.features_at is expected to be a module of the model, such as {', '.join(names[:4])}, but got"
-            f" {at!r}."
+            f"threat_model.features_at is expected to be a module of the model, such as {', '.join(names[:4])}, or"
+            f" {ACTIVATION}, but got {at!r}."
         )
 
 
