@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Sequence
 
 from fl_privacy.config.study import load_grid
-from fl_privacy.experiment.study import plan_sweep
+from fl_privacy.experiment.study import plan_study
 from fl_privacy.results import Attacker
 from fl_privacy.results.study import StudyRow, Versus, read_study
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--metrics", nargs="+", default=["psnr"])
     options = parser.parse_args()
-    print(table(read_study(plan_sweep(load_grid(options.grid, options.overrides)).entries()), options.metrics))
+    print(table(read_study(plan_study(load_grid(options.grid, options.overrides)).entries()), options.metrics))
 
 
 if __name__ == "__main__":
