@@ -11,12 +11,12 @@ import argparse
 from collections.abc import Sequence
 
 from fl_privacy.config.study import load_grid
-from fl_privacy.experiment.study import plan_sweep
-from fl_privacy.report.trade_off import DefenseRow, Versus, read_rows
+from fl_privacy.experiment.study import plan_study
 from fl_privacy.results import Attacker
+from fl_privacy.results.study import StudyRow, Versus, read_study
 
 
-def cell(row: DefenseRow, versus: Versus, metric: str) -> str:
+def cell(row: StudyRow, versus: Versus, metric: str) -> str:
     """Format mean and interval of a metric; empty where it was not measured."""
     found = row.statistic(versus, metric)
     if found is None:
@@ -26,13 +26,13 @@ def cell(row: DefenseRow, versus: Versus, metric: str) -> str:
     return f"{found.mean:.{digits}f}{interval}"
 
 
-def table(rows: Sequence[DefenseRow], metrics: Sequence[str]) -> str:
+def table(rows: Sequence[StudyRow], metrics: Sequence[str]) -> str:
     """Render a table in Markdown."""
     versus = [
-        Versus(attack, attacker)
-        for attack in rows[0].outcome.attacks
+        Versus(cell.title, attacker)
+        for cell in rows[0].entry.attacks
         for attacker in Attacker
-        if any(Versus(attack, attacker) in row.leakage for row in rows)
+        if any(Versus(cell.title, attacker) in row.leakage for row in rows)
     ]
     columns = [(one, metric) for one in versus for metric in metrics]
     columns = [(one, metric) for one, metric in columns if any(row.statistic(one, metric) for row in rows)]
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--metrics", nargs="+", default=["psnr"])
     options = parser.parse_args()
-    print(table(read_rows(plan_sweep(load_grid(options.grid, options.overrides)).outcomes()), options.metrics))
+    print(table(read_study(plan_study(load_grid(options.grid, options.overrides)).entries()), options.metrics))
 
 
 if __name__ == "__main__":

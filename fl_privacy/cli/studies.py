@@ -6,10 +6,10 @@ A wrong track or grid is told before PyTorch is imported.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -25,8 +25,10 @@ from fl_privacy.files import CONFIG_DIR
 from fl_privacy.results.ongoing import write_planned
 
 if TYPE_CHECKING:
-    from fl_privacy.experiment.study import Benchmark, Job
-    from fl_privacy.report.advice import MeasuredTable, Threat
+    from fl_privacy.config.study import Track
+    from fl_privacy.experiment.study import Job, StudyPlan
+    from fl_privacy.results.measured import MeasuredTable
+    from fl_privacy.results.study import Threat
 
 
 def benchmark(  # noqa: PLR0917
@@ -87,29 +89,30 @@ def run_benchmark(
         from fl_privacy.experiment.study import find_entry  # noqa: PLC0415
 
         track = track.entered(*find_entry(entry, strengths))
-    from fl_privacy.experiment.study import plan_benchmark, read_problems, write_problems  # noqa: PLC0415
+    from fl_privacy.experiment.study import plan_study, read_problems, write_problems  # noqa: PLC0415
+    from fl_privacy.experiment.study_results import measured_by, write_benchmark  # noqa: PLC0415
+    from fl_privacy.report.benchmark_page import benchmark_in_words  # noqa: PLC0415
 
     with console.status("Planning") if console.is_terminal else nullcontext():
-        planned = plan_benchmark(track)
+        planned = plan_study(track)
     if not only_report:
         _make_evaluators(planned, console)
     failed = read_problems(planned.out)
-    for title, stage in zip(STAGES, planned.stages(), strict=True):
-        left = [job for job in stage if not job.finished]
-        console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
+    for stage, problems in _stages(planned, processes, console, only_report=only_report):
         if not only_report:
             failed = {folder: why for folder, why in failed.items() if folder not in {j.folder.name for j in stage}}
-            failed |= do_all(stage_in_words(title), left, processes, console)
+            failed |= problems
             write_problems(planned.out, failed)
-    end_with(planned.in_words(), planned.write(), open_page=open_page)
+    measured = measured_by(planned)
+    end_with(benchmark_in_words(measured), write_benchmark(planned, measured), open_page=open_page)
     if failed and not only_report:
         raise UserError(
             f"{len(failed)} jobs failed, and what they would have measured counts as unknown; the first:"
-            f" {': '.join(next(iter(failed.items())))}"
+            f" {_first(failed)}"
         )
 
 
-def _make_evaluators(planned: Benchmark, console: Console) -> None:
+def _make_evaluators(planned: StudyPlan[Track], console: Console) -> None:
     """Train the evaluation networks that defenses look with, or find them trained."""
     if not planned.evaluators:
         return
@@ -140,28 +143,40 @@ def run_trade_off(
     processes = _processes(processes)
     loaded = load_grid(grid, overrides)
     say_what_takes_time()
-    from fl_privacy.experiment.study import plan_sweep  # noqa: PLC0415
+    from fl_privacy.experiment.study import plan_study  # noqa: PLC0415
+    from fl_privacy.experiment.study_results import write_sweep_table  # noqa: PLC0415
     from fl_privacy.report import trade_off_in_words, write_trade_off  # noqa: PLC0415
 
-    sweep = plan_sweep(loaded)
+    sweep = plan_study(loaded)
     if not only_report:
         write_planned(sweep.out, [job.folder.name for stage in sweep.stages() for job in stage])
-    failed: list[str] = []
-    for title, stage in zip(STAGES, sweep.stages(), strict=True):
-        left = [job for job in stage if not job.finished]
-        console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
-        if not only_report:
-            failed += [
-                f"{folder}: {why}" for folder, why in do_all(stage_in_words(title), left, processes, console).items()
-            ]
-    page = write_trade_off(sweep.outcomes(), sweep.out / "trade_off.html", psnr_below=psnr_below)
-    end_with(trade_off_in_words(sweep.outcomes(), psnr_below=psnr_below), page, open_page=open_page)
+    failed: dict[str, str] = {}
+    for _, problems in _stages(sweep, processes, console, only_report=only_report):
+        failed |= problems
+    entries = sweep.entries()
+    page = write_trade_off(entries, sweep.out / "trade_off.html", psnr_below=psnr_below)
+    write_sweep_table(sweep, grid, overrides)
+    end_with(trade_off_in_words(entries, psnr_below=psnr_below), page, open_page=open_page)
     if failed:
-        raise UserError(f"{len(failed)} jobs failed, the page leaves them out; the first: {failed[0]}")
+        raise UserError(f"{len(failed)} jobs failed, the page leaves them out; the first: {_first(failed)}")
     expect_reconstructions([job.folder for job in list(sweep.stages())[-1] if job.finished])
 
 
+def _first(failed: Mapping[str, str]) -> str:
+    return ": ".join(next(iter(failed.items())))
+
+
 STAGES = ("Training", "Attacking")
+
+
+def _stages(
+    plan: StudyPlan[Any], processes: int, console: Console, *, only_report: bool
+) -> Iterator[tuple[list[Job], dict[str, str]]]:
+    """Do what is left of ``plan``, stage after stage; yields its jobs and what went wrong, by folder's name."""
+    for title, stage in zip(STAGES, plan.stages(), strict=True):
+        left = [job for job in stage if not job.finished]
+        console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
+        yield stage, {} if only_report else do_all(stage_in_words(title), left, processes, console)
 
 
 def stage_in_words(title: str) -> str:
@@ -228,7 +243,7 @@ def advise(
     grid: Annotated[str | None, typer.Option("--grid", help="Read the runs of this grid (trade-off).")] = None,
     table: Annotated[
         Path | None,
-        typer.Option("--table", help="Read the folder of a benchmark, or a file that --save wrote."),
+        typer.Option("--table", help="Read the folder of a trade-off or benchmark, or a file that --save wrote."),
     ] = None,
     save: Annotated[Path | None, typer.Option("--save", help="Also write the tables that were read, as JSON.")] = None,
 ) -> None:
@@ -249,7 +264,7 @@ def advise(
     told = {ACCURACY_LOSS: loss} | ({PSNR_BELOW: _number(PSNR_BELOW, below)} if below else {})
     tables = _in_file(table, settings) if table else [_of_grid(grid, settings)] if grid else _shipped(settings)
     if save is not None:
-        from fl_privacy.report.advice import write_tables  # noqa: PLC0415
+        from fl_privacy.results.measured import write_tables  # noqa: PLC0415
 
         write_tables(save, tables)
     print("\n\n".join(_answers(tables, threat=threat, **told)))
@@ -290,13 +305,14 @@ def _number(key: str, value: str) -> float:
 
 
 def _in_file(path: Path, settings: Sequence[str]) -> list[MeasuredTable]:
-    from fl_privacy.report.advice import MEASURED, read_tables  # noqa: PLC0415
+    from fl_privacy.results.measured import MEASURED, read_tables  # noqa: PLC0415
 
     file = path / MEASURED if path.is_dir() else path
     if not file.is_file():
         raise UserError(
-            f"--table is expected to be the folder of a benchmark that measured at least one defense, or a file that"
-            f" --save wrote, but there is no {file}; run `fl-privacy benchmark` first."
+            f"--table is expected to be the folder of a trade-off or benchmark that measured at least one defense, or a"
+            f" file that --save wrote, but there is no {file}; run `fl-privacy trade-off` or `fl-privacy benchmark`"
+            " first."
         )
     tables = read_tables(file)
     if found := [table for table in tables if table.matches(settings)]:
@@ -307,7 +323,8 @@ def _in_file(path: Path, settings: Sequence[str]) -> list[MeasuredTable]:
 
 
 def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
-    from fl_privacy.report.advice import SHIPPED, read_tables  # noqa: PLC0415
+    from fl_privacy.report.advice import SHIPPED  # noqa: PLC0415
+    from fl_privacy.results.measured import read_tables  # noqa: PLC0415
 
     tables = [table for path in sorted(SHIPPED.glob("*.json")) for table in read_tables(path)]
     if found := [table for table in tables if table.matches(settings)]:
@@ -341,25 +358,7 @@ def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
     from fl_privacy.config.study import load_grid  # noqa: PLC0415
 
     grid = load_grid(name, settings)
-    from fl_privacy.experiment.study import plan_sweep  # noqa: PLC0415
-    from fl_privacy.report.advice import MeasuredTable, measured_rows, when_measured  # noqa: PLC0415
-    from fl_privacy.report.trade_off import read_rows  # noqa: PLC0415
-    from fl_privacy.results import read_environment  # noqa: PLC0415
+    from fl_privacy.experiment.study import plan_study  # noqa: PLC0415
+    from fl_privacy.experiment.study_results import sweep_table  # noqa: PLC0415
 
-    outcomes = plan_sweep(grid).outcomes()
-    defenses, unknown = measured_rows(read_rows(outcomes), [point.overrides for point in grid.points])
-    command = f"fl-privacy trade-off {name} {' '.join(settings)}".rstrip()
-    if len(defenses) < 2:
-        raise UserError(f"Runs of the grid {name} are expected to have finished, but too few did; run `{command}`.")
-    deciding = [s for s in settings if not s.startswith("out=")]
-    folders = {folder for one in outcomes for folder in (one.training, *one.attacks.values())}
-    return MeasuredTable(
-        settings=tuple(s for s in merge_overrides(grid.settings, settings) if not s.startswith("out=")),
-        attacks=tuple(grid.attacks),
-        weights=grid.weights,
-        command=" ".join(["fl-privacy trade-off", name, *deciding]),
-        defenses=defenses,
-        unknown=unknown,
-        when=when_measured(map(read_environment, folders)),
-        attackers=tuple(grid.attack),
-    )
+    return sweep_table(plan_study(grid), name, settings)

@@ -1,11 +1,8 @@
-"""A fixed track of the benchmark: which models are attacked through which uploads, by whom, behind which defenses.
-
-A grid of defenses and attacks: which jobs a trade-off sweep consists of.
-"""
+"""Which jobs a study consists of: of a trade-off, read from a grid, and of a benchmark, read from a fixed track."""
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -49,38 +46,96 @@ class GridPoint:
     overrides: tuple[str, ...]
 
 
+State = Literal["untrained", "early", "trained"]
+"""Of the attacked model: fresh, after a few rounds, after all of them."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Grid:
-    """Trainings and attacks of a trade-off; attributes are overrides unless stated otherwise.
+class AttackCell:
+    """One way in which every defense is attacked; what a study has only one of is empty.
+
+    Attributes:
+        attack: name of the attack.
+        uploads: name of what clients upload.
+        state: of the model that they were sent.
+        server: name of what a malicious server does; empty for one that follows the protocol.
+    """
+
+    attack: str = ""
+    uploads: str = ""
+    state: State | Literal[""] = ""
+    server: str = ""
+
+    @property
+    def title(self) -> str:
+        """Return the cell in words."""
+        return ", ".join(part for part in (self.attack, self.uploads, self.state, self.server) if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackPlan:
+    """How a cell is attacked.
+
+    Attributes:
+        training: name of the training that the attacked model comes from.
+        state: of that model.
+        overrides: of the attack, but for the defense.
+    """
+
+    training: str
+    state: State
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Trainings and attacks on them, behind every defense; attributes are overrides unless stated otherwise.
 
     Attributes:
         settings: of every job.
-        train: of the trainings.
-        attack: of the attacks.
-        attacks: of each attack by its name.
-        weights: attack the model of the first round or the one that the training ended at.
-        points: the undefended one first.
+        attack: of every attack.
+        trainings: by name, the main one first.
+        attacks: how each cell is attacked.
+        points: defenses at their strengths, the undefended one first.
+        early: rounds of training behind the state ``early``.
+        evaluators: training -> how ``train-evaluator`` makes the network that Refiner looks with there.
+        entry: family of the user's own defense among ``points`` -> the name of its runs, which tells its source.
     """
 
     settings: tuple[str, ...]
-    train: tuple[str, ...]
     attack: tuple[str, ...]
-    attacks: Mapping[str, tuple[str, ...]]
-    weights: Literal["initial", "final"]
+    trainings: Mapping[str, tuple[str, ...]]
+    attacks: Mapping[AttackCell, AttackPlan]
     points: tuple[GridPoint, ...]
+    early: int = 1
+    evaluators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    entry: Mapping[str, str] = field(default_factory=dict)
 
-    def training(self, point: GridPoint) -> list[str]:
-        """Return overrides of the training of ``point``, which nobody attacks; accuracies are compared in the end."""
-        own = ("attack=none", "baseline=false")
-        return merge_overrides(self.settings, self.train, point.overrides, own)
+    @property
+    def cells(self) -> list[AttackCell]:
+        """Return all cells, in their order."""
+        return list(self.attacks)
 
-    def attacking(self, point: GridPoint, attack: str, weights: Path | None) -> list[str]:
-        """Return overrides of the attack called ``attack`` on ``point``, whose training is in ``weights``."""
-        own = (f"weights={weights}",) if weights else ()
-        return merge_overrides(self.settings, self.attack, self.attacks[attack], point.overrides, own)
+    def weights(self, training: str = "") -> Literal["initial", "final", "both"]:
+        """Say which model of a training is attacked: that of the first round, a later one, or both."""
+        fresh = {plan.state == "untrained" for plan in self.attacks.values() if plan.training == training}
+        return "both" if len(fresh) > 1 else "initial" if True in fresh else "final"
+
+    def training(self, point: GridPoint, name: str = "", *, early: bool = False) -> list[str]:
+        """Return overrides of the training called ``name`` behind ``point``, or of its first rounds alone.
+
+        Nobody attacks it, and accuracies are compared in the end.
+        """
+        rounds = [f"federation.rounds={self.early}", f"evaluate_every={self.early}"] if early else []
+        own = ("attack=none", "baseline=false", *rounds)
+        return merge_overrides(self.settings, self.trainings[name], point.overrides, own)
+
+    def attacking(self, point: GridPoint, cell: AttackCell) -> list[str]:
+        """Return overrides of the attack of ``cell`` on ``point``, but for the weights of the model."""
+        return merge_overrides(self.attacks[cell].overrides, point.overrides)
 
 
-def load_grid(name: str, overrides: Sequence[str] = ()) -> Grid:
+def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
     """Load the grid of that name, or in the file of that name.
 
     Args:
@@ -100,11 +155,7 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Grid:
             raise UserError(
                 f"{key} in the grid {name} is expected to be {in_words(annotation)}, but got {raw.get(key)!r}."
             )
-    if UNDEFENDED in raw["defenses"]:
-        raise UserError(
-            f"defenses in the grid {name} are expected to have names of their own, but got {UNDEFENDED}, which each"
-            " sweep has beside them; call it otherwise, or leave it out."
-        )
+    _expect_defended(raw["defenses"], f"the grid {name}")
     for own in (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values()):
         expect_plain(own, trust, where=f"The grid {name}")
         if name not in grid_names():
@@ -112,17 +163,34 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Grid:
     to_attacks = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key.startswith("attack.")]
     to_train = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key.startswith("inference")]
     to_all = [o for o in overrides if o not in (*to_attacks, *to_train)]
-    return Grid(
-        settings=tuple(raw["settings"]),
-        train=(*raw["train"], *to_all, *to_train),
-        attack=tuple(raw["attack"]),
-        attacks={attack: (*own, *to_all, *to_attacks) for attack, own in raw["attacks"].items()},
-        weights=raw["weights"],
-        points=(
-            GridPoint(UNDEFENDED, "", ("defense=none",)),
-            *(point for family, own in raw["defenses"].items() for point in grid_points(family, own)),
-        ),
+    settings, common = tuple(raw["settings"]), tuple(raw["attack"])
+    state: State = "untrained" if raw["weights"] == "initial" else "trained"
+    return Study(
+        settings=settings,
+        attack=common,
+        trainings={"": (*raw["train"], *to_all, *to_train)},
+        attacks={
+            AttackCell(attack=attack): AttackPlan(
+                training="", state=state, overrides=(*settings, *common, *own, *to_all, *to_attacks)
+            )
+            for attack, own in raw["attacks"].items()
+        },
+        points=_points(raw["defenses"]),
     )
+
+
+def _points(defenses: Mapping[str, Sequence[str]]) -> tuple[GridPoint, ...]:
+    """Return all defenses at their strengths, after the undefended one."""
+    undefended = GridPoint(UNDEFENDED, "", ("defense=none",))
+    return (undefended, *(point for family, own in defenses.items() for point in grid_points(family, own)))
+
+
+def _expect_defended(defenses: Mapping[str, object], where: str) -> None:
+    if UNDEFENDED in defenses:
+        raise UserError(
+            f"defenses in {where} are expected to have names of their own, but got {UNDEFENDED}, which each sweep has"
+            " beside them; call it otherwise, or leave it out."
+        )
 
 
 def grid_names() -> list[str]:
@@ -146,9 +214,6 @@ def _read(name: str) -> Mapping[str, Any]:
 
 
 TRACKS = Path(__file__).resolve().parent.parent / "tracks"
-
-State = Literal["untrained", "early", "trained"]
-"""Of the attacked model: fresh, after a few rounds, after all of them."""
 
 _SECTIONS_OF_TRACK: dict[str, Any] = {
     "version": int,
@@ -176,26 +241,6 @@ _UPLOADS: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackCell:
-    """One way in which every defense is attacked.
-
-    Attributes:
-        uploads: name of what clients upload.
-        state: of the model that they were sent.
-        server: name of what a malicious server does; empty for one that follows the protocol.
-    """
-
-    uploads: str
-    state: State
-    server: str = ""
-
-    @property
-    def title(self) -> str:
-        """Return the title of the cell."""
-        return ", ".join(part for part in (self.uploads, self.state, self.server) if part)
-
-
-@dataclass(frozen=True, kw_only=True)
 class UploadKind:
     """A kind of upload of clients, and the states of the model in which it is attacked.
 
@@ -215,65 +260,26 @@ class UploadKind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Track:
-    """Contents of a benchmark; attributes are overrides unless stated otherwise.
+class Track(Study):
+    """Contents of a benchmark: a study whose settings are fixed.
 
     Attributes:
         name: of its file.
         version: number; figures of different versions are not compared.
         about: in sentences.
-        settings: of every job.
-        attack: of every attack.
-        early: rounds of training behind the state ``early``.
-        trainings: by name.
         uploads: by name.
         accuracy_loss: points, for each of which there is a board.
-        points: defenses at their strengths, the undefended one first.
         left_out: shipped defense -> why it has no place here.
-        evaluators: training -> how ``train-evaluator`` makes the network that Refiner looks with there.
-        entry: family of the user's own defense among ``points`` -> the name of its runs, which tells its source.
         sha256: of all that decides the figures, the user's own defenses aside.
     """
 
     name: str
     version: int
     about: str
-    settings: tuple[str, ...]
-    attack: tuple[str, ...]
-    early: int
-    trainings: Mapping[str, tuple[str, ...]]
     uploads: Mapping[str, UploadKind]
     accuracy_loss: tuple[float, ...]
-    points: tuple[GridPoint, ...]
     left_out: Mapping[str, str]
-    evaluators: Mapping[str, tuple[str, ...]]
     sha256: str
-    entry: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def cells(self) -> list[AttackCell]:
-        """Return all cells: honest servers first, upload by upload."""
-        honest = [AttackCell(uploads=name, state=state) for name, kind in self.uploads.items() for state in kind.states]
-        malicious = [
-            AttackCell(uploads=name, state=state, server=server)
-            for name, kind in self.uploads.items()
-            for server in kind.servers
-            for state in kind.server_states
-        ]
-        return honest + malicious
-
-    def training(self, point: GridPoint, name: str, *, early: bool = False) -> list[str]:
-        """Return overrides of the training called ``name`` behind ``point``, or of its first rounds alone."""
-        rounds = [f"federation.rounds={self.early}", f"evaluate_every={self.early}"] if early else []
-        own = ("attack=none", "baseline=false", *rounds)
-        return merge_overrides(self.settings, self.trainings[name], point.overrides, own)
-
-    def attacking(self, point: GridPoint, cell: AttackCell) -> list[str]:
-        """Return overrides of the attack of ``cell`` on ``point``, but for the weights of the model."""
-        kind = self.uploads[cell.uploads]
-        server = kind.servers[cell.server] if cell.server else ()
-        parts = (self.settings, self.trainings[kind.training], self.attack, kind.attack, server, point.overrides)
-        return merge_overrides(*parts)
 
     def entered(self, points: Sequence[GridPoint], source: str) -> "Track":
         """Return the same track with the user's own defense at its strengths.
@@ -313,26 +319,36 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
     for key in ("trainings", "uploads", "accuracy_loss"):
         if not raw[key]:
             raise UserError(f"{key} of the track {name} is expected to have an entry, but has none.")
+    _expect_defended(raw["defenses"], f"the track {name}")
     for own in _overrides_of(raw):
         expect_plain(own, (), where=f"The track {name}")
         if name not in track_names():
             expect_below_here(own, where=f"The track {name}")
     free = _of_runtime(name, overrides)
     of_attacks = [o for o, key in zip(free, override_keys(free), strict=True) if key.startswith("attack.")]
+    settings = (*raw["settings"], *(o for o in free if o not in of_attacks))
+    attack = (*raw["attack"], *of_attacks)
+    trainings = {training: tuple(own) for training, own in raw["trainings"].items()}
+    uploads = {upload: _upload_kind(entry) for upload, entry in raw["uploads"].items()}
     return Track(
         name=Path(name).stem,
         version=raw["version"],
         about=" ".join(raw["about"].split()),
-        settings=(*raw["settings"], *(o for o in free if o not in of_attacks)),
-        attack=(*raw["attack"], *of_attacks),
+        settings=settings,
+        attack=attack,
         early=raw["early"],
-        trainings={training: tuple(own) for training, own in raw["trainings"].items()},
-        uploads={uploads: _upload_kind(entry) for uploads, entry in raw["uploads"].items()},
+        trainings=trainings,
+        uploads=uploads,
+        attacks={
+            cell: AttackPlan(
+                training=kind.training,
+                state=state,
+                overrides=(*settings, *trainings[kind.training], *attack, *kind.attack, *kind.servers.get(server, ())),
+            )
+            for kind, state, server, cell in _cells(uploads)
+        },
         accuracy_loss=tuple(sorted(raw["accuracy_loss"])),
-        points=(
-            GridPoint(UNDEFENDED, "", ("defense=none",)),
-            *(point for family, own in raw["defenses"].items() for point in grid_points(family, own)),
-        ),
+        points=_points(raw["defenses"]),
         left_out=_left_out(name, raw),
         evaluators={training: tuple(own) for training, own in raw["evaluators"].items()},
         sha256=hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest(),
@@ -348,6 +364,17 @@ def _left_out(name: str, raw: Mapping[str, Any]) -> dict[str, str]:
     shipped = sorted(path.stem for path in (CONFIG_DIR / "defense").glob("*.yaml"))
     others = [each for each in shipped if each not in ("none", "custom", *given) and f"defense={each}" not in used]
     return given | dict.fromkeys(others, "not measured in this track")
+
+
+def _cells(uploads: Mapping[str, UploadKind]) -> Iterator[tuple[UploadKind, State, str, AttackCell]]:
+    """Yield kind of upload, state, server and cell of each way to attack: honest servers first, upload by upload."""
+    for name, kind in uploads.items():
+        for state in kind.states:
+            yield kind, state, "", AttackCell(uploads=name, state=state)
+    for name, kind in uploads.items():
+        for server in kind.servers:
+            for state in kind.server_states:
+                yield kind, state, server, AttackCell(uploads=name, state=state, server=server)
 
 
 def track_names() -> list[str]:

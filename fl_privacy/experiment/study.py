@@ -13,33 +13,34 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Generic, TypeVar
 
 from fl_privacy.checks import fits
 from fl_privacy.config import RunSettings, compose_run
 from fl_privacy.config._options import options
 from fl_privacy.config.building import own_modules
-from fl_privacy.config.compose import merge_overrides, override_keys
-from fl_privacy.config.keys import is_within, keys_of
-from fl_privacy.config.settings import Role
-from fl_privacy.config.study import AttackCell, Grid, GridPoint, Track, grid_points
-from fl_privacy.data import images_of
+from fl_privacy.config.compose import override_keys
+from fl_privacy.config.keys import is_within
+from fl_privacy.config.study import AttackCell, GridPoint, Study, grid_points
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError, in_one_line
 from fl_privacy.experiment.app_captures import app_captures, as_captured
-from fl_privacy.experiment.build import build_dataset
 from fl_privacy.experiment.privacy import calibrated, noise_for_budget
 from fl_privacy.experiment.run_folder import Command, Destination
 from fl_privacy.files import write_whole
 from fl_privacy.foreign_files import read_text
-from fl_privacy.report.advice import MEASURED, MeasuredTable, when_measured, write_tables
-from fl_privacy.report.benchmark import Measured, Tried, measured_of, read_standings
-from fl_privacy.report.benchmark_page import benchmark_as_plain, benchmark_in_words, render_benchmark
-from fl_privacy.report.trade_off import SweepEntry
-from fl_privacy.results import is_finished, read_environment, read_summary
+from fl_privacy.results import is_finished
 from fl_privacy.results.ongoing import write_planned
-from fl_privacy.results.read import failed_attackers
 from fl_privacy.results.records import dump_json, parse_json
+from fl_privacy.results.study import StudyEntry
+
+S = TypeVar("S", bound=Study)
+
+REFINER = "refiner"
+"""The defense that looks at images with an evaluation network."""
+
+PROBLEMS = "problems.json"
+"""File in the folder of a study: why jobs failed."""
 
 
 @dataclass(frozen=True)
@@ -63,59 +64,76 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
-    """All jobs of a grid.
+class PlannedPoint:
+    """A defense at one strength: its jobs.
 
     Attributes:
-        out: the folder of their folders.
-        trainings: one for each point of the grid, in its order.
-        attacks: by name, for each point.
-        grid: what they come from.
+        point: of the study.
+        trainings: by name.
+        early: those of the first rounds alone, where a cell attacks their model.
+        attacks: by cell.
     """
 
+    point: GridPoint
+    trainings: Mapping[str, Job]
+    early: Mapping[str, Job]
+    attacks: Mapping[AttackCell, Job]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyPlan(Generic[S]):
+    """All jobs of a study.
+
+    Attributes:
+        study: what they come from.
+        out: the folder of their folders.
+        points: in the order of the study.
+    """
+
+    study: S
     out: Path
-    trainings: tuple[Job, ...]
-    attacks: tuple[Mapping[str, Job], ...]
-    grid: Grid
+    points: tuple[PlannedPoint, ...]
 
     def stages(self) -> Iterator[list[Job]]:
-        """Yield what can be done side by side, stage after stage."""
-        yield list(self.trainings)
-        yield [job for of_point in self.attacks for job in of_point.values()]
+        """Yield what can be done side by side, stage after stage: trainings, then attacks; each job once."""
+        trainings = [job for planned in self.points for job in (*planned.trainings.values(), *planned.early.values())]
+        for stage in (trainings, [job for planned in self.points for job in planned.attacks.values()]):
+            yield list({job.folder: job for job in stage}.values())
 
-    def outcomes(self) -> list[SweepEntry]:
-        """Return where the results of each point are, once there are any."""
+    @property
+    def evaluators(self) -> dict[Path, tuple[str, ...]]:
+        """Return files of the evaluation networks that the study needs, and how ``train-evaluator`` makes them."""
+        return {_evaluator_file(self.out, self.study, name): own for name, own in self.study.evaluators.items()}
+
+    def entries(self, problems: Mapping[str, str] | None = None) -> list[StudyEntry]:
+        """Return where the results of each point are, once there are any.
+
+        Args:
+            problems: why jobs failed, by their folder's name.
+        """
         return [
-            SweepEntry(
-                family=point.family,
-                strength=point.strength,
-                training=training.folder,
-                attacks={name: job.folder for name, job in attacks.items()},
+            StudyEntry(
+                family=planned.point.family,
+                strength=planned.point.strength,
+                overrides=planned.point.overrides,
+                own=planned.point.family in self.study.entry,
+                trainings={name: job.folder for name, job in planned.trainings.items()},
+                attacks={cell: job.folder for cell, job in planned.attacks.items()},
+                problems=problems or {},
             )
-            for point, training, attacks in zip(self.grid.points, self.trainings, self.attacks, strict=True)
+            for planned in self.points
         ]
 
 
-def plan_sweep(grid: Grid) -> Sweep:
-    """Plan the jobs of ``grid``.
+def plan_study(study: S) -> StudyPlan[S]:
+    """Plan the jobs of ``study``.
 
     Raises:
         UserError: the configuration of one is wrong.
     """
-    trainings = tuple(planned_job("run", compose_run(grid.training(point))) for point in grid.points)
-    attacks = tuple(
-        {name: planned_job("attack", compose_run(_attacking(grid, point, training, name))) for name in grid.attacks}
-        for point, training in zip(grid.points, trainings, strict=True)
-    )
-    return Sweep(out=trainings[0].folder.parent, trainings=trainings, attacks=attacks, grid=grid)
-
-
-def _attacking(grid: Grid, point: GridPoint, training: Job, attack: str) -> list[str]:
-    """Return the overrides of an attack; it faces the noise that the training was calibrated to."""
-    weights = training.folder if grid.weights == "final" else None
-    noise = noise_for_budget(training.config)
-    overrides = [f"{key}={'null' if value is None else repr(value)}" for key, value in noise.items()]
-    return merge_overrides(grid.attacking(point, attack, weights), overrides)
+    composed = _Composed(study)
+    points = tuple(_planned(study, point, composed) for point in study.points)
+    return StudyPlan(study=study, out=composed.out, points=points)
 
 
 def planned_job(command: Command, config: RunSettings) -> Job:
@@ -144,174 +162,29 @@ def write_plan(command: Command, configs: Sequence[RunSettings]) -> None:
             write_planned(out, names)
 
 
-REFINER = "refiner"
-"""The defense that looks at images with an evaluation network."""
-
-PAGE, FIGURES, PROBLEMS = "benchmark.html", "benchmark.json", "problems.json"
-"""Files in the benchmark's folder, beside the table for ``fl-privacy advise``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedPoint:
-    """A defense at one strength, with its jobs.
-
-    Attributes:
-        point: of the track.
-        trainings: by name.
-        early: those of the first rounds alone, where a cell attacks their model.
-        attacks: by cell.
-    """
-
-    point: GridPoint
-    trainings: Mapping[str, Job]
-    early: Mapping[str, Job]
-    attacks: Mapping[AttackCell, Job]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Benchmark:
-    """All jobs of a track.
-
-    Attributes:
-        track: what they come from.
-        out: the folder of their folders.
-        points: in the order of the track.
-    """
-
-    track: Track
-    out: Path
-    points: tuple[PlannedPoint, ...]
-
-    def stages(self) -> Iterator[list[Job]]:
-        """Yield what can be done side by side, stage after stage: trainings, then attacks; each job once."""
-        trainings = [job for planned in self.points for job in (*planned.trainings.values(), *planned.early.values())]
-        for stage in (trainings, [job for planned in self.points for job in planned.attacks.values()]):
-            yield list({job.folder: job for job in stage}.values())
-
-    @property
-    def evaluators(self) -> dict[Path, tuple[str, ...]]:
-        """Return files of the evaluation networks that the track needs, and how ``train-evaluator`` makes them."""
-        return {_evaluator_file(self.out, self.track, name): own for name, own in self.track.evaluators.items()}
-
-    def measured(self) -> Measured:
-        """Return what came out of it so far."""
-        problems = read_problems(self.out)
-        jobs = [job for stage in self.stages() for job in stage]
-        done = [job.folder for job in jobs if job.finished]
-        found = [read_environment(folder) for folder in done]
-        summaries = [summary for folder in done if (summary := read_summary(folder)) is not None]
-        return Measured(
-            track=self.track,
-            standings=read_standings([self._tried(planned, problems) for planned in self.points]),
-            code=sorted({str(environment["code"]) for environment in found if "code" in environment}),
-            data=_data_hashes(self.points[0]),
-            seconds=sum(summary.seconds.total or 0.0 for summary in summaries),
-            jobs=len(jobs),
-            jobs_done=len(done),
-            hardware=", ".join(sorted({_hardware(environment) for environment in found})),
-        )
-
-    def write(self) -> Path:
-        """Write the page over what has finished, its figures as JSON and the tables for ``fl-privacy advise``.
-
-        One table for each training. Returns the page.
-        """
-        measured = self.measured()
-        write_whole(self.out / FIGURES, dump_json(benchmark_as_plain(measured), indent=1) + "\n")
-        tables = [table for name in self.track.trainings if (table := self._table(measured, name)) is not None]
-        if tables:
-            write_tables(self.out / MEASURED, tables)
-        else:
-            (self.out / MEASURED).unlink(missing_ok=True)
-        page = self.out / PAGE
-        write_whole(page, render_benchmark(measured))
-        return page
-
-    def in_words(self) -> str:
-        """Say which defense leaks least, as far as it was measured."""
-        return benchmark_in_words(self.measured())
-
-    def _table(self, measured: Measured, training: str) -> MeasuredTable | None:
-        """Build the table of one training; ``None`` unless the undefended one and a defense finished."""
-        uploads = {name for name, kind in self.track.uploads.items() if kind.training == training}
-        own = [standing.of_training(training, uploads) for standing in measured.standings]
-        found = [measured_of(standing) for standing in own]
-        known = tuple(defense for defense in found if defense is not None)
-        if not uploads or found[0] is None or len(known) < 2:
-            return None
-        servers = dict.fromkeys(c.server for c in self.track.cells if c.server and c.uploads in uploads)
-        return MeasuredTable(
-            settings=_deciding((*self.track.settings, *self.track.trainings[training])),
-            attacks=("auto", *servers),
-            weights="both",
-            command=f"fl-privacy benchmark {self.track.name}",
-            defenses=known,
-            unknown=tuple(s.tried.name for s, told in zip(own, found, strict=True) if told is None),
-            when=when_measured(
-                read_environment(job.folder) for job in self._jobs_of(training, uploads) if job.finished
-            ),
-            attackers=tuple(self.track.attack),
-        )
-
-    def _jobs_of(self, training: str, uploads: Collection[str]) -> Iterator[Job]:
-        """Yield the jobs of one training and those that attack what is uploaded in it."""
-        for planned in self.points:
-            yield planned.trainings[training]
-            yield from (job for cell, job in planned.attacks.items() if cell.uploads in uploads)
-
-    def _tried(self, planned: PlannedPoint, problems: Mapping[str, str]) -> Tried:
-        point = planned.point
-        return Tried(
-            family=point.family,
-            strength=point.strength,
-            overrides=point.overrides,
-            own=point.family in self.track.entry,
-            trainings={name: job.folder for name, job in planned.trainings.items()},
-            attacks={cell: job.folder for cell, job in planned.attacks.items()},
-            problems={**_failures(planned), **problems},
-        )
-
-
-def _failures(planned: PlannedPoint) -> dict[str, str]:
-    """Return why attacks that finished failed on all of their victims, by their folder's name.
-
-    Malicious servers are left out, who may find none of the images that they look for.
-    """
-    done = [job.folder for cell, job in planned.attacks.items() if not cell.server and job.finished]
-    return {folder.name: next(iter(found.values())) for folder in done if (found := failed_attackers(folder))}
-
-
-def plan_benchmark(track: Track) -> Benchmark:
-    """Plan the jobs of ``track``.
-
-    Raises:
-        UserError: the configuration of one is wrong.
-    """
-    composed = _Composed(track)
-    points = tuple(_planned(track, point, composed) for point in track.points)
-    return Benchmark(track=track, out=composed.out, points=points)
-
-
-def _evaluator_file(out: Path, track: Track, training: str) -> Path:
-    return out / f"evaluator-{list(track.trainings).index(training)}.safetensors"
+def _evaluator_file(out: Path, study: Study, training: str) -> Path:
+    return out / f"evaluator-{list(study.trainings).index(training)}.safetensors"
 
 
 class _Composed:
-    """Configurations of a track's jobs; what points share is composed once, since Hydra takes a while.
+    """Configurations of a study's jobs; what points share is composed once, since Hydra takes a while.
 
     Args:
-        track: whose.
+        study: whose.
     """
 
-    def __init__(self, track: Track) -> None:
-        self.out = Path(compose_run([o for o in track.settings if o.startswith("out=")]).out)
+    def __init__(self, study: Study) -> None:
+        main = study.training(study.points[0], next(iter(study.trainings)))
+        self.out = Path(compose_run([o for o in main if o.startswith("out=")]).out)
         self._shared: dict[tuple[str, ...], RunSettings] = {}
         self._defenses: dict[GridPoint, RunSettings] = {}
 
     def __call__(self, point: GridPoint, overrides: list[str], changes: Mapping[str, object]) -> RunSettings:
         """Compose ``overrides``, those of ``point`` included, with ``changes`` of them by dotted key."""
         keys = override_keys(point.overrides)
-        if not all(key == "defense" or key.startswith("defense.") for key in keys):
+        others = [key for key in override_keys(overrides) if key not in keys]
+        alone = "defense" in keys and all(is_within(key, ["defense"]) for key in keys)
+        if not alone or any(is_within(key, ["defense"]) for key in others):
             return compose_run(overrides).changed(changes)
         if point not in self._defenses:
             self._defenses[point] = compose_run(point.overrides)
@@ -343,60 +216,33 @@ def write_problems(out: Path, problems: Mapping[str, str]) -> None:
         write_whole(out / PROBLEMS, dump_json(dict(problems), indent=1))
 
 
-def _planned(track: Track, point: GridPoint, composed: _Composed) -> PlannedPoint:
-    cells = track.cells
-    early_ones = {track.uploads[cell.uploads].training for cell in cells if cell.state == "early"}
+def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoint:
+    early_ones = {plan.training for plan in study.attacks.values() if plan.state == "early"}
 
     def changes(training: str, **further: object) -> dict[str, object]:
-        looks = f"defense={REFINER}" in point.overrides and training in track.evaluators
-        own = {"defense.evaluator": str(_evaluator_file(composed.out, track, training))} if looks else {}
-        named = {"name": track.entry[point.family]} if point.family in track.entry else {}
+        looks = f"defense={REFINER}" in point.overrides and training in study.evaluators
+        own = {"defense.evaluator": str(_evaluator_file(composed.out, study, training))} if looks else {}
+        named = {"name": study.entry[point.family]} if point.family in study.entry else {}
         return {**named, **own, **further}
 
     def training(name: str, *, early: bool) -> Job:
-        return planned_job("run", composed(point, track.training(point, name, early=early), changes(name)))
+        return planned_job("run", composed(point, study.training(point, name, early=early), changes(name)))
 
-    trainings = {name: training(name, early=False) for name in track.trainings}
+    trainings = {name: training(name, early=False) for name in study.trainings}
     early = {name: training(name, early=True) for name in sorted(early_ones)}
+    noise = {name: noise_for_budget(job.config) for name, job in trainings.items()}
 
     def attack(cell: AttackCell) -> Job:
-        name = track.uploads[cell.uploads].training
-        models = {"untrained": None, "early": early.get(name), "trained": trainings[name]}
-        model = models[cell.state]
-        weights = str(model.folder) if model else None
-        return planned_job("attack", composed(point, track.attacking(point, cell), changes(name, weights=weights)))
+        """Plan an attack; it faces the noise that the training was calibrated to."""
+        plan = study.attacks[cell]
+        model = {"untrained": None, "early": early.get(plan.training), "trained": trainings[plan.training]}[plan.state]
+        weights = {"weights": str(model.folder)} if model else {}
+        own = changes(plan.training, **weights, **noise[plan.training])
+        return planned_job("attack", composed(point, study.attacking(point, cell), own))
 
-    attacks = {cell: attack(cell) for cell in cells}
-    return PlannedPoint(point=point, trainings=trainings, early=early, attacks=attacks)
-
-
-def _data_hashes(planned: PlannedPoint) -> dict[str, str]:
-    """Return the SHA-256 of images and labels of each data set that the trainings use, by its name."""
-    found = {}
-    for job in planned.trainings.values():
-        config = job.config
-        name = str(config.choices["data"])
-        if name in found:
-            continue
-        dataset, content = build_dataset(config.data), hashlib.sha256()
-        for split in (dataset.train, dataset.test):
-            if (images := images_of(split)) is not None:
-                for tensor in (images.images, images.labels):
-                    content.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-                    content.update(tensor.contiguous().numpy().tobytes())
-        found[name] = content.hexdigest()
-    return found
-
-
-def _deciding(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Keep the overrides that figures depend on."""
-    keys = override_keys(overrides)
-    return tuple(o for o, key in zip(overrides, keys, strict=True) if not is_within(key, keys_of(Role.RUNTIME)))
-
-
-def _hardware(environment: Mapping[str, Any]) -> str:
-    gpus = environment.get("gpus") or []
-    return f"{environment.get('cpu', 'unknown')}{''.join(f' and {gpu}' for gpu in gpus)}"
+    return PlannedPoint(
+        point=point, trainings=trainings, early=early, attacks={cell: attack(cell) for cell in study.cells}
+    )
 
 
 def find_entry(entry: str, strengths: Sequence[str]) -> tuple[list[GridPoint], str]:

@@ -71,6 +71,7 @@ class Metric:
         digits: a value as a person reads it, without unit.
         description: one line.
         package: that it needs beyond those of the core; without it the metric is left out.
+        of_papers: whether papers compare by it and it says little to others: pages show it behind a click.
     """
 
     function: MetricFunction | None
@@ -83,6 +84,7 @@ class Metric:
     digits: Callable[[float], str] = decimals
     description: str
     package: str | None = None
+    of_papers: bool = False
 
     @property
     def available(self) -> bool:
@@ -163,6 +165,9 @@ _OF_BAGS: tuple[tuple[str, str, str], ...] = (
 )
 """Name, title, description of the metrics of words read in no order."""
 
+_SELDOM = {"token_precision", "rouge_1", "rouge_2", "word_precision", "count_f1"}
+"""Metrics of texts that papers alone compare by."""
+
 METRICS: dict[str, Metric] = {
     "psnr": Metric(
         function=_in("images", "psnr"),
@@ -197,6 +202,7 @@ METRICS: dict[str, Metric] = {
         title="MSE",
         digits=significant,
         description="Mean squared error of the pixels (BPMSE).",
+        of_papers=True,
     ),
     "bpki": Metric(
         function=_in("images", "bpki"),
@@ -204,12 +210,14 @@ METRICS: dict[str, Metric] = {
         title="BPKI",
         description="Bayesian privacy loss: KL of a uniform histogram to that of the guess; 10 intervals, 1 pixel added"
         " to each unless bpki says otherwise. Up to 0.3 counts as safe.",
+        of_papers=True,
     ),
     "rmse": Metric(
         function=_in("images", "rmse"),
         leaks="low",
         title="rMSE",
         description="Error relative to the image, ||guess - x|| / ||x||.",
+        of_papers=True,
     ),
     "likeness": Metric(
         function=None,
@@ -226,6 +234,7 @@ METRICS: dict[str, Metric] = {
         unit="dB",
         digits=decibel,
         description="Peak signal-to-noise ratio after the best harmless change.",
+        of_papers=True,
     ),
     "aligned_ssim": Metric(
         function=None,
@@ -233,6 +242,7 @@ METRICS: dict[str, Metric] = {
         range=(-1.0, 1.0),
         title="Aligned SSIM",
         description="Structural similarity after the best harmless change.",
+        of_papers=True,
     ),
     "noise_ratio": Metric(
         function=None,
@@ -241,6 +251,7 @@ METRICS: dict[str, Metric] = {
         threshold=Threshold(value=0.4, source="Refiner"),
         title="Noise ratio",
         description="Share of noise that Refiner's evaluation network sees in the guess; needs evaluator=FILE.",
+        of_papers=True,
     ),
     "transformed_psnr": Metric(
         function=_in("images", "psnr"),
@@ -259,6 +270,7 @@ METRICS: dict[str, Metric] = {
         range=(-1.0, 1.0),
         title="SSIM to transformed",
         description="Structural similarity to the image that the defense put in place of the original.",
+        of_papers=True,
     ),
     **{
         name: Metric(
@@ -270,6 +282,7 @@ METRICS: dict[str, Metric] = {
             title=title,
             digits=whole_percent,
             description=description,
+            of_papers=name in _SELDOM,
         )
         for name, of, title, description in _OF_TEXTS
     },
@@ -283,6 +296,7 @@ METRICS: dict[str, Metric] = {
             title=title,
             digits=whole_percent,
             description=description,
+            of_papers=name in _SELDOM,
         )
         for name, title, description in _OF_BAGS
     },

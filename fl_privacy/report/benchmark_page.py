@@ -16,14 +16,14 @@ from markupsafe import Markup
 
 from fl_privacy.metrics import METRICS, Statistic
 from fl_privacy.metrics.registry import IMAGE_METRIC, LARGEST_PSNR, TABLE_METRIC, TEXT_METRIC
-from fl_privacy.report.advice import THREATS, Threat
-from fl_privacy.report.benchmark import Board, DefenseStanding, Measured
+from fl_privacy.report.benchmark import Board, Measured
 from fl_privacy.report.charts import SERIES, draw_svg
 from fl_privacy.report.numbers import metric, seconds, title, title_within
 from fl_privacy.report.page import render
 from fl_privacy.report.recommendation import read_of
 from fl_privacy.results import Candidate, Reading
 from fl_privacy.results.readings import COMPARED, leaks_most
+from fl_privacy.results.study import THREATS, StudyRow, Threat
 from fl_privacy.results.verdict import Tone, tone_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class PageRow:
     loss: float
     order: int
     rank: str
-    standing: DefenseStanding
+    standing: StudyRow
     found: Candidate | None
     why: str
     most: Reading | None
@@ -79,8 +79,8 @@ class PageRow:
     @property
     def words(self) -> str:
         """Return the words by which the row is found."""
-        own = "own entered" if self.standing.tried.own else ""
-        return f"{self.standing.tried.name} {' '.join(self.standing.tried.overrides)} {own}".lower()
+        own = "own entered" if self.standing.entry.own else ""
+        return f"{self.standing.entry.name} {' '.join(self.standing.entry.overrides)} {own}".lower()
 
     @property
     def upper(self) -> str:
@@ -143,12 +143,12 @@ def render_benchmark(measured: Measured) -> str:
         lede=_lede(measured, chosen),
         tiles=_tiles(measured),
         foreign_code=measured.code if len(measured.code) > 1 else (),
-        missing=[(s.tried.name, why) for s in standings if (why := why_incomplete(s))],
+        missing=[(s.entry.name, why) for s in standings if (why := why_incomplete(s))],
         jobs=measured.jobs,
         jobs_done=measured.jobs_done,
         judged_by=measured.metric,
         kind=KINDS.get(measured.metric, "image"),
-        defenses=len({s.tried.family for s in standings}) - 1,
+        defenses=len({s.entry.family for s in standings}) - 1,
         strengths=len(standings),
         standings=standings,
         chosen=chosen,
@@ -164,14 +164,14 @@ def render_benchmark(measured: Measured) -> str:
     )
 
 
-def why_incomplete(standing: DefenseStanding) -> str:
+def why_incomplete(standing: StudyRow) -> str:
     """Say what of the standing is not known; empty where all is."""
-    tried = standing.tried
-    folders = [path for name, path in tried.trainings.items() if name not in standing.trainings]
-    folders += [tried.attacks[cell] for cell in standing.missing("malicious")]
+    entry = standing.entry
+    folders = [path for name, path in entry.trainings.items() if name not in standing.trainings]
+    folders += [entry.attacks[cell] for cell in standing.missing("malicious")]
     if not folders:
         return ""
-    reasons = dict.fromkeys(tried.problems[path.name] for path in folders if path.name in tried.problems)
+    reasons = dict.fromkeys(entry.problems[path.name] for path in folders if path.name in entry.problems)
     cells = [cell.title for cell in standing.missing("malicious")]
     where = "; ".join([*(["training"] if len(folders) > len(cells) else []), *cells])
     return f"{where} ({'; '.join(reasons) or 'not finished, or the attack failed on all victims'})"
@@ -185,7 +185,7 @@ def lost_in_words(points: float) -> str:
 def _rows(board: Board, uploads: Sequence[str]) -> list[PageRow]:
     rows, rank = [], 0
     for order, standing in enumerate([*board.ranked, *board.beyond]):
-        ranked, defended = order < len(board.ranked), not standing.tried.undefended
+        ranked, defended = order < len(board.ranked), not standing.entry.undefended
         rank += ranked and defended
         heard = standing.heard(board.threat)
         missing = Counter(cell.uploads for cell in standing.missing(board.threat))
@@ -214,7 +214,7 @@ def _headline(measured: Measured, board: Board) -> str:
         return f"No defense was measured to the end that costs at most {loss}"
     found = board.best.candidate(board.threat)
     still = f"; {read_of(found)} behind it" if found is not None and found.read else ""
-    return f"{'So far ' * so_far}{board.best.tried.name} leaks least of what costs at most {loss}{still}"
+    return f"{'So far ' * so_far}{board.best.entry.name} leaks least of what costs at most {loss}{still}"
 
 
 def _lede(measured: Measured, board: Board) -> str:
@@ -228,7 +228,7 @@ def _found(measured: Measured, board: Board) -> list[str]:
         name = found.judged_by
         below = f" (95 % sure: below {metric(_within(found.upper, name), name)})" if found.upper < LARGEST_PSNR else ""
         sentences.append(
-            f"Behind {best.tried.name}: {read_of(found)} by the worst attacker{f' [{found.by}]' if found.by else ''},"
+            f"Behind {best.entry.name}: {read_of(found)} by the worst attacker{f' [{found.by}]' if found.by else ''},"
             f" mean {title_within(name)} {metric(found.psnr, name)}{below}."
         )
     whole = [standing for standing in board.defended if not standing.missing(board.threat)]
@@ -247,7 +247,7 @@ def _found(measured: Measured, board: Board) -> list[str]:
 
 def _tiles(measured: Measured) -> list[tuple[str, str, str]]:
     track = measured.track
-    families = len({s.tried.family for s in measured.standings}) - 1
+    families = len({s.entry.family for s in measured.standings}) - 1
     return [
         ("Defenses", str(families), f"at {len(measured.standings) - 1} strengths"),
         ("Ways to attack", str(len(track.cells)), "uploads, states of the model, servers"),
@@ -297,7 +297,7 @@ def _picture(measured: Measured, board: Board) -> Markup | None:
                         elinewidth=1.2,
                         capsize=2,
                     )
-        axes.set_yticks(range(len(shown)), [standing.tried.name for standing in shown], fontsize=8)
+        axes.set_yticks(range(len(shown)), [standing.entry.name for standing in shown], fontsize=8)
         unit = f" in {METRICS[name].unit}" if METRICS[name].unit else ""
         axes.set(xlabel=f"{title(name)}{unit}", xlim=(0.0, farthest * 61 / 60), ylim=(len(shown) - 0.5, -0.5))
         axes.grid(visible=False, axis="y")
@@ -305,7 +305,7 @@ def _picture(measured: Measured, board: Board) -> Markup | None:
     told = []
     for standing in shown:
         figures = [f"{t} {metric(f.psnr, name)}" for t in threats if (f := standing.candidate(t))]
-        told.append(f"{standing.tried.name}: {', '.join(figures)}")
+        told.append(f"{standing.entry.name}: {', '.join(figures)}")
     return draw_svg(
         draw, f"What attackers read behind each defense. {'; '.join(told)}", height=max(1.6, 0.7 + 0.27 * len(shown))
     )
@@ -344,20 +344,20 @@ def benchmark_as_plain(measured: Measured) -> dict[str, Any]:
         "clock": {
             "seconds": round(measured.seconds, 1),
             "hardware": measured.hardware,
-            "defense_seconds": {s.tried.name: _finite(s.seconds) for s in measured.standings},
+            "defense_seconds": {s.entry.name: _finite(s.seconds) for s in measured.standings},
         },
     }
 
 
-def _setting(standing: DefenseStanding, threats: Sequence[Threat]) -> dict[str, Any]:
-    tried = standing.tried
+def _setting(standing: StudyRow, threats: Sequence[Threat]) -> dict[str, Any]:
+    entry = standing.entry
     accuracies = {name: summary.final_accuracy for name, summary in standing.trainings.items()}
     candidates = {threat: standing.candidate(threat) if threat in threats else None for threat in THREATS}
     return {
-        "defense": tried.family,
-        "strength": tried.strength,
-        "overrides": list(tried.overrides),
-        "entered": tried.own,
+        "defense": entry.family,
+        "strength": entry.strength,
+        "overrides": list(entry.overrides),
+        "entered": entry.own,
         "accuracy": accuracies,
         "accuracy_loss": _finite(standing.loss),
         "epsilon": _finite(standing.epsilon),
@@ -422,8 +422,8 @@ def _board(board: Board) -> dict[str, Any]:
     }
 
 
-def _place(standing: DefenseStanding) -> Mapping[str, str]:
-    return {"defense": standing.tried.family, "strength": standing.tried.strength}
+def _place(standing: StudyRow) -> Mapping[str, str]:
+    return {"defense": standing.entry.family, "strength": standing.entry.strength}
 
 
 def _finite(value: float | None) -> float | None:

@@ -9,21 +9,13 @@ from fl_privacy.report.numbers import MISSING, percent, ratio, seconds, size
 
 
 class HasCost(Protocol):
-    """A run's summary, or its parts on what the defense did to the updates and took."""
+    """A run's summary, or a study's row: what the defense did to the updates and took."""
 
     @property
     def update_distortion(self) -> Mapping[str, Statistic]: ...
 
     @property
     def upload(self) -> Mapping[str, Statistic]: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """Cost of a training and the attacks on it."""
-
-    update_distortion: Mapping[str, Statistic]
-    upload: Mapping[str, Statistic]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from fl_privacy.config.keys import keys_of
 from fl_privacy.config.settings import Role
 from fl_privacy.report.ppc import Sample, sample_of, with_worst
 from fl_privacy.report.settings import GROUPS, UNSAID, chosen, flat_settings, telling_settings
-from fl_privacy.report.trade_off import Versus
 from fl_privacy.results import Attacker, Run
 from fl_privacy.results.readings import readings_of
+from fl_privacy.results.study import Versus
 
 NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE))
 """Dotted keys of what does not tell attacks apart: both attackers have their own samples."""

@@ -15,8 +15,8 @@ from markupsafe import Markup
 from fl_privacy.metrics import Statistic
 from fl_privacy.metrics.trade_off import GREEN_BELOW, RED_ABOVE, PpcPoint, cap
 from fl_privacy.report.charts import INK, LEAK, MUTED, SERIES, draw_svg
-from fl_privacy.report.trade_off import DefenseRow, Versus
 from fl_privacy.results import Attacker, Leakage
+from fl_privacy.results.study import StudyRow, Versus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,22 +78,23 @@ class Cap:
     points: int
 
 
-def samples_of_rows(rows: Sequence[DefenseRow]) -> list[Sample]:
+def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
     """Return the samples of a trade-off sweep, in its order; jobs that did not finish are left out."""
     found = []
     for row in rows:
+        attacks = {cell.title: run for cell, run in row.attacks.items()}
         for versus in row.leakage:
-            own = [r.leakage for r in row.readings if (r.attack, r.attacker) == (versus.attack, versus.attacker)]
+            own = [r.leakage for r in row.all_readings if (r.attack, r.attacker) == (versus.attack, versus.attacker)]
             sample = sample_of(
                 own,
-                mechanism=row.outcome.family,
-                strength=row.outcome.strength,
+                mechanism=row.entry.family,
+                strength=row.entry.strength,
                 versus=versus,
                 accuracy=row.accuracy,
-                update_distortion=row.attacks[versus.attack].update_distortion,
-                training=row.outcome.training.as_posix(),
+                update_distortion=attacks[versus.attack].summary.update_distortion,
+                training=row.entry.training.as_posix(),
             )
-            found += [sample] if sample and not row.outcome.undefended else []
+            found += [sample] if sample and not row.entry.undefended else []
     return with_worst(found)
 
 

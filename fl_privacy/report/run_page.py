@@ -276,8 +276,8 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
         gallery_title=gallery_title(run).replace("images", f"{kind}s"),
         films=films_of_run(run, shown.films, pairs, sentences),
-        leakage=[row for row in _leakage_rows(last) if row["name"] not in OF_PAPERS],
-        other_leakage=[row for row in _leakage_rows(last) if row["name"] in OF_PAPERS],
+        leakage=[row for row in _leakage_rows(last) if not row["of_papers"]],
+        other_leakage=[row for row in _leakage_rows(last) if row["of_papers"]],
         members=[reading for reading in last if reading.leakage.members],
         tracing=[reading for reading, _ in traced],
         inferred=views_of(run.summary.inferred),
@@ -291,13 +291,6 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         overview=overview(run),
         environment=_environment_rows(run),
     )
-
-
-OF_PAPERS = {
-    *("mse", "bpki", "rmse", "noise_ratio", "aligned_psnr", "aligned_ssim", "transformed_ssim"),
-    *("token_precision", "rouge_1", "rouge_2", "word_precision", "count_f1"),
-}
-"""Metrics that papers compare by and that say little to others: behind a click."""
 
 
 def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
@@ -347,6 +340,7 @@ def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
                     "name": name,
                     "attacker": reading.attacker,
                     "description": METRICS[name].description if name in METRICS else "",
+                    "of_papers": name in METRICS and METRICS[name].of_papers,
                     "statistic": statistic,
                     "bound": bound,
                     "bound_in_words": bound_in_words(bound) if bound else "",

@@ -1,10 +1,10 @@
-"""The page of a sweep over defenses, and its charts."""
+"""The page of a sweep over defenses: leakage beside utility, its charts and its table as plain values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,12 @@ from fl_privacy.report.numbers import metric, papers_bound, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc import ppc_view_of, samples_of_rows
 from fl_privacy.report.recommendation import answer, goal_in_words, kind_in_words, read_of
-from fl_privacy.report.run_page import said_together
+from fl_privacy.report.run_page import said_together, uploads_of
 from fl_privacy.report.settings import batch_norm_in_words
-from fl_privacy.report.trade_off import DefenseRow, Versus
-from fl_privacy.results import Attacker, Candidate
+from fl_privacy.results import Attacker, Candidate, Leakage
 from fl_privacy.results.candidates import asked_of, best_unread, strongest, unread_undefended
 from fl_privacy.results.readings import COMPARED, main_of, worst_by
+from fl_privacy.results.study import StudyRow, Versus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ class FamilyCurve:
     adaptive: bool
 
 
-def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float | None) -> str:
+def render_trade_off(rows: Sequence[StudyRow], out: Path, *, psnr_below: float | None) -> str:
     """Render the HTML over ``rows``, with links relative to the file ``out``."""
     asked, candidates = _asked_and_candidates(rows)
     best = best_unread(candidates, psnr_below)
@@ -67,12 +67,14 @@ def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float
         best=chosen,
         few=bool(best and best.rests_on_few),
         headline=_headline(candidates, best, psnr_below),
-        compared=COMPARED.get(main_of([reading for row in rows for reading in row.readings]), COMPARED[IMAGE_METRIC]),
+        compared=COMPARED.get(
+            main_of([reading for row in rows for reading in row.all_readings]), COMPARED[IMAGE_METRIC]
+        ),
         answer=answer(candidates, psnr_below),
-        uploads=said_together(said for row in rows for said in row.uploads.items()),
-        batch_norm=batch_norm_in_words(found for row in rows for found in row.attacks.values()),
+        uploads=said_together((c.title, uploads_of(run)) for row in rows for c, run in row.attacks.items()),
+        batch_norm=batch_norm_in_words(run.summary for row in rows for run in row.attacks.values()),
         versus=versus,
-        figures=figures_of(*(row.cost for row in rows)),
+        figures=figures_of(*rows),
         series=_series(rows),
         charts={attack: _charts(rows, attack, chosen) for attack in attacks},
         inferred_charts=inferred_charts(rows, chosen),
@@ -82,22 +84,23 @@ def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float
         has_adaptive=any(v.attacker is Attacker.ADAPTIVE for v in versus),
         ppc=ppc_view_of(samples_of_rows(rows)),
         missing=[row.name for row in rows if not row.complete],
-        links={row.outcome.training: link_to(row.outcome.training, out) for row in rows},
-        attack_links={path: link_to(path, out) for row in rows for path in row.outcome.attacks.values()},
+        links={row.entry.training: link_to(row.entry.training, out) for row in rows},
+        attack_links=[{c.title: link_to(path, out) for c, path in row.entry.attacks.items()} for row in rows],
     )
 
 
-def trade_off_sentences(rows: Sequence[DefenseRow], *, psnr_below: float | None) -> str:
+def trade_off_sentences(rows: Sequence[StudyRow], *, psnr_below: float | None) -> str:
     """Say which defense to take by ``rows``, and what it rests on."""
     _, candidates = _asked_and_candidates(rows)
     headline = _headline(candidates, best_unread(candidates, psnr_below), psnr_below)
     return f"{headline}. {answer(candidates, psnr_below)}".strip()
 
 
-def _asked_and_candidates(rows: Sequence[DefenseRow]) -> tuple[Any, list[Candidate]]:
+def _asked_and_candidates(rows: Sequence[StudyRow]) -> tuple[Any, list[Candidate]]:
     """Return what was asked beside examples, and the defenses that were both trained and attacked."""
     asked = asked_of([finding for row in rows for finding in row.findings])
-    return asked, [candidate for row in rows if (candidate := row.candidate(asked))]
+    whole = [row for row in rows if row.complete]
+    return asked, [candidate for row in whole if (candidate := row.candidate(asked=asked))]
 
 
 def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_below: float | None) -> str:
@@ -116,19 +119,19 @@ def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_belo
     return f"No defense has {goal_in_words(candidates, psnr_below)}"
 
 
-def _series(rows: Sequence[DefenseRow]) -> dict[str, int]:
+def _series(rows: Sequence[StudyRow]) -> dict[str, int]:
     """Return the number of each family's color."""
-    families = dict.fromkeys(row.outcome.family for row in rows if not row.outcome.undefended)
+    families = dict.fromkeys(row.entry.family for row in rows if not row.entry.undefended)
     return {family: number for number, family in enumerate(families)}
 
 
-def _charts(rows: Sequence[DefenseRow], attack: str, best: DefenseRow | None) -> dict[str, Markup]:
+def _charts(rows: Sequence[StudyRow], attack: str, best: StudyRow | None) -> dict[str, Markup]:
     """Draw a chart for each metric of the attack called ``attack``; the choice is ringed."""
     shown = [name for names in COMPARED.values() for name in names]
     return {METRICS[name].title: chart for name in shown if (chart := _chart(rows, attack, name, best)) is not None}
 
 
-def inferred_charts(rows: Sequence[DefenseRow], best: DefenseRow | None) -> dict[str, Markup]:
+def inferred_charts(rows: Sequence[StudyRow], best: StudyRow | None) -> dict[str, Markup]:
     """Draw a chart for membership and for an attribute, as far as they were asked, with a dashed line for guessing."""
     use_pmm, series = all(row.pmm is not None for row in rows if row.accuracy is not None), _series(rows)
     charts = {}
@@ -141,7 +144,7 @@ def inferred_charts(rows: Sequence[DefenseRow], best: DefenseRow | None) -> dict
                 continue
             measure = found[1]
             point = CurvePoint(x=utility, y=100 * measure.value, y_range=(100 * measure.low, 100 * measure.high))
-            points.setdefault(row.outcome.family, []).append(point)
+            points.setdefault(row.entry.family, []).append(point)
             chances.append(100 * measure.chance)
             told.append(f"{row.name} {percent(measure.value)} by {found[0].title}")
             ring = (point.x, point.y) if row is best else ring
@@ -158,7 +161,7 @@ def inferred_charts(rows: Sequence[DefenseRow], best: DefenseRow | None) -> dict
     return charts
 
 
-def _chart(rows: Sequence[DefenseRow], attack: str, name: str, best: DefenseRow | None) -> Markup | None:
+def _chart(rows: Sequence[StudyRow], attack: str, name: str, best: StudyRow | None) -> Markup | None:
     use_pmm = all(row.pmm is not None for row in rows if row.accuracy is not None)
     curves = []
     for attacker in Attacker:
@@ -166,7 +169,7 @@ def _chart(rows: Sequence[DefenseRow], attack: str, name: str, best: DefenseRow 
         points: dict[str, list[CurvePoint]] = {}
         for row in rows:
             if (point := _point(row, versus, name, use_pmm=use_pmm)) is not None:
-                points.setdefault(row.outcome.family, []).append(point)
+                points.setdefault(row.entry.family, []).append(point)
         series = _series(rows)
         curves += [
             FamilyCurve(points=of_family, series=series.get(family), adaptive=attacker is Attacker.ADAPTIVE)
@@ -191,14 +194,14 @@ def _chart(rows: Sequence[DefenseRow], attack: str, name: str, best: DefenseRow 
     )
 
 
-def _point(row: DefenseRow, versus: Versus, name: str, *, use_pmm: bool) -> CurvePoint | None:
+def _point(row: StudyRow, versus: Versus, name: str, *, use_pmm: bool) -> CurvePoint | None:
     statistic, utility = row.statistic(versus, name), _utility(row, use_pmm=use_pmm)
     if statistic is None or utility is None:
         return None
     return CurvePoint(x=utility, y=statistic.mean, y_range=statistic.ci95)
 
 
-def _utility(row: DefenseRow, *, use_pmm: bool) -> float | None:
+def _utility(row: StudyRow, *, use_pmm: bool) -> float | None:
     return row.pmm if use_pmm else None if row.accuracy is None else 100 * row.accuracy
 
 
@@ -206,11 +209,11 @@ def _utility_axis(*, use_pmm: bool) -> str:
     return "Accuracy kept, percent of the undefended" if use_pmm else "Test accuracy, percent"
 
 
-def _in_words(rows: Sequence[DefenseRow], attack: str, name: str) -> str:
+def _in_words(rows: Sequence[StudyRow], attack: str, name: str) -> str:
     """Describe each row by the attacker with the worst mean."""
     shown = []
     for row in rows:
-        found = [reading for reading in row.readings if reading.attack == attack]
+        found = [reading for reading in row.all_readings if reading.attack == attack]
         worst = worst_by(name, found)
         statistic = worst and worst.statistic(name)
         if worst and statistic:
@@ -278,3 +281,24 @@ def _reaches(points: Sequence[CurvePoint]) -> list[list[float]]:
     """Return half-lengths (2, n) of the error bars, zero where there is none."""
     ends = [reach(p.y, p.y_range) or [[0.0], [0.0]] for p in points]
     return [[low[0] for low, _ in ends], [high[0] for _, high in ends]]
+
+
+def row_as_plain(row: StudyRow) -> dict[str, Any]:
+    """Return the row as plain values for ``trade_off.json``; the same whatever the clock showed."""
+    return {
+        "family": row.entry.family,
+        "strength": row.entry.strength,
+        "accuracy": row.accuracy,
+        "pmm": row.pmm,
+        "update_distortion": {name: asdict(statistic) for name, statistic in row.update_distortion.items()},
+        "bytes_per_upload": row.upload["upload_bytes"].mean if row.training else None,
+        "inferred": [finding.as_record() | {"seconds": None, "fpr": [], "tpr": []} for finding in row.findings],
+        "leakage": [{"attack": v.attack, "attacker": v.attacker} | _figures(of) for v, of in row.leakage.items()],
+    }
+
+
+def _figures(leakage: Leakage) -> dict[str, Any]:
+    content = asdict(leakage)
+    return {name: content[name] for name in ("images", "failures", "metrics", "thresholds")} | {
+        "counts": leakage.counts.as_plain()
+    }

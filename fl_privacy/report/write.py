@@ -18,11 +18,11 @@ from fl_privacy.report.gallery import caption, grid_picture, rank_by
 from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import Sample, ppc_view_of, samples_of_rows
 from fl_privacy.report.run_page import Shown, render_run
-from fl_privacy.report.trade_off import SweepEntry, read_rows, row_as_plain
-from fl_privacy.report.trade_off_page import render_trade_off, trade_off_sentences
+from fl_privacy.report.trade_off_page import render_trade_off, row_as_plain, trade_off_sentences
 from fl_privacy.results import Run, read_run
 from fl_privacy.results.records import dump_json
 from fl_privacy.results.share import copy_run
+from fl_privacy.results.study import StudyEntry, read_study
 
 PICTURED = 16
 """Pairs in ``pictures/reconstructions.png``: from the best to the worst, evenly spread."""
@@ -77,18 +77,18 @@ def write_report(
     return page
 
 
-def write_trade_off(outcomes: Sequence[SweepEntry], page: Path, *, psnr_below: float | None = None) -> Path:
+def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: float | None = None) -> Path:
     """Write the page of a sweep over defenses, and its tables ``trade_off.json`` and ``trade_off_cap.json`` beside it.
 
     Args:
-        outcomes: where the results are, as far as there are any.
+        entries: where the results are, as far as there are any.
         page: where to write.
         psnr_below: as ``page``, of the defenses.
 
     Raises:
         UserError: ``page`` can't be written.
     """
-    rows = read_rows(outcomes)
+    rows = read_study(entries)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         write_whole(page, render_trade_off(rows, page, psnr_below=psnr_below))
@@ -99,9 +99,9 @@ def write_trade_off(outcomes: Sequence[SweepEntry], page: Path, *, psnr_below: f
     return page
 
 
-def trade_off_in_words(outcomes: Sequence[SweepEntry], *, psnr_below: float | None = None) -> str:
+def trade_off_in_words(entries: Sequence[StudyEntry], *, psnr_below: float | None = None) -> str:
     """Say in a few sentences which defense a sweep speaks for, as its page does."""
-    return trade_off_sentences(read_rows(outcomes), psnr_below=psnr_below)
+    return trade_off_sentences(read_study(entries), psnr_below=psnr_below)
 
 
 def _write_caps(page: Path, samples: Sequence[Sample]) -> None:

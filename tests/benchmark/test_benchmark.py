@@ -20,11 +20,10 @@ from fl_privacy.cli.main import run_command_line
 from fl_privacy.config.study import AttackCell
 from fl_privacy.experiment.study import Job
 from fl_privacy.metrics import aggregate
-from fl_privacy.report.advice import Threat
-from fl_privacy.report.benchmark import DefenseStanding, Tried
 from fl_privacy.report.benchmark_page import SCHEMA
 from fl_privacy.results import Attacker, Leakage, is_finished
 from fl_privacy.results.readings import Reading
+from fl_privacy.results.study import StudyEntry, StudyRow, Threat
 from tests.benchmark.tracks import OWN, write_defense, write_track
 from tests.experiment.runs import run, stamps, wait_until
 from tests.report.browser import Browser, find_chromium
@@ -237,16 +236,14 @@ def test_an_image_that_no_attack_read_makes_its_cell_unknown() -> None:
     """The images that are left may be those that leak least."""
     cell, read = AttackCell(uploads="one image", state="untrained"), aggregate([9.0, 10.0])
     assert read is not None
-    tried = Tried(
-        family="x", strength="", overrides=(), own=False, trainings={}, attacks={cell: Path("a")}, problems={}
-    )
+    entry = StudyEntry(family="x", overrides=("defense=ats",), trainings={}, attacks={cell: Path("a")})
 
     def missing(*failures: int, threat: Threat = "honest") -> list[AttackCell]:
         readings = tuple(
             Reading(attacker=attacker, leakage=Leakage(metrics={"psnr": read}, images=3, failures=failed))
             for attacker, failed in zip(Attacker, failures, strict=False)
         )
-        return DefenseStanding(tried=tried, trainings={}, undefended={}, readings={cell: readings}).missing(threat)
+        return StudyRow(entry=entry, trainings={}, undefended={}, readings={cell: readings}).missing(threat)
 
     assert not missing(0)
     assert missing(1) == missing(1, 1) == [cell]

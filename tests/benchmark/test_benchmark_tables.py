@@ -12,7 +12,7 @@ import pytest
 from fl_privacy.cli import workers
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.config.study import AttackCell
-from fl_privacy.experiment import study
+from fl_privacy.experiment import study_results
 from fl_privacy.experiment.study import Job
 from fl_privacy.report.benchmark_page import SCHEMA
 from fl_privacy.results import Attacker
@@ -77,18 +77,20 @@ def test_the_page_speaks_of_rows_and_cells(page: Path) -> None:
 def test_advice_claims_no_server_that_nobody_tried(page: Path, capfd: pytest.CaptureFixture[str]) -> None:
     asked = ["advise", "--table", str(page.parent), "accuracy_loss=100"]
     assert run_command_line([*asked, "threat=adaptive"]) == 0
-    assert "rows read" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "rows read" in said and "longer ones, a trained model, other data" in said
     assert run_command_line([*asked, "threat=malicious"]) == 2
     assert "one that was measured, honest or adaptive" in " ".join(capfd.readouterr().err.split())
 
 
 def test_an_attack_that_failed_on_all_victims_is_a_problem_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {Path("broken"): {Attacker.PLAIN: "no memory"}, Path("fine"): {}, Path("theirs"): {Attacker.PLAIN: "none"}}
-    monkeypatch.setattr(study, "failed_attackers", told.__getitem__)
+    monkeypatch.setattr(study_results, "failed_attackers", told.__getitem__)
     names = ("broken", "fine", "theirs", "open")
     cells = [
         AttackCell(uploads=name, state="untrained", server="imprint" if name == "theirs" else "") for name in names
     ]
     jobs = [SimpleNamespace(folder=Path(name), finished=name != "open") for name in names]
-    planned: Any = SimpleNamespace(attacks=dict(zip(cells, jobs, strict=True)))
-    assert study._failures(planned) == {"broken": "no memory"}
+    planned = SimpleNamespace(attacks=dict(zip(cells, jobs, strict=True)))
+    plan: Any = SimpleNamespace(points=[planned])
+    assert study_results._failures(plan) == {"broken": "no memory"}

@@ -9,7 +9,7 @@ import pytest
 from fl_privacy.config import compose_run, options, study
 from fl_privacy.config.study import UNDEFENDED, load_track, track_names
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.study import plan_benchmark
+from fl_privacy.experiment.study import plan_study
 from tests.benchmark.tracks import TINY, write_track
 
 
@@ -55,7 +55,7 @@ def test_a_shipped_track_attacks_in_every_way(name: str) -> None:
 def test_the_jobs_of_a_shipped_track_are_composed(name: str) -> None:
     track = load_track(name)
     of_refiner = [point for point in track.points if "defense=refiner" in point.overrides][:1]
-    planned = plan_benchmark(replace(track, points=(*track.points[:1], *of_refiner)))
+    planned = plan_study(replace(track, points=(*track.points[:1], *of_refiner)))
     jobs = [job for point in planned.points[1:] for job in point.trainings.values()]
     files = {str(job.config.defense["evaluator"]) for job in jobs}
     assert set(map(str, planned.evaluators)) <= files, "Refiner looks with the networks that the track trains"

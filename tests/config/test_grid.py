@@ -25,7 +25,7 @@ def written(tmp_path: Path, text: str) -> str:
 def overridden(*overrides, tmp_path):
     grid = load_grid(written(tmp_path, SECTIONS), overrides)
     last = grid.points[-1]
-    return compose_run(grid.training(last)), compose_run(grid.attacking(last, "one", None))
+    return compose_run(grid.training(last)), compose_run(grid.attacking(last, grid.cells[0]))
 
 
 @pytest.mark.parametrize("name", grid_names())
@@ -36,10 +36,10 @@ def test_shipped_grids_compose(name):
     for point in families.values():
         training = compose_run(grid.training(point))
         assert training.choices["attack"] == "none"
-        for attack in grid.attacks:
-            attacked = compose_run(grid.attacking(point, attack, None))
+        for cell in grid.cells:
+            attacked = compose_run(grid.attacking(point, cell))
             assert attacked.defense == training.defense
-            assert attacked.model == training.model or grid.weights == "initial"
+            assert attacked.model == training.model or grid.weights() == "initial"
 
 
 def test_each_strength_is_a_point(tmp_path):

@@ -107,3 +107,10 @@ def test_secure_aggregation_is_refused_where_updates_are_read(tmp_path, capsys) 
     assert run("run", *UNATTACKED, "secure_aggregation.name=secag", out=tmp_path).status == 2
     assert "secure_aggregation.name is expected" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_behind_the_activation_is_shown_by_that_name(tmp_path) -> None:
+    shown = ("threat_model.colluder=1", "threat_model.knows_features=true", "threat_model.features_at=activation")
+    for defense in ("split_fed", "none"):
+        settings = ("victims=1", "model=lenet5", f"defense={defense}", *INVERSION, "attack.iterations=2")
+        assert run("attack", *settings, *shown, out=tmp_path).records("image")[0]["failure"] is None

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fl_privacy.cli import workers
+from fl_privacy.cli.main import run_command_line
 from tests.experiment.runs import run, stamps, wait_until
 
 GRID = """
@@ -92,3 +93,14 @@ def test_a_finished_sweep_only_reports(grid: Path, page: Path) -> None:
     assert finish(grid, page.parent, "--psnr-below", "99") == page
     assert stamps(page.parent) == before
     assert "below 99.0 dB" in page.read_text()
+
+
+def test_advice_is_the_same_from_the_folder_and_from_the_grid(
+    grid: Path, page: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["accuracy_loss=100", "threat=adaptive"]
+    assert run_command_line(["advise", "--table", str(page.parent), *asked]) == 0
+    of_folder = capfd.readouterr().out
+    assert run_command_line(["advise", "--grid", str(grid), f"out={page.parent}", *asked]) == 0
+    assert capfd.readouterr().out == of_folder
+    assert "2 defenses" in of_folder

@@ -10,16 +10,9 @@ import pytest
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
-from fl_privacy.report.advice import (
-    SHIPPED,
-    MeasuredDefense,
-    MeasuredTable,
-    advice_from,
-    read_tables,
-    when_measured,
-    write_tables,
-)
+from fl_privacy.report.advice import SHIPPED, advice_from
 from fl_privacy.results import Candidate, Measure
+from fl_privacy.results.measured import MeasuredDefense, MeasuredTable, read_tables, when_measured, write_tables
 
 
 def read(largest: float, *, upper: float | None = None, failures: int = 0) -> Candidate:

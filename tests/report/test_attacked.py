@@ -6,9 +6,8 @@ import pytest
 
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.run_page import assumptions, said_together
-from fl_privacy.report.trade_off import SweepEntry
 from fl_privacy.results import RunFolder, read_run
-from tests.results.runs import config, defended, record, round_report, score
+from tests.results.runs import config, defended, record, round_report, score, study_entry
 
 FEDSGD = {"shares": "gradient", "batch_size": 128, "batch_norm": "train"}
 FEDAVG = {"shares": "delta", "batch_size": 32, "epochs": 2, "steps": None, "batch_norm": "eval"}
@@ -71,7 +70,7 @@ def test_pages_of_many_runs_say_it_too(tmp_path):
     assert f"A{said}" in write_report([single.path, trained(tmp_path, plan=FEDSGD, seed=1).path]).read_text()
     text = write_report([single.path, batch.path]).read_text()
     assert f"A: a{said}" in text and "B: attacked were uploads computed from 4 images each" in text
-    outcome = SweepEntry(family="Undefended", strength="", training=single.path, attacks={"DLG": single.path})
+    outcome = study_entry("Undefended", "", single.path, {"DLG": single.path})
     assert f"A{said}" in write_trade_off([outcome], tmp_path / "trade_off.html").read_text()
     assert said_together([("a", "It is."), ("b", "It is."), ("c", "")]) == "It is."
 

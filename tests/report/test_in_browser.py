@@ -12,13 +12,12 @@ from fl_privacy.policy_search import Scored
 from fl_privacy.report import write_brief, write_report, write_trade_off
 from fl_privacy.report.live import WatchedFolder
 from fl_privacy.report.policy_search import Findings, render_search
-from fl_privacy.report.trade_off import SweepEntry
 from fl_privacy.results.ongoing import Teller
 from fl_privacy.transformations import Policy
 from tests.report import kinds
 from tests.report.browser import Browser, find_chromium
 from tests.report.test_film import filmed_run, filmed_texts
-from tests.results.runs import defended, pictures, record
+from tests.results.runs import defended, pictures, record, study_entry
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium")
 
@@ -103,11 +102,11 @@ def pages(tmp_path_factory):
     told, hidden = (kinds.texts(out / "t", label=name, right=r, accuracy=0.8) for name, r in (("none", 9), ("sgd", 0)))
     found["comparison"] = write_report([open_, *strong, runs["inference"]], out / "comparison.html", cap=False)
     found["comparison of texts"] = write_report([told, hidden], out / "texts.html")
-    undefended = SweepEntry(family="Undefended", strength="", training=open_, attacks={"idlg": open_})
-    noisy = [SweepEntry(family="Noise", strength=str(k), training=s, attacks={"idlg": s}) for k, s in enumerate(strong)]
+    undefended = study_entry("Undefended", "", open_, {"idlg": open_})
+    noisy = [study_entry("Noise", str(k), s, {"idlg": s}) for k, s in enumerate(strong)]
     found["trade-off"] = write_trade_off([undefended, *noisy], out / "trade_off.html")
-    of_texts = [SweepEntry(family="Undefended", strength="", training=told, attacks={"dager": told})]
-    of_texts.append(SweepEntry(family="Noise", strength="1", training=hidden, attacks={"dager": hidden}))
+    of_texts = [study_entry("Undefended", "", told, {"dager": told})]
+    of_texts.append(study_entry("Noise", "1", hidden, {"dager": hidden}))
     found["trade-off of texts"] = write_trade_off(of_texts, out / "trade_off_texts.html")
     found["policy search"] = out / "policies.html"
     found["policy search"].write_text(policies())

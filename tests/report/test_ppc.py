@@ -3,20 +3,23 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from fl_privacy.config.study import AttackCell
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import Statistic
 from fl_privacy.report import write_report
 from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import caps, ppc_view_of, samples_of_rows
-from fl_privacy.report.trade_off import DefenseRow, SweepEntry, Versus
 from fl_privacy.results import Leakage, Traced, read_run
 from fl_privacy.results.readings import Reading
+from fl_privacy.results.study import StudyRow, Versus
 from fl_privacy.results.summary import summarize
 from tests.experiment.runs import run
-from tests.results.runs import defended, record
+from tests.results.runs import defended, record, study_entry
 
 PLAIN, ADAPTIVE, WORST = (Versus("DLG", attacker) for attacker in ("plain", "adaptive", "worst"))
 
@@ -36,16 +39,18 @@ def leakage(rmse: float, labels: float, tracing: float | None) -> Leakage:
     )
 
 
-def row(family: str, strength: str, accuracy: float | None, ratio: float, found: dict[Versus, Leakage]) -> DefenseRow:
-    outcome = SweepEntry(family=family, strength=strength, training=Path(f"{family}{strength}"), attacks={})
-    return DefenseRow(
-        outcome=outcome,
-        training=None if accuracy is None else replace(NOTHING, final_accuracy=accuracy),
-        pmm=None,
-        leakage=found,
-        readings=[Reading(attack=v.attack, attacker=v.attacker, leakage=leaked) for v, leaked in found.items()],
-        update_distortion={},
-        attacks={"DLG": replace(NOTHING, update_distortion={"signal_to_distortion": statistic(ratio)})},
+def row(family: str, strength: str, accuracy: float | None, ratio: float, found: dict[Versus, Leakage]) -> StudyRow:
+    cell, summary = (
+        AttackCell(attack="DLG"),
+        replace(NOTHING, update_distortion={"signal_to_distortion": statistic(ratio)}),
+    )
+    attacked: Any = SimpleNamespace(summary=summary)
+    return StudyRow(
+        entry=study_entry(family, strength, Path(f"{family}{strength}")),
+        trainings={} if accuracy is None else {"": replace(NOTHING, final_accuracy=accuracy)},
+        undefended={},
+        readings={cell: tuple(Reading(attack="DLG", attacker=v.attacker, leakage=own) for v, own in found.items())},
+        attacks={cell: attacked},
     )
 
 

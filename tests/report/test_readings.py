@@ -11,18 +11,18 @@ import pytest
 import fl_privacy.report
 from fl_privacy.federation import Evaluation
 from fl_privacy.report import write_report, write_trade_off
-from fl_privacy.report.advice import measured_rows
 from fl_privacy.report.brief import write_brief
 from fl_privacy.report.headline import headline_of
-from fl_privacy.report.trade_off import SweepEntry, read_rows
 from fl_privacy.results import Attacker, Recognized, RunFolder, read_run, verdict_of
 from fl_privacy.results.candidates import candidate_of
 from fl_privacy.results.counts import Counts
+from fl_privacy.results.measured import measured_rows
 from fl_privacy.results.readings import facts_of, few, leaks_most, readings_of, worst_by
+from fl_privacy.results.study import read_study
 from fl_privacy.results.summary import AttackedRound, Leakage
 from fl_privacy.results.verdict import judged
 from tests.report.kinds import every_kind
-from tests.results.runs import config, defended, record, round_report, score
+from tests.results.runs import config, defended, record, round_report, score, study_entry
 
 REPORT = Path(fl_privacy.report.__file__).parent
 
@@ -135,8 +135,8 @@ def test_nothing_is_chosen_where_the_undefended_was_not_read(silent, tmp_path):
     assert tags(text) == [("open", "0 of 6"), ("open", "0 of 6")]
     assert "without one no image was read either" in text
     outcomes = [
-        SweepEntry(family="Undefended", strength="", training=deaf, attacks={"DLG": deaf}),
-        SweepEntry(family="noise", strength="1", training=silent, attacks={"DLG": silent}),
+        study_entry("Undefended", "", deaf, {"DLG": deaf}),
+        study_entry("noise", "1", silent, {"DLG": silent}),
     ]
     traded = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
     assert "The attacks read nothing undefended either" in traded and 'class="chosen"' not in traded
@@ -145,27 +145,24 @@ def test_nothing_is_chosen_where_the_undefended_was_not_read(silent, tmp_path):
 def test_a_defense_at_one_strength_is_none_the_less_a_defense(silent, tmp_path):
     plain = record(tmp_path, label="plain", noise=0.02, undefended=True)
     outcomes = [
-        SweepEntry(family=name, strength="", training=path, attacks={"DLG": path})
+        study_entry(name, "", path, {"DLG": path}, [f"defense={name.lower()}"])
         for name, path in (("ATS", silent), ("Undefended", plain))
     ]
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
     assert "trade-off of 1 family of defenses" in text and "Behind ATS, the most accurate of its kind" in text
-    defense, undefended = read_rows(outcomes)
+    defense, undefended = read_study(outcomes)
     assert undefended.pmm == 100 and defense.pmm == 100 * defense.accuracy / undefended.accuracy
-    (other, known), _ = measured_rows([undefended, defense], [["defense=none"], ["defense=ats"]])
+    (other, known), _ = measured_rows([undefended, defense], is_whole=lambda row: row.complete)
     assert set(known.by_threat) == {"honest"} and set(other.by_threat) == {"honest", "adaptive"}
 
 
 def test_the_trade_off_judges_by_the_same_rule(adaptive, silent, tmp_path):
-    outcomes = [
-        SweepEntry(family=name, strength="1", training=path, attacks={"DLG": path})
-        for name, path in (("read", adaptive), ("silent", silent))
-    ]
+    outcomes = [study_entry(name, "1", path, {"DLG": path}) for name, path in (("read", adaptive), ("silent", silent))]
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
     assert "Behind silent (1), the most accurate of its kind, the attacks read nothing: none of 6 images" in text
     assert 'class="chosen"' in text
     few = record(tmp_path, label="few", changes=defended(scale=0.9), noise=0.9, victims=3)
-    outcomes[1] = SweepEntry(family="few", strength="1", training=few, attacks={"DLG": few})
+    outcomes[1] = study_entry("few", "1", few, {"DLG": few})
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
     assert "which rests on few uploads<" in text and 'class="chosen few"' in text
     alone = write_trade_off(outcomes[:1], tmp_path / "trade_off.html").read_text()

@@ -8,12 +8,12 @@ from fl_privacy.inference.kinds import About
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.cost import FIGURES, figures_of
 from fl_privacy.report.recommendation import answer
-from fl_privacy.report.trade_off import SweepEntry
 from fl_privacy.results import Candidate
 from fl_privacy.results.candidates import best_unread
 from fl_privacy.results.summary import summarize
 from tests.report.kinds import texts
 from tests.results import runs
+from tests.results.runs import study_entry
 
 
 def candidate(name, accuracy, pmm, psnr, *, upper=None, largest=None, read=0, groups=20, by=""):
@@ -157,8 +157,8 @@ def test_texts_are_ranked_by_what_is_said_of_texts(tmp_path):
     )
     assert "Token F1 beside accuracy" in page and "ROUGE-L beside accuracy" in page and "PSNR" not in lede
     outcomes = [
-        SweepEntry(family="Undefended", strength="", training=open_, attacks={"dager": open_}),
-        SweepEntry(family="Pruning", strength="rate 0.9", training=guarded, attacks={"dager": guarded}),
+        study_entry("Undefended", "", open_, {"dager": open_}),
+        study_entry("Pruning", "rate 0.9", guarded, {"dager": guarded}),
     ]
     page = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
     assert "Behind Pruning (rate 0.9), the most accurate of its kind, the attacks read nothing" in page

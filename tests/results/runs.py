@@ -5,10 +5,12 @@ from pathlib import Path
 
 import torch
 
+from fl_privacy.config.study import AttackCell
 from fl_privacy.effects import Part
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.metrics import ImageScore, VictimScore
 from fl_privacy.results import Attacker, RunFolder
+from fl_privacy.results.study import StudyEntry
 from fl_privacy.types import VictimId
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -34,6 +36,14 @@ def defended(**settings):
         "defense": {"_target_": "fl_privacy.defenses.dp_noise", **settings},
         "choices": {"defense": "dp_noise", "attack": "inverting_gradients", "backend": "loop"},
     }
+
+
+def study_entry(family, strength, training, attacks=(), overrides=()):
+    """Of a study with one training; attacks by their names."""
+    found = {AttackCell(attack=name): path for name, path in dict(attacks).items()}
+    return StudyEntry(
+        family=family, strength=strength, overrides=tuple(overrides), trainings={"": training}, attacks=found
+    )
 
 
 def pictures(n, shape=(3, 32, 32), seed=0):
