@@ -354,7 +354,6 @@ def _there(tables: Sequence[MeasuredTable]) -> str:
 
 
 def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
-    from fl_privacy.config.compose import merge_overrides  # noqa: PLC0415
     from fl_privacy.config.study import load_grid  # noqa: PLC0415
 
     grid = load_grid(name, settings)

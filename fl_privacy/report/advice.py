@@ -1,7 +1,7 @@
 """Which measured defense to take: the cheapest that costs little accuracy and behind which nothing was read."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
