@@ -217,10 +217,10 @@ def page(rows: RowFile) -> str:
         " others.",
         f"In {len(every)} cells {sum(row['wrongly_proven'] for row in every)} texts were wrongly proven. Words named of"
         f" an update, added up over the cells: {_false_of_each(every)}; of a pretrained model these are mostly words"
-        " that it holds for nearly the same as one there, which the attack counts apart from what chance brings."
+        " that it holds for nearly the same as one that is there, which the attack counts apart from what chance has."
         " The control, the same words against another client's texts, has an F1 of at most"
-        f" {max(row['control_f1'] for row in every):.2f}: words that most sentences have. The median is {seconds:.1f}"
-        " CPU seconds an update.",
+        f" {max(row['control_f1'] for row in every):.2f}: words that most sentences have. The median is"
+        f" {seconds:.1f} CPU seconds an update.",
     ]
     for model in dict.fromkeys(row["model"] for row in every):
         longest = LONGEST[model]
