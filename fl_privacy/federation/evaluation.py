@@ -12,7 +12,6 @@ from fl_privacy.data.examples import LabelledExamples
 from fl_privacy.progress import counted
 from fl_privacy.types import ModelState
 
-
 _NOT_ASKED = -100
 """Label of a position behind which no token follows."""
 
