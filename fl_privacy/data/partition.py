@@ -206,7 +206,7 @@ class Natural:
 
 
 def partition_table(examples: LabelledExamples, parts: Sequence[Tensor]) -> Tensor:
-    """Count the examples of each class that each client has.
+    """Count the examples of each class that each client has, also where a model is to predict something else.
 
     Args:
         examples: the set that was shared out.
@@ -215,7 +215,7 @@ def partition_table(examples: LabelledExamples, parts: Sequence[Tensor]) -> Tens
     Returns:
         (clients, K) int64.
     """
-    return torch.stack([examples.labels[part].bincount(minlength=examples.num_classes) for part in parts])
+    return torch.stack([examples.labels[part].bincount(minlength=len(examples.class_names)) for part in parts])
 
 
 def _check_clients(examples: LabelledExamples, num_clients: int, each: int = 1) -> None:

@@ -12,10 +12,16 @@ from fl_privacy.data.examples import LabelledExamples
 from fl_privacy.progress import counted
 from fl_privacy.types import ModelState
 
+_NOT_ASKED = -100
+"""Label of a position behind which no token follows."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Share of right answers in [0, 1], mean cross entropy, and how many examples they are of."""
+    """Share of right answers in [0, 1], mean cross entropy, and how many examples they are of.
+
+    Answers are those asked for: one an example, or the next tokens of all texts.
+    """
 
     accuracy: float
     loss: float
@@ -43,10 +49,11 @@ def evaluate_model(
 ) -> Evaluation:
     """Evaluate ``state`` in eval mode on all of ``examples``."""
     model.eval()
-    correct, loss = 0, 0.0
+    correct, asked, loss = 0, 0, 0.0
     for indices in counted("testing batch", torch.arange(len(examples)).split(batch_size)):
         batch = examples.batch(indices, device)
         logits = functional_call(model, {**state.parameters, **state.buffers}, (batch.inputs,))
         correct += int((logits.argmax(1) == batch.labels).sum())
-        loss += float(F.cross_entropy(logits, batch.labels, reduction="sum"))
-    return Evaluation(correct / len(examples), loss / len(examples), len(examples))
+        asked += int((batch.labels != _NOT_ASKED).sum())
+        loss += float(F.cross_entropy(logits, batch.labels, reduction="sum", ignore_index=_NOT_ASKED))
+    return Evaluation(correct / max(1, asked), loss / max(1, asked), len(examples))

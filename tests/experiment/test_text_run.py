@@ -35,6 +35,18 @@ def test_the_texts_are_read_word_for_word(run: Path) -> None:
     assert any("how many tokens each text has" in sentence for sentence in recorded.threat_model)
 
 
+def test_a_language_model_is_trained_tested_and_has_its_page(run: Path, tmp_path: Path) -> None:
+    """Its accuracy is of next tokens, and what clients have is counted by the classes of their texts."""
+    words = ["run", "data=text_folder", f"data.root={run.parents[1]}", "data.vocabulary_size=100", "model=gpt_tiny"]
+    words += ["data.target=next_token", "data.tokenizer=words", "attack=none", "federation.clients=2"]
+    assert run_command_line([*words, "federation.rounds=1", f"out={tmp_path}"]) == 0
+    (folder,) = (path.parent for path in tmp_path.glob("*/summary.json"))
+    recorded = read_run(folder)
+    assert recorded.partition is not None and recorded.partition.class_names == ("bad", "good")
+    assert {len(row) for row in recorded.partition.counts} == {2}
+    assert all(0 <= record["accuracy"] <= 1 for record in recorded.of_kind("round") if "accuracy" in record)
+
+
 def test_the_page_shows_sentences_for_their_owner_alone(run: Path) -> None:
     page = (run / "report.html").read_text()
     assert 'class="token right"' in page and "2 of 2 attacked texts were read by" in page

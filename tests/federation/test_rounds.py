@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from fl_privacy.data import TextExamples, Vocabulary
 from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Server, ServerPlan, evaluate_model, plain_rounds, run_all
@@ -63,6 +64,24 @@ def test_training_learns() -> None:
 
     assert recording.reports[-1].train_loss < 0.3 * recording.reports[0].train_loss
     assert evaluate_model(harness.small_net(), server.state, harness.examples()).accuracy > 0.9
+
+
+def test_a_language_models_answers_are_its_next_tokens() -> None:
+    """Each counts once: no more answers are right than were asked for."""
+    vocabulary = Vocabulary(tuple("abcdefgh"), frozenset())
+    tokens = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, -1, -1]], dtype=torch.int32)
+    texts = TextExamples(
+        tokens=tokens, labels=torch.zeros(2).long(), class_names=("a",), vocabulary=vocabulary, next_token=True
+    )
+
+    class Next(torch.nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.one_hot((inputs.clamp_min(0) + 1) % 8, 8).float().mT
+
+    found = evaluate_model(Next(), ModelState.of(Next()), texts)
+    assert found.accuracy == 1 and found.num_examples == 2
+    expected = -torch.tensor([0.0] * 7 + [1.0]).log_softmax(0)[-1]
+    assert abs(found.loss - float(expected)) < 1e-5
 
 
 def test_evaluation_agrees_with_a_forward_pass() -> None:
