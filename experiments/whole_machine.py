@@ -32,6 +32,7 @@ from fl_privacy.rng import cpu_threads
 FIRST = ("attack", "model=lenet_dlg", "attack=idlg", "victims=6", "attack.iterations=100")
 MANY = ("attack", "model=lenet", "victims=64", "attack.budget=quick")
 LONG = ("attack", "model=lenet", "attack=inverting_gradients", "victims=64", "attack.iterations=2000")
+APP = str(Path(__file__).parents[1] / "examples" / "flower_quickstart")
 COMMANDS: dict[str, Sequence[str]] = {
     "attack, 6 victims": FIRST,
     "run, demo": ("run", "experiment=demo"),
@@ -39,7 +40,7 @@ COMMANDS: dict[str, Sequence[str]] = {
     "attack, 64 victims, jobs=1": (*MANY, "jobs=1"),
     "attack, 64 victims, 2,000 iterations": LONG,
     "attack, 64 victims, 2,000 iterations, jobs=1": (*LONG, "jobs=1"),
-    "audit, quickstart": ("audit", str(Path(__file__).resolve().parents[1] / "examples" / "flower_quickstart")),
+    "audit, flower_quickstart": ("audit", APP),
     "trade-off quick, first minute": ("trade-off", "quick"),
     "benchmark smoke, first minute": ("benchmark", "smoke"),
 }
@@ -83,13 +84,8 @@ def used(arguments: Sequence[str], out: str) -> Row:
     """Run a command; return its seconds, CPU seconds and the share of all cores that it used, moment by moment."""
     began, cores, shares = time.perf_counter(), usable_cores(), list[float]()
     out = re.sub(r"[^\w/.-]+", "_", out)  # a comma would list several values
-    command = [
-        sys.executable,
-        "-m",
-        "fl_privacy",
-        *arguments,
-        *(["--out", out] if arguments[0] == "audit" else [f"out={out}"]),
-    ]
+    place = ("--out", out) if arguments[0] == "audit" else (f"out={out}",)
+    command = [sys.executable, "-m", "fl_privacy", *arguments, *place]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment()) as process:
         before, at, most = 0.0, began, 0.0
         while process.poll() is None:
