@@ -311,9 +311,9 @@ def attack_part(
 
 _MOST_TOGETHER = 32
 _TOGETHER = 24_000.0
-"""Victims of a part times the root of the multiplications of a layer for one of them: so many cost a seventh to a
-fifth more each than all at once would (LeNet 32, ConvNet 13, ResNet-20 17, ResNet-18 4). One core cuts as many do: other parts
-would be other bits."""
+"""Victims of a part times the root of the multiplications of a layer for one of them. Each victim then costs a seventh to
+a fifth more than all at once would (LeNet 32, ConvNet 13, ResNet-20 17, ResNet-18 4). One core cuts as many cores do: other
+parts would be other bits."""
 
 _UNKNOWN = 8
 
