@@ -312,8 +312,7 @@ def attack_part(
 _MOST_TOGETHER = 32
 _TOGETHER = 24_000.0
 """Victims of a part times the root of the multiplications of a layer for one of them: so many cost a seventh to a
-fifth more each than all at once would (LeNet 32, ConvNet 13, ResNet-20 17, ResNet-18 4). One core cuts as many do: other parts
-would be other bits."""
+fifth more each than all at once would (LeNet 32, ConvNet 13, ResNet-20 17, ResNet-18 4)."""
 
 _UNKNOWN = 8
 
