@@ -40,7 +40,7 @@ PATIENCE = 5.0
 
 
 def expect_ray(setting: str) -> None:
-    """Refuse ``setting`` (``KEY=VALUE``) if Ray is not installed.
+    """Refuse ``setting`` (``KEY=VALUE``) without Ray.
 
     Raises:
         UserError: Ray is not installed.
@@ -126,12 +126,12 @@ def on_this_node() -> Any:
 
 
 def cause_of(error: Exception) -> BaseException:
-    """Return the error behind Ray's own exception."""
+    """Return what went wrong behind Ray's own exception."""
     return getattr(error, "cause", None) or error
 
 
 def one_line(error: Exception) -> str:
-    """Return the error behind ``error`` in a line."""
+    """Return ``cause_of(error)`` in a line."""
     cause = cause_of(error)
     return f"{type(cause).__name__}: {cause}".splitlines()[0]
 
@@ -311,9 +311,8 @@ def attack_part(
 
 _MOST_TOGETHER = 32
 _TOGETHER = 24_000.0
-"""Victims of a part times the root of the multiplications of a layer for one of them. Each victim then costs a seventh to
-a fifth more than all at once would (LeNet 32, ConvNet 13, ResNet-20 17, ResNet-18 4). One core cuts as many cores do: other
-parts would be other bits."""
+"""Victims of a part times the root of the multiplications of a layer for one of them: so many cost a seventh to a
+fifth more each than all at once would (LeNet 32, ConvNet 13, ResNet-20 17, ResNet-18 4)."""
 
 _UNKNOWN = 8
 
