@@ -28,8 +28,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *("evaluate_every=100", "baseline=false"),
     ),
     "a large round on Flower": (
-        *("run", "data=cifar10", "model=resnet18", "attack=none", "backend=flower", "federation.clients=20"),
-        *("federation.rounds=1", "federation.plan.batch_size=2", "baseline=false", "evaluate_every=1"),
+        *("run", "model=mlp", "model.widths=[4000,1000]", "attack=none", "backend=flower", "federation.clients=40"),
+        *("federation.rounds=2", "federation.plan.batch_size=8", "baseline=false", "evaluate_every=2"),
     ),
 }
 MEBIBYTE = 1024.0
