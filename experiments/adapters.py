@@ -221,8 +221,8 @@ def page(rows: RowFile) -> str:
         " The control, the same words against another client's texts, has an F1 of at most"
         f" {max(row['control_f1'] for row in every):.2f}: words that most sentences have. The median is"
         f" {seconds:.1f} CPU seconds an update.",
-        "`python experiments/adapters.py --models minilm --minutes 30 --out experiments/rows/adapters` goes on with cells"
-        " that are empty here, and `--page` writes this page.",
+        "`python experiments/adapters.py --models minilm --minutes 30 --out experiments/rows/adapters` goes on with"
+        " cells that are empty here, and `--page` writes this page.",
     ]
     for model in dict.fromkeys(row["model"] for row in every):
         longest = LONGEST[model]
