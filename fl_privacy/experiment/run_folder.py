@@ -18,7 +18,6 @@ from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.interception import Interceptor
 from fl_privacy.progress import ShareLines, Stage, at_work, listening
 from fl_privacy.report import write_report
-from fl_privacy.report.charts import import_ahead
 from fl_privacy.results import RunFolder, folder_name, is_finished, read_environment
 from fl_privacy.results.environment import code_hash
 
@@ -146,8 +145,6 @@ class Destination:
             UserError: it can't be made.
         """
         config = self.config
-        if config.page:
-            import_ahead()
         try:
             return RunFolder.open_or_create(
                 Path(config.out),

@@ -73,7 +73,9 @@ def advice_from(
     hiding = [d for d in known if d.by_threat[threat].unread(psnr_below)]
     if hiding:
         costly = max(hiding, key=lambda d: d.accuracy)
-        lines.append(f"Enough, at a higher price, is {costly.name}: {_figures(costly, undefended, threat)}.")
+        lines.append(
+            f"At a higher price nothing was read behind {costly.name}: {_figures(costly, undefended, threat)}."
+        )
         return [*lines, *_not_protected(costly, table, threat)]
     return lines
 
@@ -164,7 +166,7 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     inference = "other inference" if found.inferred else "membership and other inference"
     lines.append(f"Tried: {', '.join(table.attacks)} by {' '.join(table.attackers)}.")
     lines.append(
-        f"Not tested: attacks other than {', '.join(table.attacks)} and longer ones,{weights} other data, batches and"
-        f" models, {server}, colluding clients, {inference}."
+        f"Not tested: attacks other than {', '.join(table.attacks)} and longer ones, many uploads of the same examples,"
+        f"{weights} other data, batches and models, {server}, colluding clients, {inference}."
     )
     return lines

@@ -7,14 +7,10 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup, escape
-
-from fl_privacy.cores import usable_cores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -261,15 +257,6 @@ def widen(axes: Axes) -> None:
 def reach(value: float, interval: tuple[float, float] | None) -> list[list[float]] | None:
     """Return the lengths of an error bar below and above ``value``, as matplotlib takes them."""
     return None if interval is None else [[value - interval[0]], [interval[1] - value]]
-
-
-def import_ahead() -> Thread | None:
-    """Import what draws charts in a thread, while other work goes on; ``None`` where there is one core for both."""
-    if usable_cores() < 2:
-        return None
-    thread = Thread(target=import_module, args=("matplotlib.figure",), name="import-charts", daemon=True)
-    thread.start()
-    return thread
 
 
 def draw_svg(draw: Callable[[Axes], None], alt: str, *, height: float = 3.3) -> Markup:

@@ -1,12 +1,9 @@
 """Axes that can be read, whatever the range."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-from fl_privacy.report import charts
 from fl_privacy.report.charts import ChartPoint, Curve, line_chart, scatter_chart
 
 
@@ -41,17 +38,3 @@ def test_the_label_of_a_bound_stands_where_no_point_is_near(x, anchor):
     svg = scatter_chart([*points, near], x="x", y="y", alt="", bound=15.0, bound_label="recognizable above")
     style = re.search(r'<text style="([^"]*)"[^>]*>recognizable above', svg)
     assert style and (f"text-anchor: {anchor}" in style[1] or (anchor == "start" and "text-anchor" not in style[1]))
-
-
-def test_what_draws_is_imported_beside_other_work():
-    code = (
-        "import sys; from fl_privacy.report import charts; charts.usable_cores = lambda: 2;"
-        "assert 'matplotlib' not in sys.modules; charts.import_ahead().join();"
-        "assert 'matplotlib.figure' in sys.modules"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_on_one_core_nothing_is_imported_ahead(monkeypatch):
-    monkeypatch.setattr(charts, "usable_cores", lambda: 1)
-    assert charts.import_ahead() is None

@@ -196,7 +196,7 @@ class _Between:
 
     @classmethod
     def of(cls, prepared: Prepared, victims: Sequence[PreparedVictim]) -> "_Between":
-        """Build the models between that of ``victims`` and their updates."""
+        """Build the models between the one that ``victims`` were sent and their updates."""
         victim_model = prepared.rounds[0].victim_model
         like = next(prepared.observer.parameters())
         updates, sent = [victim.observation.update() for victim in victims], victims[0].observation.sent.parameters
@@ -218,7 +218,7 @@ class _Between:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return that of the computation."""
+        """Return the data type of the computation."""
         return self.sent[self.names[0]].dtype
 
     def _can_be_mapped(self, shape: tuple[int, ...]) -> bool:
