@@ -111,7 +111,11 @@ def test_it_is_said_who_tried() -> None:
 
 def test_where_none_does_both_what_is_not_enough_is_not_advised() -> None:
     said = " ".join(advice_from(TABLE, accuracy_loss=1, threat="adaptive", psnr_below=15))
-    assert "Take" not in said and "known, which is not enough" in said and "At a higher price nothing was read behind slow: " in said
+    assert (
+        "Take" not in said
+        and "known, which is not enough" in said
+        and "At a higher price nothing was read behind slow: " in said
+    )
     said = " ".join(advice_from(TABLE, accuracy_loss=0, threat="adaptive", psnr_below=1))
     assert "At a higher price" not in said and "None does both" in said
 
