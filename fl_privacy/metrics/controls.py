@@ -114,7 +114,10 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
         seen = identify(guesses[rest], originals[rest], others.candidates, scaled=others.moved)
         nearest[rest] = rest[seen.guess]
         for place, own in zip(rest.tolist(), _of_each(seen), strict=True):
-            figures[place] |= own | _of_controls(own, originals[place], extra, others)
+            figures[place] |= own
+        nearest_ones = [place for place in rest.tolist() if figures[place].get("rank") == 1]
+        for place, lead in zip(nearest_ones, _control_leads(originals[nearest_ones], extra, others), strict=False):
+            figures[place] |= _rounded(control_lead=lead)
     for place in exact.nonzero().flatten().tolist():
         figures[place] |= _of_exact(originals, others.candidates)
     for place, truth in enumerate(originals):
@@ -162,12 +165,16 @@ def _of_each(seen: Identified) -> list[Figures]:
     return figures
 
 
-def _of_controls(own: Figures, original: Tensor, extra: Sequence[Tensor], others: Others) -> Figures:
-    """Return the largest lead at an original (C, H, W) of guesses at other updates, if its own is nearest."""
-    if own.get("rank") != 1 or not extra or others.candidates is None:
-        return {}
-    leads = [identify(each[None], original[None], others.candidates, scaled=others.moved).lead for each in extra]
-    return _rounded(control_lead=max(float(lead) for lead in leads if lead is not None))
+def _control_leads(originals: Tensor, extra: Sequence[Tensor], others: Others) -> list[float]:
+    """Return the largest lead of guesses at other updates at each of ``originals`` (B, C, H, W), one guess at a time.
+
+    Nothing is returned where there are no such guesses, or no candidates.
+    """
+    if not len(originals) or not extra or others.candidates is None:
+        return []
+    found = [identify(each[None], originals, others.candidates, scaled=others.moved).lead for each in extra]
+    leads = [lead for lead in found if lead is not None]
+    return torch.stack(leads).amax(0).tolist() if leads else []
 
 
 def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:
