@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -81,6 +82,13 @@ def no_seeds_for_devices_that_are_not_there() -> Iterator[None]:
             for device in ("cuda.random", "xpu.random", "mtia"):
                 patch.setattr(f"torch.{device}._lazy_call", lambda call, **settings: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def same_draws_in_any_order() -> None:
+    """What a test draws without a generator of its own does not depend on the tests before it."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -100,10 +100,12 @@ def test_guesses_at_other_images_are_identified_about_as_often_as_chance_allows(
 
 def test_what_is_another_image_beyond_the_original_is_foreign(digits, public):
     original, other = digits[0].inputs[:1], public.images[:1]
-    plain = identify((original + 0.2 * torch.rand(original.shape)).clamp(0, 1), original, public)
+    noise = torch.rand((9, *original.shape), generator=torch.Generator().manual_seed(0))
+    plain = [identify((original + 0.2 * each).clamp(0, 1), original, public) for each in noise]
     mixed = identify(0.6 * original + 0.4 * other, original, public)
-    assert plain.rank.item() == mixed.rank.item() == 1
-    assert mixed.foreign.item() > 0.5 > 2 * plain.foreign.item()
+    assert [each.rank.item() for each in (*plain, mixed)] == [1] * 10
+    usual = torch.cat([each.foreign for each in plain]).median().item()
+    assert mixed.foreign.item() > 0.5 > 2 * usual
 
 
 def test_a_lead_among_few_candidates_or_of_many_guesses_counts_less(digits, public):
