@@ -86,7 +86,7 @@ def no_seeds_for_devices_that_are_not_there() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_draws_in_any_order() -> None:
-    """What a test draws without a generator of its own does not depend on the tests before it."""
+    """Seed what a test draws without a generator of its own, whatever tests ran before it."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(0)
 
