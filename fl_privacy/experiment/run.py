@@ -184,9 +184,9 @@ class _Run:
     def train(self, backend: Backend) -> None:
         """Train, intercept, attack; the final weights go into the folder."""
         setup, interceptor = self.setup, self.setup.interceptor()
-        audit, attack, of_means = setup.audit, setup.server_attack, list[Observation]()
+        audit, attack, take_means = setup.audit, setup.server_attack, list[Observation]
         if attack is not None:
-            audit, of_means = hand_over(setup.server, attack, audit, interceptor)
+            audit, take_means = hand_over(setup.server, attack, audit, interceptor)
         clients = partial(clients_of, setup.config)
         rounds = backend(setup.server, clients, rounds=setup.rounds, audit=audit, interceptor=interceptor)
         with self.monitor.training(setup.rounds), closing(rounds):
@@ -194,8 +194,8 @@ class _Run:
                 for observation in round:
                     self._keep(observation)
                 report = round.report
-                while of_means:
-                    self._keep(of_means.pop(0))
+                for observation in take_means():
+                    self._keep(observation)
                 self._round_done(report)
         write_weights(self.folder.path / MODEL, setup.server.state)
         self._attack_waiting()

@@ -1,6 +1,6 @@
 """A malicious server in an experiment: made from its settings, put into the server's hand, its reading as an attack."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,14 +89,20 @@ def expect_readable_sum(attack: ServerAttack | None, server: str, *, uploads: st
 
 def hand_over(
     server: Server, attack: ServerAttack, audit: Audit, interceptor: Interceptor
-) -> tuple[Audit, list[Observation]]:
+) -> tuple[Audit, Callable[[], list[Observation]]]:
     """Make ``server`` send what ``attack`` crafts in the rounds of ``audit``.
 
     Returns:
-        The replies to intercept, and a list to empty after each round: where the mean of the replies is enough, it
-        fills with the mean as the reply of each client attacked.
+        The replies to intercept, and a function to call after each round: where the mean of the replies is enough, it
+        returns the mean as the reply of each client attacked since it was last called.
     """
     of_means: list[Observation] = []
+
+    def take_means() -> list[Observation]:
+        taken = of_means.copy()
+        of_means.clear()
+        return taken
+
     crafted: dict[int, tuple[ModelState, ModelState]] = {}
 
     def tamper(state: ModelState, client: int) -> ModelState:
@@ -108,7 +114,7 @@ def hand_over(
 
     server.tamper, server.tampered, server.learns = tamper, audit.rounds, attack.trains
     if not attack.reads_sum:
-        return audit, of_means
+        return audit, take_means
 
     def heard(round: int, mean: Upload, numbers: Mapping[int, int]) -> None:
         for client in sorted(audit.clients & numbers.keys()):
@@ -120,7 +126,7 @@ def hand_over(
             of_means.extend([observation] if observation else [])
 
     server.heard = heard
-    return replace(audit, rounds=frozenset()), of_means
+    return replace(audit, rounds=frozenset()), take_means
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

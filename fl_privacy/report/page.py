@@ -53,6 +53,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "unbroken": unbroken,
         "percent": _unbroken(numbers.percent),
         "points": _unbroken(numbers.points),
         "seconds": numbers.seconds,
@@ -66,6 +67,11 @@ def _environment() -> Environment:
         "read_in_words": headline.read_in_words,
     }
     return environment
+
+
+def unbroken(sentence: str) -> str:
+    """Keep percent signs in one line with their numbers, as in a heading that is wrapped."""
+    return sentence.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _unbroken(show: Callable[..., str]) -> Callable[..., str]:

@@ -96,7 +96,7 @@ def test_the_headline_counts_images_that_were_read_and_failures(out):
     assert "The attack failed on 1 more" in text and "The attack&#39;s loss is not a number." in text
     guarded = page_of(run_in(out, "guarded")).text
     assert "None of 6 attacked images was read by inverting_gradients" in guarded
-    assert "; up to 39 % of such images may be readable<" in guarded
+    assert "; up to 39\N{NO-BREAK SPACE}% of such images may be readable<" in guarded
     assert "All 6 attacked images, in rounds 1 and 12" in guarded
 
 
