@@ -16,11 +16,9 @@ from dataclasses import dataclass, replace
 import torch
 from red_team import Cell, attacked
 from row_file import RowFile, takes_rows
-from torch import Tensor
 
 from fl_privacy.attacks import AutoAttack, MaximumAPosteriori, Progress, ReconstructionAttack, SurrogateModel
 from fl_privacy.attacks.attack import no_progress
-from fl_privacy.attacks.likelihood.pixel_prior import learn_prior
 from fl_privacy.config.compose import compose_run
 from fl_privacy.effects import ClippedExamples, Effect, Noise
 from fl_privacy.experiment.setup import build_untrained
@@ -48,52 +46,6 @@ def _drawn(observation: Observation, found: Reconstruction) -> Batch | None:
         return None
     means = [known.public_images[known.public_labels == label].mean(0) for label in found.batch.labels]
     return Batch(torch.stack(means), found.batch.labels)
-
-
-@dataclass(frozen=True)
-class Unmixed:
-    """Undo InstaHide: of each upload the mixture is found, its signs are folded, and what all have in common is kept.
-
-    A flip turns x into 1 - x, so that |x - 1/2| is that of the mixture. Over uploads the victim's image comes back with
-    a share of 1 / k on the average, and others that are drawn anew, whose mean is that of public images. The image is
-    brought to what a prior of public ones allows.
-    """
-
-    k: int
-    evaluations: int = 600
-
-    def __call__(
-        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        """Return a guess for each observation, of all uploads of the same victim."""
-        alone = [replace(o, knowledge=replace(o.knowledge, defense=None, same_data=None)) for o in observations]
-        found = AutoAttack(evaluations=self.evaluations)(alone, seed=seed)
-        victims: dict[object, list[int]] = {}
-        for place, observation in enumerate(observations):
-            victims.setdefault((observation.id.client, observation.id.probe), []).append(place)
-        results = list(found)
-        for places in victims.values():
-            for place in places:
-                results[place] = self._common(observations[place], [found[p] for p in places], found[place])
-        return results
-
-    def _common(
-        self, observation: Observation, mixtures: Sequence[Reconstruction], own: Reconstruction
-    ) -> Reconstruction:
-        seen = [one.batch for one in mixtures if one.batch is not None]
-        known = observation.knowledge
-        if not seen or known.public_images is None or known.public_labels is None:
-            return own
-        folded = torch.stack([0.5 - (batch.inputs[0] - 0.5).abs() for batch in seen]).mean(0)
-        votes = torch.stack([_shares(batch.labels, observation.num_classes) for batch in seen]).sum(0)
-        label = votes.argmax()
-        image = self.k * folded - (self.k - 1) * known.public_images.mean(0)
-        prior = learn_prior(known.public_images, known.public_labels, observation.num_classes)
-        guess = _projected(
-            image.flatten(), prior.means[label], prior.bases[label], noise=0.5 * self.k / len(seen) ** 0.5
-        )
-        batch = Batch(guess.view_as(image)[None].clamp(0, 1), label[None])
-        return replace(own, batch=batch, failure=None, member="unmixed")
 
 
 @dataclass(frozen=True)
@@ -130,18 +82,6 @@ def _less_noisy(effect: Effect, factor: float) -> Effect:
     if isinstance(effect, Noise) and effect.std is not None:
         return replace(effect, std=factor * effect.std)
     return effect
-
-
-def _shares(labels: Tensor, classes: int) -> Tensor:
-    """Return the share (K,) of each class in the labels (1,) or (1, K) of a mixture."""
-    return labels[0] if labels.dim() == 2 else torch.nn.functional.one_hot(labels[0], classes).float()
-
-
-def _projected(image: Tensor, mean: Tensor, basis: Tensor, *, noise: float) -> Tensor:
-    """Return the likeliest image (N,) under a normal prior, behind noise of a standard deviation."""
-    sizes = basis.square().sum(1)
-    inside = basis @ (image - mean) / (sizes + noise**2)
-    return mean + inside @ basis
 
 
 UNTRAINED = ("data=mnist_mini", "model=lenet")
@@ -188,9 +128,7 @@ def attempts() -> list[Attempt]:
         if "steps" in setting:
             found.append(Attempt(setting, overrides, "surrogate model", SurrogateModel))
         if setting.startswith("InstaHide"):
-            k = int(setting.split()[-1])
-            more = [Attempt(setting, overrides, "unmixed", lambda k=k: Unmixed(k), number) for number in (1, 10, 30)]
-            found += more
+            found += [Attempt(setting, overrides, WHOLE, ideas[WHOLE], number) for number in (10, 30)]
     return found
 
 

@@ -206,6 +206,24 @@ class OtherImages(Heuristic):
     """The client trains on images that stand for its own: mixtures, or condensed ones."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mixed(OtherImages):
+    """Each image is a weighted sum of itself and others, with random pixels turned to their negative, anew each time.
+
+    Attributes:
+        images: in a sum, at least 1.
+        labeled: how many of them the label is a weighted sum of as well; the others are public.
+    """
+
+    images: int | None
+    labeled: int | None
+
+    def __post_init__(self) -> None:
+        for name in ("images", "labeled"):
+            if getattr(self, name) is not None:
+                checks.whole(f"Mixed.{name}", getattr(self, name), at_least=1, example=4)
+
+
 class RobustGradient(Heuristic):
     """The update is the gradient of images that look like noise but pull the model alike."""
 
@@ -293,6 +311,12 @@ class Part:
 
 Description = tuple[Part, ...]
 """The public description of a defense: its parts in order. Empty of a client that does not defend itself."""
+
+
+def mixing(parts: Description | None) -> Mixed | None:
+    """Return what mixes images, if nothing else of a defense makes other images of them each time."""
+    changing = [part.effect for part in parts or () if isinstance(part.effect, OtherImages | Transformed)]
+    return changing[0] if len(changing) == 1 and isinstance(changing[0], Mixed) else None
 
 
 def settings_in_words(parts: Iterable[Part]) -> str:

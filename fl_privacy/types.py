@@ -129,7 +129,7 @@ class Knowledge:
         defense: public description of the client's defense, for an adaptive attacker: its ``Defense.parts``.
         same_data: names the examples behind the update: updates with the same name, of other rounds and other weights
             sent, come from the same examples. An adaptive attacker attacks them together; ``None`` where the defense
-            makes other images of the examples each time.
+            makes other images of the examples each time, but mixtures with others.
         public_images: (N, C, H, W) in [0, 1], images of the same domain, or texts (N, L), -1 where there is no token.
         public_labels: (N,) their classes.
         previous: (B, C, H, W) in [0, 1], what the attacker made of the same examples in an earlier round.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense, LocalData
-from fl_privacy.effects import OtherImages, Part
+from fl_privacy.effects import Mixed, Part
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Tensors
@@ -64,14 +64,13 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
                 "instahide expects to have seen the client's examples, but has not; run its examples hook first."
             )
         own, labels = state.tensors[_IMAGES].to(batch.inputs.device), state.tensors[_LABELS].to(batch.inputs.device)
-        size = len(batch)
-        shares = coefficients(size, k, largest, rng).to(batch.inputs)
+        shares = coefficients(len(batch), k, largest, rng).to(batch.inputs)
         places = _places(batch.inputs, state.tensors[_MARKS], rng)
         partners = distinct(places.unsqueeze(1), private - 1, len(own), rng).to(own.device)
         others = [own[partners].to(batch.inputs) / 255]
         if public and k > private:
             pictures = read_pictures(public, shape_of(batch.inputs)).to(own.device)
-            drawn = distinct(places.new_empty(size, 0), k - private, len(pictures), rng).to(own.device)
+            drawn = distinct(places.new_empty(len(batch), 0), k - private, len(pictures), rng).to(own.device)
             others.append(pictures[drawn].to(batch.inputs) / 255)
         images = torch.cat([batch.inputs.unsqueeze(1), *others], 1)
         mixed = torch.einsum("bk,bk...->b...", shares, images)
@@ -80,7 +79,8 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
         weights = shares[:, :private] / shares[:, :private].sum(1, keepdim=True)
         return Batch(torch.where(flips, 1 - mixed, mixed), torch.einsum("bk,bkc->bc", weights, targets))
 
-    part = Part("instahide", {"k": k, "largest": largest, "public": public}, OtherImages(), strength="k")
+    effect = Mixed(images=k, labeled=private)
+    part = Part("instahide", {"k": k, "largest": largest, "public": public}, effect, strength="k")
     return Defense(parts=(part,), examples=(on_examples,), data=(on_batch,), prepare=(on_prepare,))
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fl_privacy.config.settings import ThreatModelSettings
 from fl_privacy.data import LabelledExamples
-from fl_privacy.effects import Description
+from fl_privacy.effects import Description, mixing
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.federation.client import local_batches
@@ -94,13 +94,15 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
     """Make a function that names the examples behind a victim, ``None`` where they change from round to round.
 
     A probe holds the same examples in every round; so does the update of a client that trains on all it has. They are
-    not the same where the defense, or augmentation, makes other images of them each time.
+    not the same where the defense, or augmentation, makes other images of them each time; mixtures of the same image
+    with others have it in common.
     """
 
     def same_data(victim: VictimId) -> str | None:
         client = clients[victim.client]
         changes = not _trains_on_everything(client) if victim.probe is None else client.plan.augment_probes
-        return None if changes or client.defense.changes_images else victim.source
+        redrawn = client.defense.changes_images and mixing(client.defense.parts) is None
+        return None if changes or redrawn else victim.source
 
     return same_data
 

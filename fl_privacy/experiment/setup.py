@@ -11,7 +11,7 @@ from fl_privacy.attacks.attack import trained_on
 from fl_privacy.config import RunSettings
 from fl_privacy.data import Dataset, LabelledExamples, Vocabulary, texts_of
 from fl_privacy.defenses import ClientState, Defense
-from fl_privacy.effects import Description
+from fl_privacy.effects import Description, mixing
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import PARTICIPANTS, AttackStage, Judge, Tracer
 from fl_privacy.experiment.attacker_knowledge import (
@@ -252,7 +252,7 @@ class Setup:
         return Knowledge(
             labels=nothing if given.knows_labels else None,
             defense=self._described if adaptive else None,
-            same_data="" if adaptive and not defense.changes_images else None,
+            same_data="" if adaptive and (mixing(defense.parts) or not defense.changes_images) else None,
             public_images=torch.empty(public) if public else None,
             previous=nothing if self.config.attack.get("start") == "previous" else None,
             private=ModelState({}, {}) if defense.private else None,

@@ -13,6 +13,7 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.adaptive import uncountered
 from fl_privacy.attacks.attack import trained_on
 from fl_privacy.defenses import Defense
+from fl_privacy.effects import Description, Mixed, mixing
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit
 from fl_privacy.malicious import ServerAttack, ThreatLevel
@@ -93,12 +94,21 @@ def describe_threats(
     lines += knowledge.describe(modality_of(model))
     if knowledge.defense is not None:
         lines.append("That is the adaptive attacker; a plain one that knows nothing of the defense attacks as well.")
-        if names := uncountered(knowledge.defense):
+        if names := uncountered(_left_of(knowledge, audit)):
             lines.append(
                 f"Not tested: an attacker that makes use of what it knows of {' and '.join(names)}; there is no"
                 " countermeasure against it here, and the adaptive attacker attacks it as if unknown."
             )
     return [*lines, defended]
+
+
+def _left_of(knowledge: Knowledge, audit: Audit) -> Description:
+    """Return the parts of a known defense but those that mix images, where what they mix in can be taken out again."""
+    parts = knowledge.defense or ()
+    alone = audit.uploads == "probe" and audit.batch_size == 1
+    if not alone or knowledge.public_images is None or mixing(parts) is None:
+        return parts
+    return tuple(part for part in parts if not isinstance(part.effect, Mixed))
 
 
 def _embeddings(model: nn.Module, plan: LocalPlan) -> list[str]:

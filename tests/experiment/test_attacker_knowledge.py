@@ -26,11 +26,20 @@ def test_rounds_of_the_same_examples_are_told(defense):
     assert told(defense, TRAINED, LocalPlan(batch_size=8)) is None
 
 
-@pytest.mark.parametrize("defense", [ats(), instahide(), compose(ats(), dp_noise())], ids=["ats", "mixed", "composed"])
+CHANGING = {"ats": ats(), "composed": compose(ats(), dp_noise()), "mixed": compose(instahide(), ats())}
+
+
+@pytest.mark.parametrize("defense", CHANGING.values(), ids=CHANGING)
 def test_rounds_are_not_joined_where_images_change(defense):
     assert defense.changes_images
     assert told(defense, PROBED) is None
     assert told(defense, TRAINED, LocalPlan()) is None
+
+
+def test_rounds_of_mixtures_with_the_same_image_are_told():
+    assert instahide().changes_images
+    assert told(instahide(), PROBED) == "client-1/victim-0"
+    assert told(instahide(), TRAINED, LocalPlan()) == "client-1"
 
 
 @pytest.mark.parametrize(("batch_size", "joined"), [(8, True), (7, False)])

@@ -9,6 +9,7 @@ import torch
 from fl_privacy.attacks.attack import Progress, Report, even_share
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, why_not_attackable
 from fl_privacy.attacks.gradient_inversion.undisclosed import disclosed, restored
+from fl_privacy.attacks.gradient_inversion.unmixing import as_mixture, unmixed
 from fl_privacy.errors import in_one_line, is_out_of_memory
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
@@ -135,7 +136,7 @@ def attack_in_groups(
         as_victims: which observations make one victim.
         see: what is made of the observations once what nobody said of the clients is found out.
     """
-    asked, known = observations, disclosed(observations)
+    asked, known = observations, disclosed(list(map(as_mixture, observations)))
     observations = see([one.observation for one in known])
     reasons = {position: known[position].wrong or wrong(o) for position, o in enumerate(observations)}
     results = {p: failed(observations[p], reason) for p, reason in reasons.items() if reason is not None}
@@ -153,7 +154,8 @@ def attack_in_groups(
     for victim in victims:
         for position in victim.positions:
             results[position] = replace(results[victim.position], id=observations[position].id)
-    return [restored(asked[position], known[position], results[position]) for position in range(len(asked))]
+    found = [restored(asked[position], known[position], results[position]) for position in range(len(asked))]
+    return unmixed(asked, found)
 
 
 def _attacked(group: Group, attack: GroupAttack, report: Report) -> Mapping[int, Reconstruction]:

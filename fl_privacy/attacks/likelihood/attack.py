@@ -19,7 +19,7 @@ from fl_privacy.attacks.gradient_inversion.rounds import PreparedRound
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
 from fl_privacy.attacks.likelihood.channel import Channel, Clientele, channel
-from fl_privacy.attacks.likelihood.pixel_prior import PixelPrior, learn_prior, prior_of_photographs
+from fl_privacy.attacks.pixel_prior import FEWEST, PixelPrior, learn_prior, prior_of_photographs
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.effects import Clipped, ClippedExamples, Effect, Noise, Summed
 from fl_privacy.gradients import differentiable_twice, number_of_steps
@@ -35,9 +35,6 @@ _ROUNDS_AT_ONCE = 8
 
 _CLASSES_TRIED = 16
 """Classes at most whose mean image is tried against the update of a single example."""
-
-_FEWEST = 50
-"""Public images from which a prior is learned."""
 
 _SAME = Batch(torch.empty(0), torch.empty(0))
 
@@ -251,7 +248,7 @@ class MaximumAPosteriori:
     def prior_of(self, observation: Observation) -> PixelPrior:
         """Return the prior of the images behind ``observation``."""
         known = observation.knowledge
-        if known.public_images is None or self.prior == "photographs" or len(known.public_images) < _FEWEST:
+        if known.public_images is None or self.prior == "photographs" or len(known.public_images) < FEWEST:
             return prior_of_photographs(tuple(observation.input_shape))
         return learn_prior(known.public_images, known.public_labels, observation.num_classes)
 

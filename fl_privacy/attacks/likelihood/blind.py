@@ -21,8 +21,8 @@ from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_grou
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.starts import Constant
-from fl_privacy.attacks.likelihood.pixel_prior import learn_prior
 from fl_privacy.attacks.optimizers import LBFGS
+from fl_privacy.attacks.pixel_prior import learn_prior
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import frozen_copy

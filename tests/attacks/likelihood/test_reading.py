@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import AutoAttack, BlindDeconvolution, MaximumAPosteriori
-from fl_privacy.attacks.likelihood.pixel_prior import learn_prior, prior_of_photographs
+from fl_privacy.attacks.pixel_prior import learn_prior, prior_of_photographs
 from fl_privacy.config.compose import compose_run
 from fl_privacy.data import load_data
 from fl_privacy.experiment.setup import build_untrained

@@ -11,6 +11,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 _MOST_COMPONENTS = 600
 """Directions of an image that are kept."""
 
+FEWEST = 50
+"""Public images from which a prior is learned."""
+
 _MOST_IMAGES = 5000
 """Public images that it is learned from, evenly chosen."""
 
