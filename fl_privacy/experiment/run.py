@@ -1,7 +1,7 @@
 """Train, intercept, attack, evaluate, report: one configuration, one folder."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -184,7 +184,8 @@ class _Run:
     def train(self, backend: Backend) -> None:
         """Train, intercept, attack; the final weights go into the folder."""
         setup, interceptor = self.setup, self.setup.interceptor()
-        audit, attack, take_means = setup.audit, setup.server_attack, list[Observation]
+        audit, attack = setup.audit, setup.server_attack
+        take_means: Callable[[], list[Observation]] = list
         if attack is not None:
             audit, take_means = hand_over(setup.server, attack, audit, interceptor)
         clients = partial(clients_of, setup.config)
