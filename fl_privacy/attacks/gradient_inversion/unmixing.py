@@ -53,6 +53,7 @@ def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]
                 found[place],
                 batch=batch,
                 certainty=Certainty.APPROXIMATE,
+                certainties=(),
                 member="unmixed",
                 countermeasures=(*found[place].countermeasures, sentence),
             )
