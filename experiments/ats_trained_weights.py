@@ -127,16 +127,21 @@ def key_of(line: str, options: argparse.Namespace) -> Row:
     return {"line": line, **{name: getattr(options, name) for name in names}}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser, *, victims: int, iterations: int, epochs: int) -> None:
+    """Add what says behind which weights, and how long."""
     parser.add_argument("data", type=Path)
     parser.add_argument("--network", choices=("trained", "untrained"), default="trained")
-    parser.add_argument("--lines", nargs="+", default=list(LINES))
-    parser.add_argument("--victims", type=int, default=10)
-    parser.add_argument("--iterations", type=int, default=1200)
+    parser.add_argument("--victims", type=int, default=victims)
+    parser.add_argument("--iterations", type=int, default=iterations)
     parser.add_argument("--examples", type=int, default=10**6, help="that they are trained on, at most")
-    parser.add_argument("--epochs", type=int, default=1, help="for which the weights are trained on under a policy")
+    parser.add_argument("--epochs", type=int, default=epochs, help="for which they are trained on under a policy")
     takes_rows(parser)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, victims=10, iterations=1200, epochs=1)
+    parser.add_argument("--lines", nargs="+", default=list(LINES))
     options = parser.parse_args()
     torch.set_num_threads(1)
     kept = RowFile(options.out)
