@@ -1,4 +1,4 @@
-"""What an attack that reads nothing has: PSNR of the noise it starts from to what the model saw (ATS, Table 2 and more).
+"""What an attack that reads nothing has: PSNR of the noise it starts from to what the model saw (ATS, Tables 2 to 9).
 
     python experiments/ats_floor.py DATA --out experiments/rows/ats_floor
 
