@@ -15,10 +15,9 @@ from collections.abc import Sequence
 
 import torch
 from ats_correlation import FIGURES, correlate, images_of_all_classes, start_like, transformed_as
-from ats_trained_weights import add_options, observe, trained_on
+from ats_trained_weights import add_options, network_of, observe, trained_on
 from row_file import Row, RowFile
 from torch import Tensor, nn
-from trained_resnet import network
 
 from fl_privacy.config import compose_run
 from fl_privacy.data import load_data
@@ -62,7 +61,7 @@ def add_rows(policies: Sequence[str], options: Namespace, kept: RowFile) -> None
     every = images_of_all_classes(data.test, options.victims + options.scored)
     attacked = Batch(every.inputs[: options.victims], every.labels[: options.victims])
     scored = Batch(every.inputs[options.victims :], every.labels[options.victims :])
-    model, until = network(options.network, options.data), time.monotonic() + 60 * options.minutes
+    model, until = network_of(options), time.monotonic() + 60 * options.minutes
     given = ["attack=ats_adam_cosine", "attack.compile=off", f"attack.iterations={options.iterations}"]
     attack = build_attack(compose_run(given).attack, device="cpu")
     for begin in range(0, len(policies), options.together):
