@@ -7,8 +7,8 @@ DATA holds `weights/cifar10_resnet20.safetensors`, He et al.'s ResNet-20 for CIF
 authors), and `cifar10_exact`. For a policy, the weights are trained on for ``--epochs`` of that set's training split
 under the policy, as ATS's clients train; a LeNet is trained for as long from its start. The attacked images are the
 first of each class of its test split, batch norm in evaluation mode. Lines are `standard`, policies
-(`13-43-18+21-3-16`: one of both for each image), a policy from black (`21-3-16 black`), and defenses of the gradient
-(`noise 0.01`, `pruning 0.9`). Rows that are there are not computed again.
+(`13-43-18+21-3-16`: one of both for each image), a policy from black or gray (`21-3-16 black`; gray is that of the
+authors' program), and defenses of the gradient (`noise 0.01`, `pruning 0.9`). Rows that are there are kept.
 """
 
 import argparse
@@ -37,11 +37,18 @@ from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observatio
 LINES = ("standard", "21-3-16", "21-3-16 black", "13-43-18+21-3-16")
 PLAN = LocalPlan(batch_norm="eval")
 TESTED = 500
+STARTS = ("black", "gray")
 
 
 def policy_of(line: str) -> str:
     """Name the policy of a line; `none` where a defense of the gradient or nothing is used."""
     return line.partition(" ")[0] if line[0].isdigit() else "none"
+
+
+def start_of(line: str) -> str:
+    """Name the start of a line; empty where it is noise."""
+    start = line.rpartition(" ")[2]
+    return start if start in STARTS else ""
 
 
 def defended(gradient: Tensor, line: str, name: str) -> Tensor:
@@ -118,7 +125,7 @@ def attacked(lines: Sequence[str], options: argparse.Namespace, kept: RowFile) -
             states[policy_of(line)] = trained_on(model, data.train, policy_of(line), options)
     goals = {line: transformed_as(batch.inputs, policy_of(line), "paper") for line in lines}
     seen = [one for line in lines for one in observe(model, states[policy_of(line)], goals[line], batch.labels, line)]
-    start = ["attack.start=black"] if lines[0].endswith(" black") else []
+    start = [f"attack.start={start_of(lines[0])}"] if start_of(lines[0]) else []
     given = ["attack=ats_adam_cosine", "attack.compile=off", f"attack.iterations={options.iterations}", *start]
     found = build_attack(compose_run(given).attack, device="cpu")(seen, seed=0)
     for place, line in enumerate(lines):
@@ -159,8 +166,8 @@ def main() -> None:
     torch.set_num_threads(1)
     kept = RowFile(options.out)
     missing = [line for line in options.lines if kept.find(key_of(line, options)) is None]
-    for black in (False, True):
-        if lines := [line for line in missing if line.endswith(" black") == black]:
+    for start in ("", *STARTS):
+        if lines := [line for line in missing if start_of(line) == start]:
             attacked(lines, options, kept)
 
 
