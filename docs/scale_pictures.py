@@ -80,6 +80,26 @@ PANELS: tuple[Panel, ...] = (
         },
         published={"SAPAG": 77.4, "DLG with AdamW": 32.0},
     ),
+    Panel(
+        title="ATS, Table 4: Adam with the cosine, PSNR, dB",
+        table="ats/course",
+        scale="epochs of a LeNet (the paper: 200 of a ResNet-20)",
+        column="psnr",
+        curves={
+            name: dict.fromkeys((2, 8, 30), name)
+            for name in ("standard", "Gaussian noise, 1e-2", "pruning, 0.7", "pruning, 0.99")
+        },
+        columns={2: "two", 8: "psnr", 30: "thirty"},
+        published={"standard": 12.11, "Gaussian noise, 1e-2": 10.09, "pruning, 0.7": 10.21, "pruning, 0.99": 9.59},
+    ),
+    Panel(
+        title="ATS, Table 2: plain images, PSNR, dB",
+        table="ats/widths",
+        scale="width of a ResNet-20, untrained (the paper: 64, trained)",
+        column="psnr",
+        curves={"standard": {width: f"width {width}" for width in (16, 32, 64)}},
+        published={"standard": 12.11},
+    ),
 )
 
 Found = Mapping[str, Mapping[float, Measured]]
