@@ -1,0 +1,134 @@
+"""What decides Refiner's Table 13: how far the text model has been trained, by stages of a training.
+
+    python experiments/text_course.py --victims 24 --iterations 200 --out experiments/rows/text_course
+    python experiments/text_course.py --trained --out experiments/rows/text_course
+
+Trains ``bert_tiny`` on SST-2 in one place and keeps, at each of ``--stages`` (steps), its accuracy, how long the
+gradients of single texts are, how far each defense takes an upload from its gradient, in parts of that length, and
+what the attacks read of it. ``--trained`` goes on from the last stage instead, behind each defense, by rounds of ten
+clients, and keeps the accuracy after them.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+import torch
+import torch.nn.functional as F
+from row_file import Row, RowFile, takes_rows
+from text_attacks import CLIP, DEFENSES, TABLE_13, figures, loaded, observed
+
+from fl_privacy.attacks import ReconstructionAttack, inverting_gradients, tag
+from fl_privacy.data import Dataset, Iid
+from fl_privacy.defenses import ClientState
+from fl_privacy.federation import Client, Server, ServerPlan, evaluate_model
+from fl_privacy.metrics import aggregate
+from fl_privacy.models import TextModel
+from fl_privacy.types import LocalPlan, ModelState, Observation
+
+RATE, BATCH = 5e-4, 32
+ROUND = LocalPlan(shares="delta", optimizer="adamw", lr=1e-4, steps=4, batch_size=16, frozen=["words.weight"])
+
+
+def train(model: TextModel, data: Dataset, optimizer: torch.optim.Optimizer, rng: torch.Generator, steps: int) -> None:
+    """Take ``steps`` of AdamW on batches drawn at random."""
+    for _ in range(steps):
+        batch = data.train.batch(torch.randint(len(data.train), (BATCH,), generator=rng))
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.inputs), batch.labels).backward()
+        optimizer.step()
+
+
+def length(observation: Observation) -> float:
+    return float(torch.cat([t.flatten() for t in observation.upload.tensors.values()]).norm())
+
+
+def errors(clean: Sequence[Observation], defended: Sequence[Observation]) -> list[float]:
+    """Compute how far each defended upload is from its gradient, in parts of the gradient's length."""
+    found = []
+    for one, other in zip(clean, defended, strict=True):
+        theirs = other.upload.tensors
+        apart = torch.cat([(t - theirs[name]).flatten() for name, t in one.upload.tensors.items() if name in theirs])
+        found.append(float(apart.norm()) / length(one))
+    return found
+
+
+def statistic(values: Sequence[float]) -> Row | None:
+    return asdict(found) if (found := aggregate(values)) else None
+
+
+def attacked(model: TextModel, data: Dataset, steps: int, options: argparse.Namespace, kept: RowFile) -> None:
+    """Keep what each attack reads behind each defense after ``steps`` of training."""
+    attacks: Mapping[str, ReconstructionAttack] = {
+        "InvertingGrad": inverting_gradients(iterations=options.iterations),
+        "TAG": tag(iterations=options.iterations, clip=CLIP),
+    }
+    plan = LocalPlan(frozen=[model.word_weight])
+    clean, _ = observed(model, data, options, plan=plan, defense="none")
+    lengths, accuracy = [length(one) for one in clean], evaluate_model(model, ModelState.of(model), data.test).accuracy
+    about = {"victims": options.victims, "iterations": options.iterations, "max_length": options.max_length}
+    for name, defense in ((a, d) for a in options.attacks for d in options.defenses):
+        key = {"what": "attacked", "steps": steps, "attack": name, "defense": defense, **about}
+        if kept.find(key):
+            continue
+        seen, truths = observed(model, data, options, plan=plan, defense=defense)
+        found = {"accuracy": accuracy, "length": statistic(lengths), "error": statistic(errors(clean, seen))}
+        row = kept.add(key, {**found, **figures(attacks[name], seen, truths, data)})
+        print(steps, name, defense, accuracy, row["token_f1"], row["error"]["mean"], row["cpu_seconds"], flush=True)
+
+
+def going_on(model: TextModel, data: Dataset, steps: int, options: argparse.Namespace, kept: RowFile) -> None:
+    """Go on from the trained model behind each defense, and keep the accuracy after ``--rounds`` rounds."""
+    start, parts = ModelState.of(model), Iid()(data.train, num_clients=10, seed=options.seed)
+    for defense in options.defenses:
+        key = {"what": "trained", "steps": steps, "rounds": options.rounds, "defense": defense}
+        if kept.find(key):
+            continue
+        made = DEFENSES[defense]()
+        for prepare in made.texts:
+            prepare(model, data.test.tokens[3::4])  # type: ignore[attr-defined]
+        clients = {
+            k: Client(id=k, examples=data.train, indices=part, model=model, plan=ROUND, defense=made, seed=options.seed)
+            for k, part in enumerate(parts)
+        }
+        own = ModelState({name: p.clone() for name, p in start.parameters.items()}, dict(start.buffers))
+        server = Server(state=own, local_plan=ROUND, plan=ServerPlan(), clients=sorted(clients), seed=options.seed)
+        for number in range(1, options.rounds + 1):
+            asked = server.select(number)
+            server.receive({k: clients[k].update(server.state, ClientState(), round=number).upload for k in asked})
+        found = evaluate_model(model, server.state, data.test)
+        kept.add(key, {"accuracy": found.accuracy, "texts": len(data.test)})
+        print(key, found.accuracy, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trained", action="store_true", help="go on behind the defenses instead of attacking")
+    parser.add_argument("--stages", nargs="+", type=int, default=[0, 300, 3000], help="steps of training")
+    parser.add_argument("--attacks", nargs="+", default=["InvertingGrad", "TAG"], choices=["InvertingGrad", "TAG"])
+    parser.add_argument("--defenses", nargs="+", default=TABLE_13, choices=DEFENSES)
+    parser.add_argument("--data", default="sst2")
+    parser.add_argument("--victims", type=int, default=24)
+    parser.add_argument("--iterations", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--max-length", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    takes_rows(parser)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    data, model = loaded("bert_tiny", options)
+    rng, kept, done = torch.Generator().manual_seed(options.seed), RowFile(options.out), 0
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    for stage in options.stages:
+        model.train()
+        train(model, data, optimizer, rng, stage - done)
+        model.eval()
+        done = stage
+        if not options.trained:
+            attacked(model, data, stage, options, kept)
+    if options.trained:
+        going_on(model, data, done, options, kept)
+
+
+if __name__ == "__main__":
+    main()
