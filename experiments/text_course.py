@@ -1,16 +1,17 @@
 """What decides Refiner's Table 13: how far the text model has been trained, by stages of a training.
 
-    python experiments/text_course.py --victims 24 --iterations 200 --out experiments/rows/text_course
-    python experiments/text_course.py --trained --out experiments/rows/text_course
+    python experiments/text_course.py lengths --victims 100 --out experiments/rows/text_course
+    python experiments/text_course.py attacked --victims 24 --iterations 200 --out experiments/rows/text_course
+    python experiments/text_course.py trained --out experiments/rows/text_course
 
-Trains ``bert_tiny`` on SST-2 in one place and keeps, at each of ``--stages`` (steps), its accuracy, how long the
-gradients of single texts are, how far each defense takes an upload from its gradient, in parts of that length, and
-what the attacks read of it. ``--trained`` goes on from the last stage instead, behind each defense, by rounds of ten
-clients, and keeps the accuracy after them.
+Trains ``bert_tiny`` on SST-2 in one place. ``lengths`` keeps at each of ``--stages`` (steps) its accuracy, how long the
+gradients of single texts are, and how far each defense takes an upload from its gradient, in parts of that length;
+``attacked`` what the attacks read of such uploads. ``trained`` goes on from the last stage, behind each defense, by
+rounds of ten clients, and keeps the accuracy after them.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 import torch
@@ -27,6 +28,8 @@ from fl_privacy.models import TextModel
 from fl_privacy.types import LocalPlan, ModelState, Observation
 
 RATE, BATCH = 5e-4, 32
+FAR = 0.5
+"""Of the gradient's length: how far an upload must be from it to count."""
 ROUND = LocalPlan(shares="delta", optimizer="adamw", lr=1e-4, steps=4, batch_size=16, frozen=["words.weight"])
 
 
@@ -57,6 +60,21 @@ def statistic(values: Sequence[float]) -> Row | None:
     return asdict(found) if (found := aggregate(values)) else None
 
 
+def measured(model: TextModel, data: Dataset, steps: int, options: argparse.Namespace, kept: RowFile) -> None:
+    """Keep how long gradients are after ``steps`` of training, and what each defense does to them."""
+    plan = LocalPlan(frozen=[model.word_weight])
+    clean, _ = observed(model, data, options, plan=plan, defense="none")
+    accuracy = evaluate_model(model, ModelState.of(model), data.test).accuracy
+    for defense in options.defenses:
+        seen, _ = observed(model, data, options, plan=plan, defense=defense)
+        apart = errors(clean, seen)
+        key = {"what": "lengths", "steps": steps, "defense": defense, "victims": options.victims}
+        key |= {"max_length": options.max_length}
+        found = {"accuracy": accuracy, "length": statistic([length(one) for one in clean]), "error": statistic(apart)}
+        row = kept.add(key, {**found, "far": sum(each >= FAR for each in apart) / len(apart)})
+        print({name: f["median"] if isinstance(f, dict) else f for name, f in row.items()}, flush=True)
+
+
 def attacked(model: TextModel, data: Dataset, steps: int, options: argparse.Namespace, kept: RowFile) -> None:
     """Keep what each attack reads behind each defense after ``steps`` of training."""
     attacks: Mapping[str, ReconstructionAttack] = {
@@ -64,21 +82,19 @@ def attacked(model: TextModel, data: Dataset, steps: int, options: argparse.Name
         "TAG": tag(iterations=options.iterations, clip=CLIP),
     }
     plan = LocalPlan(frozen=[model.word_weight])
-    clean, _ = observed(model, data, options, plan=plan, defense="none")
-    lengths, accuracy = [length(one) for one in clean], evaluate_model(model, ModelState.of(model), data.test).accuracy
     about = {"victims": options.victims, "iterations": options.iterations, "max_length": options.max_length}
     for name, defense in ((a, d) for a in options.attacks for d in options.defenses):
         key = {"what": "attacked", "steps": steps, "attack": name, "defense": defense, **about}
-        if kept.find(key):
-            continue
-        seen, truths = observed(model, data, options, plan=plan, defense=defense)
-        found = {"accuracy": accuracy, "length": statistic(lengths), "error": statistic(errors(clean, seen))}
-        row = kept.add(key, {**found, **figures(attacks[name], seen, truths, data)})
-        print(steps, name, defense, accuracy, row["token_f1"], row["error"]["mean"], row["cpu_seconds"], flush=True)
+        if not kept.find(key):
+            seen, truths = observed(model, data, options, plan=plan, defense=defense)
+            row = kept.add(key, figures(attacks[name], seen, truths, data))
+            print(steps, name, defense, row["token_f1"], row["cpu_seconds"], flush=True)
 
 
 def going_on(model: TextModel, data: Dataset, steps: int, options: argparse.Namespace, kept: RowFile) -> None:
     """Go on from the trained model behind each defense, and keep the accuracy after ``--rounds`` rounds."""
+    if steps < max(options.stages):
+        return
     start, parts = ModelState.of(model), Iid()(data.train, num_clients=10, seed=options.seed)
     for defense in options.defenses:
         key = {"what": "trained", "steps": steps, "rounds": options.rounds, "defense": defense}
@@ -101,10 +117,17 @@ def going_on(model: TextModel, data: Dataset, steps: int, options: argparse.Name
         print(key, found.accuracy, flush=True)
 
 
+KINDS: Mapping[str, Callable[[TextModel, Dataset, int, argparse.Namespace, RowFile], None]] = {
+    "lengths": measured,
+    "attacked": attacked,
+    "trained": going_on,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trained", action="store_true", help="go on behind the defenses instead of attacking")
-    parser.add_argument("--stages", nargs="+", type=int, default=[0, 300, 3000], help="steps of training")
+    parser.add_argument("what", choices=KINDS)
+    parser.add_argument("--stages", nargs="+", type=int, default=[0, 1000, 3000], help="steps of training")
     parser.add_argument("--attacks", nargs="+", default=["InvertingGrad", "TAG"], choices=["InvertingGrad", "TAG"])
     parser.add_argument("--defenses", nargs="+", default=TABLE_13, choices=DEFENSES)
     parser.add_argument("--data", default="sst2")
@@ -124,10 +147,7 @@ def main() -> None:
         train(model, data, optimizer, rng, stage - done)
         model.eval()
         done = stage
-        if not options.trained:
-            attacked(model, data, stage, options, kept)
-    if options.trained:
-        going_on(model, data, done, options, kept)
+        KINDS[options.what](model, data, stage, options, kept)
 
 
 if __name__ == "__main__":
