@@ -13,10 +13,12 @@ rounds of ten clients, and keeps the accuracy after them.
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from row_file import Row, RowFile, takes_rows
+from safetensors.torch import load_file, save_file
 from text_attacks import CLIP, DEFENSES, TABLE_13, figures, loaded, observed
 
 from fl_privacy.attacks import ReconstructionAttack, inverting_gradients, tag
@@ -33,9 +35,14 @@ FAR = 0.5
 ROUND = LocalPlan(shares="delta", optimizer="adamw", lr=1e-4, steps=4, batch_size=16, frozen=["words.weight"])
 
 
-def train(model: TextModel, data: Dataset, optimizer: torch.optim.Optimizer, rng: torch.Generator, steps: int) -> None:
-    """Take ``steps`` of AdamW on batches drawn at random."""
-    for _ in range(steps):
+def train_all(model: TextModel, data: Dataset, files: Mapping[int, Path], *, seed: int) -> None:
+    """Train by AdamW on batches drawn at random, and keep the weights after as many steps as each file stands for."""
+    rng, optimizer = torch.Generator().manual_seed(seed), torch.optim.AdamW(model.parameters(), lr=RATE)
+    model.train()
+    for step in range(max(files) + 1):
+        if step in files:
+            files[step].parent.mkdir(parents=True, exist_ok=True)
+            save_file({name: value.clone() for name, value in model.state_dict().items()}, files[step])
         batch = data.train.batch(torch.randint(len(data.train), (BATCH,), generator=rng))
         optimizer.zero_grad()
         F.cross_entropy(model(batch.inputs), batch.labels).backward()
@@ -136,17 +143,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-length", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--weights", type=Path, default=Path("runs/text_course"), help="folder of the stages' weights")
     takes_rows(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     data, model = loaded("bert_tiny", options)
-    rng, kept, done = torch.Generator().manual_seed(options.seed), RowFile(options.out), 0
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    for stage in options.stages:
-        model.train()
-        train(model, data, optimizer, rng, stage - done)
+    kept, files = RowFile(options.out), {stage: options.weights / f"{stage}.safetensors" for stage in options.stages}
+    if not all(file.is_file() for file in files.values()):
+        train_all(model, data, files, seed=options.seed)
+    for stage, file in files.items():
+        model.load_state_dict(load_file(file))
         model.eval()
-        done = stage
         KINDS[options.what](model, data, stage, options, kept)
 
 
