@@ -123,8 +123,22 @@ def trained(options: argparse.Namespace, data: tuple[Examples, Examples], kept: 
             found = train(cell, seed, *data)
             print(cell, seed, found, flush=True)
             kept.add({"what": "seed", **cell, "seed": seed}, {"accuracy": found})
-        own = [row["accuracy"] for row in kept.rows if {"what": "seed", **cell}.items() <= row.items()]
-        kept.add({"what": "trained", **cell}, {"accuracy": asdict(found) if (found := aggregate(own)) else None})
+        own = accuracies(kept, cell)
+        kept.add(
+            {"what": "trained", **cell}, {"accuracy": asdict(over) if (over := aggregate(list(own.values()))) else None}
+        )
+    for network, rate in product(options.network, options.rates):
+        pair: Row = {"network": network, "rate": rate, "steps": options.steps}
+        one, other = (accuracies(kept, {**pair, "by": by}) for by in ("gradient", "product"))
+        apart = [one[seed] - other[seed] for seed in one if seed in other]
+        if over := aggregate(apart):
+            kept.add({"what": "difference", **pair}, {"accuracy": asdict(over)})
+
+
+def accuracies(kept: RowFile, cell: Row) -> dict[int, float]:
+    """Look up the accuracy of each seed."""
+    wanted = {"what": "seed", **cell}
+    return {row["seed"]: row["accuracy"] for row in kept.rows if wanted.items() <= row.items()}
 
 
 def shares(model: nn.Module, batch: tuple[Tensor, Tensor], *, by: str, rate: float) -> tuple[float, float]:
