@@ -80,6 +80,24 @@ PANELS: tuple[Panel, ...] = (
         },
         published={"SAPAG": 77.4, "DLG with AdamW": 32.0},
     ),
+    Panel(
+        title="Refiner, Table 13: distance to the gradient, in its lengths",
+        table="refiner/text_course",
+        scale="steps of training (the paper: fine-tuned to 91 %)",
+        column="error",
+        curves={
+            name: {0: f"{name}, untrained", 1000: f"{name}, 1,000 steps", 3000: f"{name}, 3,000 steps"}
+            for name in ("Refiner, 0.05", "pruning, 0.2")
+        },
+    ),
+    Panel(
+        title="FDL-PP, Table 1: BPMSE under inversion, CIFAR-10",
+        table="fdl_pp/bpmse_cifar10_started",
+        scale="rounds on 5,000 images (the paper: 200 on 50,000)",
+        column="mi",
+        curves={name: {n: f"{name}, round {n}" for n in (1, 8, 16)} for name in ("SplitFed", "FDL-PP")},
+        published={"SplitFed": 0.018, "FDL-PP": 0.093},
+    ),
 )
 
 Found = Mapping[str, Mapping[float, Measured]]
