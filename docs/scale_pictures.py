@@ -100,7 +100,35 @@ PANELS: tuple[Panel, ...] = (
         curves={"standard": {width: f"width {width}" for width in (16, 32, 64)}},
         published={"standard": 12.11},
     ),
+    Panel(
+        title="Refiner, Table 13: distance to the gradient, in its lengths",
+        table="refiner/text_course",
+        scale="steps of training (the paper: fine-tuned to 91 %)",
+        column="error",
+        curves={
+            name: {0: f"{name}, untrained", 1000: f"{name}, 1,000 steps", 3000: f"{name}, 3,000 steps"}
+            for name in ("Refiner, 0.05", "pruning, 0.2")
+        },
+    ),
+    *(
+        Panel(
+            title=f"FDL-PP, Table 1, CIFAR-10: {title}",
+            table="fdl_pp/bpmse_cifar10_started",
+            scale="rounds on 5,000 images (the paper: 200 on 50,000)",
+            column=column,
+            curves={
+                "FDL-PP": {n: f"FDL-PP, round {n}" for n in (1, 8, 16)},
+                "SplitFed": {n: f"SplitFed, round {n}" for n in (1, 8)},
+            },
+            published=published,
+        )
+        for title, column, published in (
+            ("accuracy, %", "accuracy", {"FDL-PP": 87.6, "SplitFed": 87.9}),
+            ("BPMSE under inversion", "mi", {"FDL-PP": 0.093, "SplitFed": 0.018}),
+        )
+    ),
 )
+
 
 Found = Mapping[str, Mapping[float, Measured]]
 
