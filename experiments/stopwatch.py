@@ -2,17 +2,17 @@
 
     python experiments/stopwatch.py STEPS.json BEGAN attack model=lenet_dlg attack=idlg
 
-``BEGAN`` is ``time.monotonic()`` of who started this process. It imports nothing that the command would not import: what
-is timed is the command as a user starts it. Not a command of its own; see ``first_seconds.py``.
+``BEGAN`` is ``time.monotonic()`` of who started this process. It imports nothing that the command does without: what is
+timed is the command as a user starts it. Not a command of its own; see ``first_seconds.py``.
 """
 
 import builtins
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 PACKAGES = {
@@ -108,8 +108,7 @@ def main() -> None:
 
     status = run_command_line(words)
     watch.turn()
-    with open(kept, "w", encoding="utf-8") as file:
-        json.dump(watch.steps, file)
+    Path(kept).write_text(json.dumps(watch.steps), encoding="utf-8")
     sys.exit(status)
 
 

@@ -40,7 +40,7 @@ def run_jobs(
         NothingReconstructedError: an attack failed on all of its victims.
     """
     jobs = expand_sweep(overrides) if multirun else [list(overrides)]
-    with loading():
+    with _loading():
         configs = [compose_run(jobs[0])]
     configs += [compose_run(job) for job in jobs[1:]]
     if not multirun:
@@ -50,7 +50,7 @@ def run_jobs(
             print(to_yaml(config))
         return
     say_what_takes_time()
-    with loading():
+    with _loading():
         from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
         from fl_privacy.experiment import attack, run  # noqa: F401, PLC0415
 
@@ -70,16 +70,20 @@ def run_jobs(
 
 
 @contextmanager
-def loading() -> Iterator[None]:
-    """Import without the collector of garbage, and leave what was imported out of all that it goes through later."""
-    was_on = gc.isenabled()
+def _loading() -> Iterator[None]:
+    """Import without the collector of garbage, and keep what was imported out of all that it goes through later.
+
+    Only where something is imported: what is frozen is never freed.
+    """
+    if not gc.isenabled() or "fl_privacy.experiment.run" in sys.modules:
+        yield
+        return
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        if was_on:
-            gc.enable()
+        gc.enable()
 
 
 def _run_sweep(
