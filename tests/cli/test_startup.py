@@ -1,5 +1,6 @@
 """What answers at once imports nothing that takes its time."""
 
+import gc
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fl_privacy.cli.jobs import _loading
 from fl_privacy.config import compose_run
 from fl_privacy.config.building import signature_of
 from fl_privacy.errors import UserError
@@ -123,6 +125,20 @@ assert callable(seaborn.heatmap) and "scipy.stats" in sys.modules
 def test_a_run_trains_and_measures_without_the_compiler_or_what_flower_s_data_plot_with() -> None:
     done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_the_collector_waits_for_imports_alone(monkeypatch: pytest.MonkeyPatch, *, loaded: bool) -> None:
+    frozen = list[bool]()
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(gc.isenabled()))
+    if loaded:
+        monkeypatch.setitem(sys.modules, "fl_privacy.experiment.run", sys)
+    else:
+        monkeypatch.delitem(sys.modules, "fl_privacy.experiment.run", raising=False)
+    with pytest.raises(ImportError), _loading():
+        assert gc.isenabled() is loaded
+        raise ImportError
+    assert gc.isenabled() and frozen == [False] * (not loaded)
 
 
 def test_a_damaged_cache_is_as_good_as_none(used: Path, monkeypatch: pytest.MonkeyPatch) -> None:
