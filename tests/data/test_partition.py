@@ -196,6 +196,7 @@ def test_class_shares_are_drawn_by_each_client_for_itself(labelled):
     assert float(even[:200].var(0).mean()) < expected / 5
 
 
+@pytest.mark.filterwarnings("ignore:The specified min_partition_size")
 @pytest.mark.parametrize("self_balancing", [False, True])
 @pytest.mark.parametrize(("alpha", "least", "clients"), [(0.05, 1, 5), (0.5, 20, 7), (1.0, 40, 12), (100.0, 1, 3)])
 def test_dirichlet_shares_as_flwr_datasets_does(labelled, alpha, least, clients, self_balancing):
