@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,9 @@ def run_jobs(
         NothingReconstructedError: an attack failed on all of its victims.
     """
     jobs = expand_sweep(overrides) if multirun else [list(overrides)]
-    configs = [compose_run(job) for job in jobs]
+    with _loading():
+        configs = [compose_run(jobs[0])]
+    configs += [compose_run(job) for job in jobs[1:]]
     if not multirun:
         _expect_budget_spent(configs[0])
     if show_config:
@@ -47,7 +50,9 @@ def run_jobs(
             print(to_yaml(config))
         return
     say_what_takes_time()
-    from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
+    with _loading():
+        from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
+        from fl_privacy.experiment import attack, run  # noqa: F401, PLC0415
 
     if command == "attack":
         from fl_privacy.experiment.app_captures import expect_not_taken  # noqa: PLC0415
@@ -62,6 +67,23 @@ def run_jobs(
         expect_reconstructions([folder])
         return
     _run_sweep(command, jobs, configs, console, open_page=open_page)
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Import without the collector of garbage, and keep what was imported out of all that it goes through later.
+
+    Only where something is imported: what is frozen is never freed.
+    """
+    if not gc.isenabled() or "fl_privacy.experiment.run" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _run_sweep(

@@ -3,6 +3,7 @@
 A signal to the whole process group must not end it before the command has heard of it.
 """
 
+import gc
 import signal
 
 import fl_privacy.cli.jobs
@@ -13,3 +14,4 @@ from fl_privacy.cli.faults import ENDING
 
 for number in ENDING:
     signal.signal(number, signal.SIG_IGN)
+gc.freeze()  # workers share the memory of what was imported, as long as none of them goes through it

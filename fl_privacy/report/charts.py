@@ -131,7 +131,7 @@ def line_chart(
             if _decades(curves) < _FEW_DECADES:
                 axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axes.yaxis.set_minor_formatter("")  # none
+            axes.minorticks_off()  # as major ones, which have no marks either
         axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
         axes.grid(visible=False, axis="x")
         axes.set(xlabel=x, ylabel=y)

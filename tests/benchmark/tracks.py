@@ -5,7 +5,7 @@ from pathlib import Path
 TINY = """
 version: 3
 about: A tiny one.
-settings: [data=mnist_mini, model=lenet_dlg, federation.clients=2, page=false]
+settings: [data=mnist_mini, model=lenet_dlg, federation.clients=2, page=false, candidates=40]
 attack: [attack=idlg, attack.iterations=2, threat_model=adaptive]
 early: 1
 trainings:

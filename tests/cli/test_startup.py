@@ -1,5 +1,6 @@
 """What answers at once imports nothing that takes its time."""
 
+import gc
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fl_privacy.cli.jobs import _loading
 from fl_privacy.config import compose_run
 from fl_privacy.config.building import signature_of
 from fl_privacy.errors import UserError
@@ -95,7 +97,7 @@ def test_an_attack_compiles_nothing_and_draws_nothing_before_it_starts(used: Pat
 RUN = """
 import sys
 import torch
-from fl_privacy.data import Examples, Iid
+from fl_privacy.data import Dirichlet, Examples, Iid
 from fl_privacy.defenses import ClientState
 from fl_privacy.metrics import lpips
 from tests.federation import harness
@@ -107,11 +109,13 @@ weights = {f"features.{layer}.weight": torch.rand(size) for layer, size in sizes
 biases = {f"features.{layer}.bias": torch.rand(size[0]) for layer, size in sizes.items()}
 lpips.convolutions = lambda: weights | biases
 assert lpips.lpips(torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8)) > 0
-print(*sorted({"torch._dynamo", "torchvision", "datasets", "pandas", "matplotlib"} & set(sys.modules)))
-
-from fl_privacy.data import Dirichlet
 pictures = Examples(torch.zeros(40, 1, 2, 2, dtype=torch.uint8), torch.arange(40) % 2, ("a", "b"))
 Dirichlet()(pictures, num_clients=2, seed=0)
+print(*sorted({"torch._dynamo", "torchvision", "datasets", "pandas", "matplotlib"} & set(sys.modules)))
+
+from fl_privacy.data import Pathological
+Pathological(classes_per_client=1)(pictures, num_clients=2, seed=0)
+assert "flwr_datasets" in sys.modules
 print(*sorted({"scipy.stats", "statsmodels"} & set(sys.modules)))
 import seaborn
 assert callable(seaborn.heatmap) and "scipy.stats" in sys.modules
@@ -121,6 +125,20 @@ assert callable(seaborn.heatmap) and "scipy.stats" in sys.modules
 def test_a_run_trains_and_measures_without_the_compiler_or_what_flower_s_data_plot_with() -> None:
     done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_the_collector_waits_for_imports_alone(monkeypatch: pytest.MonkeyPatch, *, loaded: bool) -> None:
+    frozen = list[bool]()
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(gc.isenabled()))
+    if loaded:
+        monkeypatch.setitem(sys.modules, "fl_privacy.experiment.run", sys)
+    else:
+        monkeypatch.delitem(sys.modules, "fl_privacy.experiment.run", raising=False)
+    with pytest.raises(ImportError), _loading():
+        assert gc.isenabled() is loaded
+        raise ImportError
+    assert gc.isenabled() and frozen == [False] * (not loaded)
 
 
 def test_a_damaged_cache_is_as_good_as_none(used: Path, monkeypatch: pytest.MonkeyPatch) -> None:

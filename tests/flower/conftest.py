@@ -11,3 +11,10 @@ from fl_privacy.flower._node_memory import STATE_VARIABLE
 def own_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test its own state folder, so that none has answered another's rounds."""
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "own-state"))
+
+
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For audits of which it is not looked at what is drawn from the strategy: to test its claim takes seconds."""
+    monkeypatch.setattr("fl_privacy.flower.audited_claims.DRAWS", 200)
+    monkeypatch.setattr("fl_privacy.dp_check.mechanism.PILOT", ((4, 1),))

@@ -35,6 +35,8 @@ pytestmark = pytest.mark.usefixtures("undrawn_charts")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 QUICK = "inverting_gradients attack.iterations=150"
+HARDLY = "inverting_gradients attack.iterations=3"
+"""For audits of which it is not looked at what was read."""
 probe = probe_mod(model=Net, train=app.train, dataset=app.own_pictures)
 
 
@@ -142,6 +144,7 @@ def test_any_strategy_of_flower_is_audited(name: str, tmp_path: Path) -> None:
     assert len(list((run_in(tmp_path).path / "captures").rglob("client-*.json"))) == app.CLIENTS
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_strategy_around_others_and_one_with_a_start_of_its_own(tmp_path: Path) -> None:
     class Counting(FedAvg):
         started = 0
@@ -197,7 +200,7 @@ def without_truth(captures: Path, *more: str) -> list[str]:
         "model=custom",
         "model._target_=tests.flower.foreign_app.Net",
         "attack=inverting_gradients",
-        "attack.iterations=60",
+        "attack.iterations=3",
         *more,
     ]
 
@@ -429,7 +432,7 @@ def test_a_client_that_keeps_its_own_batch_norm_is_said_and_probed_with_it(trave
     client = ClientApp(mods=[probe])
     client.train()(kept_train)
     start = ArrayRecord({n: t for n, t in app.initial().to_torch_state_dict().items() if travels or not of_client(n)})  # type: ignore[misc]
-    strategy = audit(app.fedavg(), model=Net, data=pictures, out=tmp_path, attack=QUICK, rounds=2, victims=2)
+    strategy = audit(app.fedavg(), model=Net, data=pictures, out=tmp_path, attack=HARDLY, rounds=2, victims=2)
     strategy.start(LocalGrid(range(2), client), start, num_rounds=2, train_config=ConfigRecord({"lr": 0.1}))
     run = run_in(tmp_path)
 

@@ -115,6 +115,7 @@ def test_images_that_a_transform_draws_at_random_are_found(stream: str, tmp_path
     assert round.by[Attacker.PLAIN].metrics["psnr"].mean > 60
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_probes_pass_a_mod_of_flower_that_takes_one_config_record(tmp_path: Path) -> None:
     around = DifferentialPrivacyClientSideFixedClipping(liars.fedavg(2), 1e-9, 100.0, 2)
     strategy = audited(tmp_path, strategy=around)
