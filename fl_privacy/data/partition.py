@@ -22,10 +22,6 @@ from fl_privacy.errors import UserError
 from fl_privacy.packages import loaded_when_used
 from fl_privacy.rng import derive_generator, derive_seed
 
-_Array = np.ndarray[Any, Any]
-_DRAWS = 11
-"""Of a Dirichlet distribution: the first, and as many more as flwr-datasets makes."""
-
 
 class Partition(Protocol):
     """Shares examples out between clients; the same seed gives the same shares."""
@@ -122,31 +118,21 @@ class Dirichlet:
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
         _check_clients(examples, num_clients, self.min_examples)
         order = _shuffled(len(examples), seed)
-        rng = np.random.default_rng(derive_seed(seed, "dirichlet"))
-        for _ in range(_DRAWS):
-            parts = self._drawn(examples.labels[order].numpy(), num_clients, rng)
-            if min(map(len, parts)) >= self.min_examples:
-                return [order[torch.from_numpy(part)].sort().values for part in parts]
-        raise UserError(
-            f"Each of {num_clients} clients is expected to get {self.min_examples} of {len(examples)} examples,"
-            f" but none of ten draws did with partition.alpha={self.alpha}; raise it or take fewer clients."
+        partitioner = _partitioners().DirichletPartitioner(
+            num_clients,
+            partition_by="label",
+            alpha=float(self.alpha),
+            min_partition_size=self.min_examples,
+            self_balancing=self.self_balancing,
+            seed=derive_seed(seed, "dirichlet"),
         )
-
-    def _drawn(self, labels: _Array, num_clients: int, rng: np.random.Generator) -> list[_Array]:
-        """Return the places of each client in ``labels`` (N,): those of flwr-datasets, whose import takes a second."""
-        parts = [[np.empty(0, np.int64)] for _ in range(num_clients)]
-        sizes = np.zeros(num_clients, np.int64)
-        for label in np.unique(labels):
-            shares = rng.dirichlet(np.full(num_clients, float(self.alpha)))
-            if self.self_balancing:
-                open_ = np.where(sizes > len(labels) / num_clients, 0.0, shares)
-                shares = open_ / total if (total := sum(open_)) > 0 else shares  # summed in order, as there
-            places = np.flatnonzero(labels == label)
-            dealt = np.split(places, (shares.cumsum() * len(places)).astype(int)[:-1])
-            for part, own in zip(parts, dealt, strict=True):
-                part.append(own)
-            sizes += [len(own) for own in dealt]
-        return [np.concatenate(part) for part in parts]
+        try:
+            return _indices(partitioner, {"index": order, "label": examples.labels[order]})
+        except ValueError as error:
+            raise UserError(
+                f"Each of {num_clients} clients is expected to get {self.min_examples} of {len(examples)} examples,"
+                f" but none of ten draws did with partition.alpha={self.alpha}; raise it or take fewer clients."
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,10 @@ import torch
 
 from fl_privacy.data import ClassShares, Dirichlet, EvenClasses, Iid, Natural, Pathological, partition_table
 from fl_privacy.errors import UserError
-from fl_privacy.rng import derive_generator, derive_seed
+from fl_privacy.rng import derive_generator
 
 datasets = pytest.importorskip("datasets")
-partitioners = pytest.importorskip("flwr_datasets.partitioner")
-IidPartitioner = partitioners.IidPartitioner
+IidPartitioner = pytest.importorskip("flwr_datasets.partitioner").IidPartitioner
 
 PARTITIONS = [
     Iid(),
@@ -194,32 +193,3 @@ def test_class_shares_are_drawn_by_each_client_for_itself(labelled):
     assert float(first.var(0).mean()) == pytest.approx(expected, rel=0.15)
     even = partition_table(examples, ClassShares(alpha=1e4)(examples, num_clients=400, seed=0)).double() / 150
     assert float(even[:200].var(0).mean()) < expected / 5
-
-
-@pytest.mark.filterwarnings("ignore:The specified min_partition_size")
-@pytest.mark.parametrize("self_balancing", [False, True])
-@pytest.mark.parametrize(("alpha", "least", "clients"), [(0.05, 1, 5), (0.5, 20, 7), (1.0, 40, 12), (100.0, 1, 3)])
-def test_dirichlet_shares_as_flwr_datasets_does(labelled, alpha, least, clients, self_balancing):
-    """Bit for bit, also where the first draws leave a client with too few."""
-    examples = labelled(count=1200, classes=10)
-    for seed in range(4):
-        order = torch.randperm(len(examples), generator=derive_generator(seed, "shuffle"))
-        reference = partitioners.DirichletPartitioner(
-            clients,
-            partition_by="label",
-            alpha=alpha,
-            min_partition_size=least,
-            self_balancing=self_balancing,
-            seed=derive_seed(seed, "dirichlet"),
-        )
-        reference.dataset = datasets.Dataset.from_dict(
-            {"index": order.numpy(), "label": examples.labels[order].numpy()}
-        )
-        ours = Dirichlet(alpha=alpha, min_examples=least, self_balancing=self_balancing)
-        try:
-            theirs = [sorted(reference.load_partition(part)["index"]) for part in range(clients)]
-        except ValueError:
-            with pytest.raises(UserError, match="none of ten draws"):
-                ours(examples, num_clients=clients, seed=seed)
-        else:
-            assert [part.tolist() for part in ours(examples, num_clients=clients, seed=seed)] == theirs
