@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp
+from torch.func import functional_call, grad, jvp, vmap
 
 from fl_privacy import checks
 from fl_privacy.defenses._dp_noise import sample_noise
@@ -79,7 +79,7 @@ def _forward(model: nn.Module, state: ModelState, inputs: Tensor) -> Tensor:
 Features = Callable[[Tensor], Tensor]
 """(B, ...) -> (B, D), each example by itself."""
 
-_CHUNK_ELEMENTS = 1 << 18
+_CHUNK_ELEMENTS = 1 << 20
 """Input elements of the products computed together: what bounds the memory."""
 
 _KEPT_BYTES = 1 << 25
@@ -131,14 +131,19 @@ def estimated_row_norms(
         (B, D) the norms and (B, D) the features.
     """
     x = inputs.detach()
+
+    def product(signs: Tensor) -> Tensor:
+        """Multiply the Jacobian of each example by its signs; the features themselves are shared by all products."""
+        tangent: Tensor = jvp(features, (x,), (signs,))[1]
+        return tangent
+
     with torch.no_grad():
         r = features(x)
         squares = torch.zeros_like(r)
         for start in counted("sensitivity of features", range(0, directions, _chunk(inputs))):
             size = (min(_chunk(inputs), directions - start), *x.shape)
             signs = torch.randint(0, 2, size, generator=rng, device=rng.device).to(x) * 2 - 1
-            tangents = jvp(features, (_copied(x, size[0]),), (signs.flatten(0, 1),))[1]
-            squares += tangents.view(size[0], *r.shape).square().sum(0)
+            squares += vmap(product)(signs).square().sum(0)
     return (squares / directions).sqrt(), r
 
 
@@ -321,10 +326,16 @@ def gradient_sensitivity(step: LocalStep, *, directions: int, rng: torch.Generat
         return result
 
     x = step.batch.inputs
+
+    def product(signs: Tensor) -> Tensors:
+        """Differentiate the gradient along the signs; the gradient itself is shared by all products."""
+        change: Tensors = jvp(gradient, (x,), (signs,))[1]
+        return change
+
     squares = dict.fromkeys(parameters, 0.0)
-    for _ in counted("sensitivity of layers", range(directions)):
-        signs = torch.randint(0, 2, x.shape, generator=rng, device=rng.device).to(x) * 2 - 1
-        changes: Tensors = jvp(gradient, (x,), (signs,))[1]
-        for name, change in changes.items():
-            squares[name] += float(change.square().sum()) / directions
+    for start in counted("sensitivity of layers", range(0, directions, _chunk(x))):
+        size = (min(_chunk(x), directions - start), *x.shape)
+        signs = torch.randint(0, 2, size, generator=rng, device=rng.device).to(x) * 2 - 1
+        for name, changes in vmap(product)(signs).items():
+            squares[name] += float(changes.square().sum()) / directions
     return {name: square**0.5 for name, square in squares.items()}
