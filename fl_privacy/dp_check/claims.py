@@ -154,6 +154,10 @@ def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove"
     multiplier = facts.noise_multiplier
     if neighbors == "replace":
         multiplier, rate = multiplier / 2, 1.0
+        if facts.sample_rate < 1 and facts.sampling == "poisson":
+            caveats.append(
+                "No sampling is counted where a unit is replaced: the epsilon of a Poisson sample may be far smaller."
+            )
     steps = facts.releases * facts.rounds
     if steps == 0 or math.isinf(multiplier):
         return Recomputed(rdp=0.0, pld=0.0, delta=delta, missing=tuple(missing), caveats=tuple(caveats))

@@ -61,9 +61,21 @@ def _stated_by_strategy(
         claim = Claim(epsilon=most, delta=accountant.config.delta, rounds=rounds, by=type(strategy).__name__)
     return Stated(
         claim=claim,
-        facts=Facts(noise_multiplier=strategy.noise_multiplier, rounds=rounds, missing=tuple(missing), seen_by="model"),
+        facts=Facts(noise_multiplier=_multiplier_of(strategy), rounds=rounds, missing=tuple(missing), seen_by="model"),
         clip_norm=strategy.clipping_norm,
     )
+
+
+def _multiplier_of(strategy: DifferentialPrivacyFixedClippingBase | DifferentialPrivacyAdaptiveBase) -> float:
+    """Return the noise multiplier of all that a strategy releases in a round.
+
+    One that adapts its clipping norm releases, beside the mean, a noised count of the clients that were not clipped,
+    which a client that is there or not changes by one: of two Gaussian releases 1 / z^2 adds up.
+    """
+    of_mean, count = float(strategy.noise_multiplier), getattr(strategy, "clipped_count_stddev", None)
+    if count is None or of_mean == 0:
+        return of_mean
+    return float((of_mean**-2 + count**-2) ** -0.5) if count > 0 else 0.0
 
 
 def mechanism_of_mod(

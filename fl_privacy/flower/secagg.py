@@ -336,13 +336,13 @@ class _Summing(LegacyStrategy):
         values = {**self.server.state.parameters, **self.server.state.buffers}
         tensors = {name: to_tensor(array).view_as(values[name]).to(values[name].dtype) for name, array in arrays}
         parameters = self.server.state.parameters
-        weights = [reply.num_examples for reply in replies.values()]
+        examples = sum(reply.num_examples for reply in replies.values())
         mean = Upload(
             tensors={n: t for n, t in tensors.items() if n in parameters},
             buffers=unrounded({n: t for n, t in tensors.items() if n not in parameters})
             | self._counts(replies.values()),
-            num_examples=sum(reply.num_examples for reply in replies.values()),
-            rounding=self.step / 2 * math.hypot(*weights) / sum(weights),
+            num_examples=examples,
+            rounding=rounding_of_mean(self.step, examples=examples, clients=len(replies), most=self.most),
         )
         numbers = {client: reply.num_examples for client, reply in replies.items()}
         self.server.receive({min(replies): mean}, server_round, behind=numbers)
@@ -381,6 +381,21 @@ class _Summing(LegacyStrategy):
 
     def evaluate(self, server_round: int, parameters: Parameters) -> None:
         return None
+
+
+def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> float:
+    """Return the largest standard deviation that SecAgg+'s rounding gives each value of the mean.
+
+    A client multiplies its update by its share of the most examples before it rounds it at random to whole steps, so
+    that the rounding of one with few examples counts as much as that of any other.
+
+    Args:
+        step: between neighboring levels.
+        examples: of all clients together.
+        clients: behind the mean.
+        most: examples to which weights are relative.
+    """
+    return step / 2 * math.sqrt(clients) * most / examples
 
 
 def _server_context() -> Context:

@@ -96,6 +96,15 @@ def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
     return plan.steps or 1
 
 
+def sgd_factor(steps: int, plan: LocalPlan) -> float:
+    """Return how often ``steps`` steps with momentum subtract a constant gradient."""
+    velocity, total = 0.0, 0.0
+    for _ in range(steps):
+        velocity = 1 + plan.momentum * velocity
+        total += 1 + plan.momentum * velocity if plan.nesterov else velocity
+    return total
+
+
 def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
     """Return the examples of each local step in an order of the attacker's own, since the client's is secret.
 

@@ -12,7 +12,7 @@ from fl_privacy import checks
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import ManyModels, local_orders, loss_gradients, models_at_once
 from fl_privacy.inference.kinds import About
-from fl_privacy.inference.read_round import ReadRound, mean_gradient
+from fl_privacy.inference.read_round import ReadRound, mean_gradient, mean_over_steps
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
@@ -109,8 +109,8 @@ class _Shadows:
         for some in torch.split(subsets, models_at_once(self.model, min(self.plan.batch_size or size, size))):
             order = [rows.to(self.public.labels.device) for rows in local_orders(some, self.plan, rng)]
             after = ManyModels.copies(self.model, self.sent, len(some)).trained(self.public, order, self.plan)
-            change = {n: self.sent.parameters[n] - after.values.parameters[n] for n in self.names}
-            moved = {n: change[n] / (self.plan.lr * len(order)) for n in self.names}
+            change = {n: after.values.parameters[n] - self.sent.parameters[n] for n in self.names}
+            moved = mean_over_steps(change, self.sent.parameters, self.plan, steps=len(order))
             found.append(self._products(moved, len(some)))
         return torch.cat(found)
 

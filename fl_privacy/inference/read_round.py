@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_privacy.gradients import gradient_products, number_of_steps
-from fl_privacy.types import Batch, ModelState, Observation, Tensors
+from fl_privacy.gradients.fastest import sgd_factor
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
 
 CHUNK = 1000
 """Examples that a model sees at a time, at most."""
@@ -198,12 +199,29 @@ def model_after(observation: Observation) -> ModelState:
 
 
 def mean_gradient(observation: Observation) -> Tensors:
-    """Return the gradient that was shared; of a change of the weights, the mean over the local steps by plain SGD."""
+    """Return the gradient that was shared; of a change of the weights, the mean over the local steps."""
     update, plan = observation.update(), observation.plan
     if plan.shares == "gradient":
         return update
     steps = number_of_steps(max(1, observation.upload.num_examples), plan)
-    return {name: t / (-plan.lr * steps) for name, t in update.items()}
+    return mean_over_steps(update, observation.sent.parameters, plan, steps=steps)
+
+
+def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: int) -> Tensors:
+    """Return the mean gradient behind a change of the weights, by name.
+
+    SGD's momentum and weight decay are taken out, to first order; of Adam's steps it is the mean of what they are.
+
+    Args:
+        change: weights after the training minus those sent, each (..., *shape).
+        sent: values before it, *shape each.
+        plan: of the client.
+        steps: how many it took.
+    """
+    if plan.optimizer != "sgd":
+        return {name: t / (-plan.lr * steps) for name, t in change.items()}
+    factor = -plan.lr * sgd_factor(steps, plan)
+    return {name: t / factor - plan.weight_decay * sent[name].to(t) for name, t in change.items()}
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ class Match:
 
 
 def match(reconstruction: Reconstruction, truth: Batch) -> Match:
-    """Assign the guesses of ``reconstruction`` to the images of ``truth``."""
+    """Assign the guesses of ``reconstruction``, clamped to [0, 1], to the images of ``truth``."""
     originals, labels = truth.inputs.detach().cpu(), hard_labels(truth.labels.detach().cpu())
     order = torch.full((len(originals),), -1)
     guesses, guessed_labels = torch.zeros_like(originals), torch.full_like(labels, -1)
@@ -47,9 +47,10 @@ def match(reconstruction: Reconstruction, truth: Batch) -> Match:
     if failure is None and reconstruction.batch is not None:
         batch = reconstruction.batch
         inputs = batch.inputs.detach().cpu().to(originals.dtype)
+        inputs = inputs.where(~inputs.isfinite(), inputs.clamp(0, 1))
         order = assign(inputs, originals)
         found = order >= 0
-        guesses[found] = inputs[order[found]].clamp(0, 1)
+        guesses[found] = inputs[order[found]]
         in_order = hard_labels(batch.labels.detach().cpu())[order[found]].to(labels.dtype)
         guessed_labels[found] = pair_labels(in_order, labels[found])
         if not bool(found.all()):

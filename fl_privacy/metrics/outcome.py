@@ -4,6 +4,7 @@ The one rule of the package, and the only home of its constants; it reads the re
 no PyTorch. The constants were fixed on the training splits; ``experiments/verdict_pairs.py`` measures them on others.
 """
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -51,8 +52,14 @@ FEW_WORDS = 3
 BY_FREQUENCY = 0.02
 """Probability with which as many of the words named would be right by their frequency, at most."""
 
+BAND = 0.95
+"""Share of guesses without the update that read no more cells of a row than its control."""
+
 ROUNDING = 0.5 / 255
 """Largest error of a pixel that vanishes when pixels are stored in 8 bits."""
+
+ROUNDING_PSNR = -20 * math.log10(ROUNDING)
+"""Decibel of an image whose pixels are all that far off, 54.2."""
 
 
 PROVEN_PSNR = 40.0
@@ -63,7 +70,8 @@ class Outcome(StrEnum):
     """Outcome for one image or text, the most leaked first."""
 
     EXACT = "exact"
-    """Certified, or equal up to the rounding of 8-bit pixels; a text token by token, a row digit by digit."""
+    """Certified, or equal up to the rounding of 8-bit pixels where no control is; a text token by token, a row digit by
+    digit."""
 
     IDENTIFIED = "identified"
     """The original is nearer to the guess than any of the candidates, up to harmless changes."""
@@ -111,7 +119,8 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
     """
     if record.get("failure") is not None:
         return Outcome.NOTHING
-    if record.get("exact") is True or (record.get("certainty") == Certainty.PROVEN and not _is_denied(record)):
+    proven = record.get("certainty") == Certainty.PROVEN and not _is_denied(record)
+    if proven or (record.get("exact") is True and not _is_plain(record)):
         return Outcome.EXACT
     if TEXT_METRIC in record or TABLE_METRIC in record:
         return _of_text(record) if TEXT_METRIC in record else _of_row(record)
@@ -120,6 +129,12 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
     if _is_identified(record):
         return Outcome.IDENTIFIED
     return Outcome.RECOGNIZABLE if _is_recognizable(record) else Outcome.NOTHING
+
+
+def _is_plain(record: Mapping[str, Any]) -> bool:
+    """Say whether an image is one that a control shows as exactly, as one of a single color."""
+    control = _number(record, "control_psnr")
+    return control is not None and control >= ROUNDING_PSNR
 
 
 def _is_denied(record: Mapping[str, Any]) -> bool:
@@ -135,12 +150,19 @@ def _of_text(record: Mapping[str, Any]) -> Outcome | None:
         return Outcome.EXACT
     if words_are_read(record):
         return Outcome.RECOGNIZABLE
-    control = _number(record, "control_f1")
-    if control is None:
+    if _number(record, "control_f1") is None:
         return None
-    found = _number(record, TEXT_METRIC)
-    read = found is not None and METRICS[TEXT_METRIC].is_leak(found) and found >= control + MARGIN_F1
-    return Outcome.RECOGNIZABLE if read else Outcome.NOTHING
+    return Outcome.RECOGNIZABLE if _beats_frequency(record) else Outcome.NOTHING
+
+
+def _beats_frequency(record: Mapping[str, Any]) -> bool:
+    """Say whether tokens, or words in no order, were read by a margin over what their frequency gives away."""
+    pairs = ((TEXT_METRIC, "control_f1"), (WORDS_METRIC, "word_control_f1"))
+    read = [(METRICS[name], _number(record, name), _number(record, control)) for name, control in pairs]
+    return any(
+        found is not None and control is not None and metric.is_leak(found) and found >= control + MARGIN_F1
+        for metric, found, control in read
+    )
 
 
 def _of_row(record: Mapping[str, Any]) -> Outcome | None:
@@ -157,6 +179,19 @@ def words_are_read(record: Mapping[str, Any]) -> bool:
     if found is None or control is None:
         return False
     return (METRICS[WORDS_METRIC].is_leak(found) and found >= control + MARGIN_F1) or _few_are_sure(record, control)
+
+
+def chance_of(record: Mapping[str, Any]) -> float:
+    """Return the probability with which a guess without the update makes a recognizable example so.
+
+    It is 0 where a control is beaten by a margin; of rows what the band leaves, of few words that of so many right.
+    """
+    if TABLE_METRIC in record:
+        return 1 - BAND
+    if TEXT_METRIC not in record or _beats_frequency(record):
+        return 0.0
+    right, wrong = (int(_number(record, name) or 0) for name in ("words_read", "words_false"))
+    return binomial_tail(right, right + wrong, _number(record, "word_control_f1") or 0.0)
 
 
 def _few_are_sure(record: Mapping[str, Any], control: float) -> bool:
@@ -205,7 +240,8 @@ def _passes(record: Mapping[str, Any], name: str) -> bool:
 
 def _beats(record: Mapping[str, Any], name: str, margin: float) -> bool:
     value, control = _number(record, f"aligned_{name}"), _number(record, f"control_{name}")
-    return value is not None and control is not None and value >= control + margin
+    # Nothing beats a control that is the image itself: both are infinite then.
+    return value is not None and control is not None and control < math.inf and value >= control + margin
 
 
 def _number(record: Mapping[str, Any], name: str) -> float | None:

@@ -8,11 +8,9 @@ from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.matching import Match, hard_labels, pair_labels
+from fl_privacy.metrics.outcome import BAND
 from fl_privacy.schema import Schema
 from fl_privacy.types import Batch, Reconstruction
-
-BAND = 0.95
-"""Share of guesses without the update that read no more cells of a row than its control."""
 
 _DRAWS, _ROWS_DRAWN = 20, 200
 """Draws of a control, at least, and rows of it that each original is matched with, at least."""

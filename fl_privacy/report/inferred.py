@@ -14,7 +14,7 @@ from fl_privacy.metrics.roc import tpr_bound
 from fl_privacy.report.charts import INK, MUTED, SERIES, draw_svg
 from fl_privacy.report.numbers import MISSING, percent, ratio
 from fl_privacy.results import Finding, Measure
-from fl_privacy.results.candidates import HEADLINE, LOW_LEAKS, is_above_chance, strongest
+from fl_privacy.results.candidates import HEADLINE, LOW_LEAKS, is_above_chance, number_of_measures, strongest
 from fl_privacy.results.verdict import CHANCE_TONES, Tone
 
 if TYPE_CHECKING:
@@ -132,19 +132,20 @@ class InferredView:
 
 def views_of(findings: Sequence[Finding]) -> list[InferredView]:
     """Return a view for each question that was asked."""
-    return [
-        _view(about, [f for f in findings if f.about == about]) for about in dict.fromkeys(f.about for f in findings)
-    ]
+    return [_view(about, findings) for about in dict.fromkeys(f.about for f in findings)]
 
 
-def tone_of_measure(name: str, measure: Measure) -> Tone:
-    """Return red where chance is outside of the interval; else gray: another attack may do better."""
-    return CHANCE_TONES[is_above_chance(name, measure)]
+def tone_of_measure(name: str, measure: Measure, *, among: int = 1) -> Tone:
+    """Return red where chance is as far outside of the interval as the best of ``among`` has it seldom by luck.
+
+    All else is gray: another attack may do better.
+    """
+    return CHANCE_TONES[is_above_chance(name, measure, among=among)]
 
 
 def sentence(findings: Sequence[Finding], about: str) -> str:
     """Say what the strongest method answered; empty where nothing was asked."""
-    own = [f for f in findings if f.about == about]
+    own, among = [f for f in findings if f.about == about], number_of_measures(findings)
     best = strongest(own, about)
     if best is None:
         reasons = dict.fromkeys(f.failure for f in own if f.failure)
@@ -153,16 +154,16 @@ def sentence(findings: Sequence[Finding], about: str) -> str:
         best = max(((f, f.measures["auc"]) for f in own if "auc" in f.measures), key=lambda p: p[1].value, default=None)
         if best is None:
             return ""
-        return _in_words(best[0], "auc", best[1]) + " There are too few examples for a rate at 1 % FPR."
-    return _in_words(best[0], HEADLINE[about], best[1])
+        return _in_words(best[0], "auc", best[1], among=among) + " There are too few examples for a rate at 1 % FPR."
+    return _in_words(best[0], HEADLINE[about], best[1], among=among)
 
 
-def _in_words(finding: Finding, name: str, measure: Measure) -> str:
+def _in_words(finding: Finding, name: str, measure: Measure, *, among: int) -> str:
     shown = MEASURES[name]
     value, chance = shown.show(measure.value), shown.show(measure.chance)
     interval = f"95 % interval {shown.show(measure.low)} to {shown.show(measure.high)}"
     bound = f", and its epsilon allows {shown.show(measure.bound)}" if measure.bound is not None else ""
-    clear = "" if is_above_chance(name, measure) else " It is not told from chance."
+    clear = "" if is_above_chance(name, measure, among=among) else " It is not told from chance."
     said = _PLAINLY.get(name, f"{shown.title} is {{value}} ({{interval}})").format(value=value, interval=interval)
     return f"{finding.title}: {said}; guessing gets {chance}{bound}.{clear}"
 
@@ -176,7 +177,9 @@ _PLAINLY = {
 """Measure -> what it says, for people who do not know its name."""
 
 
-def _view(about: str, findings: Sequence[Finding]) -> InferredView:
+def _view(about: str, every: Sequence[Finding]) -> InferredView:
+    """Show what was found about one question; ``every`` finding counts for what chance makes of the best."""
+    findings, among = [f for f in every if f.about == about], number_of_measures(every)
     heading, question = HEADINGS.get(about, (about.capitalize(), ""))
     name = HEADLINE.get(about, "")
     sign = -1 if name in LOW_LEAKS else 1
@@ -186,10 +189,10 @@ def _view(about: str, findings: Sequence[Finding]) -> InferredView:
     return InferredView(
         heading=heading,
         question=question,
-        told=sentence(findings, about),
+        told=sentence(every, about),
         columns=[MEASURES[n] for n in names],
         rows=[
-            MethodRow(finding=f, cells=[_cell(n, f.measures.get(n)) for n in names], epsilon=_epsilon(f))
+            MethodRow(finding=f, cells=[_cell(n, f.measures.get(n), among) for n in names], epsilon=_epsilon(f))
             for f in ordered
         ],
         chart=roc_chart(curves) if curves else None,
@@ -199,7 +202,7 @@ def _view(about: str, findings: Sequence[Finding]) -> InferredView:
     )
 
 
-def _cell(name: str, measure: Measure | None) -> Cell | None:
+def _cell(name: str, measure: Measure | None, among: int) -> Cell | None:
     if measure is None:
         return None
     shown = MEASURES[name]
@@ -209,7 +212,7 @@ def _cell(name: str, measure: Measure | None) -> Cell | None:
         interval=f"[{shown.show(measure.low)}, {shown.show(measure.high)}]",
         chance=shown.show(measure.chance),
         bound="" if measure.bound is None else shown.show(measure.bound),
-        tone=tone_of_measure(name, measure),
+        tone=tone_of_measure(name, measure, among=among),
     )
 
 

@@ -5,6 +5,7 @@ Which of the questions beside images were answered better than by chance.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 
 from fl_privacy.inference.kinds import About
 from fl_privacy.metrics import FEW
@@ -33,14 +34,37 @@ TOLD: Mapping[str, str] = {
 """What was asked -> what the server can tell, in a headline."""
 
 
-def is_above_chance(name: str, measure: Measure) -> bool:
-    """Say whether chance is outside of the interval of the measure called ``name``, on the side that leaks."""
-    return measure.high < measure.chance if name in LOW_LEAKS else measure.low > measure.chance
+_QUANTILE = NormalDist().inv_cdf(0.975)
+"""By which a 95 % interval is as wide as it is."""
+
+
+def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
+    """Say whether chance is outside of the interval of the measure called ``name``, on the side that leaks.
+
+    Args:
+        name: of the measure.
+        measure: with its 95 % interval.
+        among: measures of which the best is looked at: the interval is as much wider as lets chance make any of them
+            seem better no more often than a single one (Bonferroni, for normal errors).
+    """
+    wider = -NormalDist().inv_cdf(0.025 / max(1, among)) / _QUANTILE
+    if name in LOW_LEAKS:
+        return measure.value + wider * (measure.high - measure.value) < measure.chance
+    return measure.value - wider * (measure.value - measure.low) > measure.chance
+
+
+def number_of_measures(findings: Sequence[Finding]) -> int:
+    """Count all measures of ``findings``, the best of which is looked at."""
+    return sum(len(finding.measures) for finding in findings)
 
 
 def told_apart(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Return the questions that were answered better than by chance, by any measure of any method: keys of ``TOLD``."""
-    leaks = {f.about for f in findings if any(is_above_chance(n, m) for n, m in f.measures.items())}
+    """Return the questions that were answered better than by chance, by any measure of any method: keys of ``TOLD``.
+
+    The more measures there are, the farther from chance the best has to be: one of many is above it by luck.
+    """
+    number = number_of_measures(findings)
+    leaks = {f.about for f in findings if any(is_above_chance(n, m, among=number) for n, m in f.measures.items())}
     return tuple(about for about in dict.fromkeys(f.about for f in findings) if about in leaks)
 
 

@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fl_privacy.metrics.intervals import binomial_tail, wilson_interval
-from fl_privacy.metrics.outcome import Outcome, outcome_of, words_are_read
+from fl_privacy.metrics.outcome import Outcome, chance_of, outcome_of, words_are_read
+from fl_privacy.metrics.registry import TEXT_METRIC
 from fl_privacy.modality import MODALITIES
 
 LEVEL = 0.05
@@ -47,6 +48,8 @@ class Counts:
         groups: independent uploads behind those that were judged.
         candidates: fewest others that a guess was compared with; 0 where it was compared with none.
         words: of texts, read in no order.
+        luck: probability that guesses without the update make at least as many recognizable; 0 where one of them beats
+            its control by a margin.
     """
 
     exact: int = 0
@@ -59,6 +62,7 @@ class Counts:
     groups: int = 0
     candidates: int = 0
     words: Words = field(default_factory=Words)
+    luck: float = 0.0
 
     @property
     def read(self) -> int:
@@ -92,14 +96,15 @@ class Counts:
 
     @property
     def by_chance(self) -> float:
-        """Return the probability that guesses without the update identify at least as many.
+        """Return the probability that guesses without the update identify, or recognize, at least as many.
 
-        Each does with probability 1 / (candidates + 1).
-
-        Exact and recognizable ones beat their own control one by one, and are no matter of chance.
+        Each identifies with probability 1 / (candidates + 1). Exact ones are no matter of chance, nor are recognizable
+        ones that beat their own control by a margin; of others see ``luck``.
         """
-        if self.exact or self.recognizable:
+        if self.exact:
             return 0.0
+        if self.recognizable:
+            return self.luck
         return binomial_tail(self.identified, self.judged, 1 / (self.candidates + 1))
 
     def as_plain(self) -> dict[str, Any]:
@@ -111,7 +116,7 @@ def counts_of(records: Sequence[Mapping[str, Any]]) -> Counts:
     """Count the ``image`` records of one attacker and round."""
     found = dict.fromkeys(Outcome, 0)
     failures = unknown = older = 0
-    groups, candidates = set[str](), list[int]()
+    groups, candidates, judged = set[str](), list[int](), list[tuple[Outcome, Mapping[str, Any]]]()
     for record in records:
         outcome = None if record.get("failure") is not None else outcome_of(record)
         if record.get("failure") is not None:
@@ -122,6 +127,7 @@ def counts_of(records: Sequence[Mapping[str, Any]]) -> Counts:
             unknown += 1
         else:
             found[outcome] += 1
+            judged.append((outcome, record))
             groups.add(str(record["id"]))
             if record.get("candidates"):
                 candidates.append(int(record["candidates"]))
@@ -136,7 +142,21 @@ def counts_of(records: Sequence[Mapping[str, Any]]) -> Counts:
         groups=len(groups),
         candidates=min(candidates, default=0),
         words=_words_of(records),
+        luck=_luck_of(judged),
     )
+
+
+def _luck_of(judged: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> float:
+    """Return ``Counts.luck`` of examples with their outcomes; texts of one upload, read by their words, are one."""
+    every, lucky = set[tuple[str, int]](), dict[tuple[str, int], float]()
+    for outcome, record in judged:
+        key = str(record["id"]), 0 if TEXT_METRIC in record else int(record.get("image", 0))
+        every.add(key)
+        if outcome is Outcome.RECOGNIZABLE:
+            lucky[key] = min(chance_of(record), lucky.get(key, 1.0))
+    if not lucky or not all(lucky.values()):
+        return 0.0
+    return binomial_tail(len(lucky), len(every), max(lucky.values()))
 
 
 def _words_of(records: Sequence[Mapping[str, Any]]) -> Words:

@@ -7,6 +7,7 @@ import pytest
 from fl_privacy.defenses.privacy import epsilon as by_opacus
 from fl_privacy.dp_check import Claim, Facts, recompute
 from fl_privacy.dp_check.claims import expect_claim
+from fl_privacy.dp_check.verdict import ClaimVerdict, Status
 from fl_privacy.errors import UserError
 
 pytest.importorskip("dp_accounting")
@@ -59,3 +60,11 @@ def test_claims_are_complete() -> None:
         expect_claim(1.0, None)
     with pytest.raises(UserError, match="delta"):
         Claim(epsilon=1.0, delta=1.0)
+
+
+def test_a_sample_of_replaced_units_is_no_contradiction() -> None:
+    facts = Facts(noise_multiplier=1.0, sample_rate=0.01, sampling="poisson", rounds=1000)
+    found = recompute(facts, delta=1e-5, neighbors="replace")
+    claim = Claim(epsilon=8.0, delta=1e-5, neighbors="replace", rounds=1000)  # add or remove: 2.1
+    assert found.epsilon is not None and found.epsilon > 100
+    assert ClaimVerdict(subject="a sample", claim=claim, recomputed=found).status is Status.UNSUPPORTED

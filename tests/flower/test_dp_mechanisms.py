@@ -5,7 +5,11 @@ import math
 import pytest
 import torch
 from flwr.clientapp.mod import LocalDpMod
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+)
 
 from fl_privacy.dp_check import check_mechanism, recompute
 from fl_privacy.dp_check.bounds import gaussian_epsilon
@@ -58,3 +62,14 @@ def test_a_strategy_that_noises_the_mean_is_as_private_as_it_states() -> None:
     assert not found.contradicted
     assert found.moved == pytest.approx(1.0, abs=0.4)
     assert not math.isinf(found.lower_bound)
+
+
+def test_an_adapted_clipping_norm_spends_beside_the_mean() -> None:
+    strategy = DifferentialPrivacyServerSideAdaptiveClipping(FedAvg(), 1.0, 20)
+    stated = stated_by(strategy)
+    assert stated is not None and stated.facts.noise_multiplier is not None
+    assert strategy.noise_multiplier > 1, "of the mean alone"
+    mean_and_count = torch.tensor([1 / strategy.noise_multiplier, 1 / strategy.clipped_count_stddev]).norm()
+    epsilon = recompute(stated.facts, delta=1e-5).pld
+    assert epsilon == pytest.approx(gaussian_epsilon(float(mean_and_count), 1e-5), rel=1e-5)
+    assert epsilon > gaussian_epsilon(1.0, 1e-5) > gaussian_epsilon(1 / strategy.noise_multiplier, 1e-5)

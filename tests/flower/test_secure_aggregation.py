@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.common.secure_aggregation.quantization import quantize
 
 from fl_privacy.defenses import none
 from fl_privacy.errors import UserError
@@ -16,7 +17,14 @@ from fl_privacy.flower.clients import MaskableClient
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, Traffic
 from fl_privacy.flower.nodes import Nodes
 from fl_privacy.flower.records import CLIENT, NUM_EXAMPLES, PARTITION, PARTITIONS
-from fl_privacy.flower.secagg import EXAMPLES, Masking, masking_client_app, secure_rounds, secure_rounds_on_grid
+from fl_privacy.flower.secagg import (
+    EXAMPLES,
+    Masking,
+    masking_client_app,
+    rounding_of_mean,
+    secure_rounds,
+    secure_rounds_on_grid,
+)
 from fl_privacy.types import LocalPlan
 from tests.federation import harness
 
@@ -250,3 +258,20 @@ def test_shares_of_keys_that_one_withholds_come_from_the_others() -> None:
     expected, _, _ = secure(rounds=1)
     for tensor, mean in zip(state.parameters.values(), expected.parameters.values(), strict=True):
         torch.testing.assert_close(tensor, mean, rtol=1e-4, atol=2e-5)
+
+
+def test_rounding_of_the_mean_is_that_of_flowers_own_weights_and_levels() -> None:
+    """Clients of 10 examples each, where another one has 100: each rounds a tenth of its update."""
+    numbers, most, clip, levels = [10, 10, 10], 100, 8.0, 1 << 12
+    rng, before = np.random.default_rng(0), np.random.get_state()
+    np.random.seed(0)
+    try:
+        updates = [rng.uniform(-1, 1, 4000) for _ in numbers]
+        weighted = [quantize([n / most * u], clip, levels)[0] for n, u in zip(numbers, updates, strict=True)]
+    finally:
+        np.random.set_state(before)
+    total = sum(whole * (2 * clip / levels) - clip for whole in weighted)
+    mean = sum(n * u for n, u in zip(numbers, updates, strict=True)) / sum(numbers)
+    measured = float((total * most / sum(numbers) - mean).std())
+    most_rounded = rounding_of_mean(2 * clip / levels, examples=sum(numbers), clients=3, most=most)
+    assert 0.7 * most_rounded < measured < most_rounded

@@ -11,10 +11,10 @@ from fl_privacy.errors import UserError
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.inference import Membership, ReadRound
 from fl_privacy.inference.membership import METHODS, share_below_others
-from fl_privacy.inference.read_round import example_margins, mean_gradient, model_after
+from fl_privacy.inference.read_round import example_margins, mean_gradient, mean_over_steps, model_after
 from fl_privacy.inference.shadow_models import likelihood_ratio
 from fl_privacy.metrics.roc import Separation, auc
-from fl_privacy.types import Batch, ModelState
+from fl_privacy.types import Batch, LocalPlan, ModelState
 from tests.inference.rounds import CLASSES, CLIENTS, OWN, asked, network, rounds
 
 every_method = pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.of_tokens])
@@ -111,6 +111,19 @@ def test_a_change_of_weights_becomes_the_mean_gradient_of_its_steps() -> None:
         torch.testing.assert_close(after.parameters[name], sent[name] + delta)
         steps = 4 * -(-OWN // 8)
         torch.testing.assert_close(mean_gradient(observation)[name], -delta / (observation.plan.lr * steps))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_and_weight_decay_are_no_part_of_the_mean_gradient(nesterov: bool) -> None:
+    plan = LocalPlan(shares="delta", lr=0.01, steps=3, momentum=0.9, nesterov=nesterov, weight_decay=0.01)
+    sent, gradient = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0.5, 0.1, -0.2])
+    trained = nn.Parameter(sent.clone())
+    optimizer = torch.optim.SGD([trained], lr=0.01, momentum=0.9, nesterov=nesterov, weight_decay=0.01)
+    for _ in range(3):
+        trained.grad = gradient.clone()
+        optimizer.step()
+    found = mean_over_steps({"w": trained.detach() - sent}, {"w": sent}, plan, steps=3)["w"]
+    torch.testing.assert_close(found, gradient, rtol=0.01, atol=1e-3)
 
 
 def test_margins_are_logits_of_the_own_class() -> None:

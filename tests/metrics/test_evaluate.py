@@ -5,7 +5,7 @@ import torch
 
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import METRICS, evaluate, evaluate_all, noise_ratio, unjudged
-from fl_privacy.metrics.matching import assign, pair_labels
+from fl_privacy.metrics.matching import assign, match, pair_labels
 from fl_privacy.pretrained.evaluator import EvaluationNetwork
 from fl_privacy.pretrained.evaluator_files import save_evaluator
 from fl_privacy.types import Batch, Certainty, Reconstruction, VictimId
@@ -142,3 +142,15 @@ def test_without_the_truth_the_attacker_s_certainty_stays():
     sure, none = [unjudged(one, (2, 1, 4, 4)) for one in found]
     assert tuple(image.certainty for image in sure.images) == each and not any(image.failure for image in sure.images)
     assert {image.failure for image in none.images} == {"The attack made no guess."}
+
+
+def test_guesses_beyond_the_range_are_matched_as_they_are_compared():
+    truth = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).view(2, 1, 1, 2)
+    guess = torch.tensor([[0.0, 0.5], [1.5, 2.5]]).view(2, 1, 1, 2)
+    labels = torch.zeros(2, dtype=torch.long)
+    found = match(Reconstruction(id=VictimId(1, 0), batch=Batch(guess, labels)), Batch(truth, labels))
+    assert found.order.tolist() == [0, 1], "in the other order they are farther apart once they are clamped"
+    assert float((found.guesses - truth).square().sum()) == pytest.approx(1.25)
+    guess[1] = torch.inf
+    found = match(Reconstruction(id=VictimId(1, 0), batch=Batch(guess, labels)), Batch(truth, labels))
+    assert found.order.tolist() == [0, -1], "what is not finite is no guess"

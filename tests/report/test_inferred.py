@@ -45,6 +45,16 @@ def test_the_strongest_attack_is_told_first() -> None:
     assert told_apart([weak]) == () and told_apart([weak, strong]) == ("membership",)
 
 
+def test_the_best_of_many_measures_has_to_be_farther_from_chance() -> None:
+    lucky, plain = finding(0.021, title="Lucky"), [finding(0.01, title=str(k)) for k in range(29)]
+    lucky, *plain = [replace(each, fpr=(), tpr=()) for each in (lucky, *plain)]
+    assert told_apart([lucky]) == ("membership",) and told_apart([lucky, *plain]) == ()
+    (view,) = views_of([lucky, *plain])
+    assert {cell.tone for row in view.rows for cell in row.cells} == {"open"}
+    assert "not told from chance" in view.told and "not told from chance" not in sentence([lucky], "membership")
+    assert told_apart([finding(0.03, title="Strong"), *plain]) == ("membership",)
+
+
 def test_what_is_near_chance_is_open_and_what_failed_says_so() -> None:
     assert "not told from chance" in sentence([finding(0.011)], "membership")
     failed = Finding(about="source", method="source", title="source", failure="ValueError: x")

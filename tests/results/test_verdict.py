@@ -220,3 +220,39 @@ def test_few_words_that_are_surely_there_are_read_however_few_of_the_text_they_a
         "word_control_f1": 0.2,
     }
     assert (counts_of([record]).read == 1) is read
+
+
+ROW = {
+    "kind": "image", "round": 1, "client": 0, "image": 0, "failure": None, "certainty": "approximate", "exact": False,
+    "cells_right": 0.5, "row_right": 0.0, "control_cells": 0.6,
+}  # fmt: skip
+"""A row of which no more cells are right than one guess in twenty without the update has right."""
+
+
+def test_rows_of_which_one_in_twenty_is_beyond_its_band_are_no_leak():
+    def verdict_on_rows(beyond, of):
+        return verdict_on(counts_of(images(*[ROW | {"cells_right": 0.7}] * beyond, *[ROW] * (of - beyond))))
+
+    assert (verdict_on_rows(5, 100).tone, verdict_on_rows(5, 100).ground) == ("open", Ground.BY_CHANCE)
+    assert verdict_on_rows(12, 100).tone == "leak" and verdict_on_rows(3, 5).tone == "leak"
+    assert verdict_on(counts_of(images(*[ROW] * 99, ROW | {"exact": True}))).tone == "leak"
+
+
+def test_few_words_of_one_of_many_uploads_are_no_leak():
+    few = TEXT | {"words_of": 1, "token_f1": 0.1, "word_f1": 0.1, "word_control_f1": 0.2, "words_there": 60}
+    lucky, unread = few | {"words_read": 3, "words_false": 0}, few | {"words_read": 1, "words_false": 5}
+    found = counts_of(images(lucky, *[unread] * 49))
+    assert found.read == 1 and verdict_on(found).ground is Ground.BY_CHANCE
+    assert verdict_on(counts_of(images(lucky, *[unread] * 4))).tone == "leak"
+    assert verdict_on(counts_of(images(few | {"words_read": 20, "words_false": 0}, *[unread] * 49))).tone == "leak"
+    assert verdict_on(counts_of(images(TEXT | {"words_of": 1}, *[unread] * 49))).tone == "leak"
+
+
+def test_an_image_of_a_single_color_is_read_by_nobody_who_guesses_a_color():
+    black = NOTHING | {"exact": True, "psnr": float("inf"), "control_psnr": float("inf"), "control_ssim": 1.0}
+    black |= {"aligned_psnr": float("inf"), "aligned_ssim": 1.0, "likeness": 1.0, "rank": 1, "lead": None}
+    assert counts_of(images(black)).read == 0
+    near = black | {"exact": False, "candidates": 0, "rank": None}
+    assert counts_of(images(near)).read == 0, "nothing beats a control without any error"
+    assert counts_of(images(black | {"control_psnr": 16.6, "control_ssim": 0.2})).exact == 1
+    assert counts_of(images(black | {"certainty": "proven"})).exact == 1

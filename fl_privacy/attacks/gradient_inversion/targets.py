@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_privacy.gradients.fastest import number_of_steps
+from fl_privacy.gradients.fastest import number_of_steps, sgd_factor
 from fl_privacy.types import LocalPlan, Observation, Tensors
 
 LocalSteps = Literal["unroll", "first_order"]
@@ -39,7 +39,7 @@ def as_gradient(observation: Observation) -> Tensors:
     plan, total = observation.plan, accumulated_gradient(observation)
     if plan.shares == "gradient" or plan.optimizer != "sgd":
         return total
-    factor = _sgd_factor(number_of_steps(observation.upload.num_examples, plan), plan)
+    factor = sgd_factor(number_of_steps(observation.upload.num_examples, plan), plan)
     sent = observation.sent.parameters
     return {name: t / factor - plan.weight_decay * sent[name] for name, t in total.items()}
 
@@ -50,16 +50,7 @@ def matched_per_uploaded(plan: LocalPlan, num_examples: int, *, unrolls: bool) -
         return 1.0
     if unrolls or plan.optimizer != "sgd":
         return 1 / plan.lr
-    return 1 / (plan.lr * _sgd_factor(number_of_steps(num_examples, plan), plan))
-
-
-def _sgd_factor(steps: int, plan: LocalPlan) -> float:
-    """Return how often ``steps`` steps with momentum subtract a constant gradient."""
-    velocity, total = 0.0, 0.0
-    for _ in range(steps):
-        velocity = 1 + plan.momentum * velocity
-        total += 1 + plan.momentum * velocity if plan.nesterov else velocity
-    return total
+    return 1 / (plan.lr * sgd_factor(number_of_steps(num_examples, plan), plan))
 
 
 def stack(updates: list[Tensors], names: list[str], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
