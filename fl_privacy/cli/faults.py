@@ -75,7 +75,7 @@ def end_quietly() -> int:
 def _of_the_command_line(error: click.ClickException) -> str:
     """Say once what was meant, and whose help shows how to go on."""
     told = error.message if "Did you mean" in error.message else error.format_message()
-    words, context = [], error.ctx if isinstance(error, click.UsageError) else None
+    words, context = list[str](), error.ctx if isinstance(error, click.UsageError) else None
     while context is not None and context.parent is not None:
         words.insert(0, context.info_name or "")
         context = context.parent
