@@ -40,10 +40,10 @@ class LocalPlan:
         frozen: patterns of the names of parameters that are neither trained nor uploaded, such as ``words.weight``, the
             embeddings of tokens.
         trained: patterns of the names of the only parameters that are; of adapters where a model has some.
-        batch_norm: of training: ``train`` normalises by the batch and updates the running statistics,
-            ``eval`` normalises by the running statistics that were sent.
+        batch_norm: of training: ``train`` normalizes by the batch and updates the running statistics,
+            ``eval`` normalizes by the running statistics that were sent.
         probe_batch_norm: the mode for the extra batches that are probed. Published attacks ran in evaluation mode;
-            normalised by its own statistics, a single image gives away far less.
+            normalized by its own statistics, a single image gives away far less.
         mode: in which a shared gradient was computed, of all layers but batch norm and of whatever else asks for
             ``training``; clients of a federation train in ``train``.
         buffers: ``shared`` uploads the running statistics, ``withheld`` does not: the

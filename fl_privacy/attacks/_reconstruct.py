@@ -62,6 +62,10 @@ def reconstruct(
             comes back to the CPU.
         options: of the attack that is named, such as ``iterations=500``.
 
+    Returns:
+        One reconstruction for each observation, in their order. Where an attack failed, ``batch`` is ``None`` and
+        ``failure`` says why.
+
     Raises:
         UserError: there is no such attack, option or device.
 

@@ -56,7 +56,7 @@ class NoiseRatio:
 
     Attributes:
         weight: factor.
-        evaluator: file of the network; ``None`` takes the small one for grey images.
+        evaluator: file of the network; ``None`` takes the small one for gray images.
     """
 
     weight: float
@@ -94,7 +94,7 @@ def refiner_aware(
         radius: Refiner's epsilon, at least 0; ``None`` matches the upload itself.
         away_from_noise: weight of the noise ratio of the guess, at least 0. The loss of ``inverting_gradients`` is 1
             for a useless gradient, that of ``idlg`` the squared norm of the upload.
-        evaluator: file of the evaluation network, opened once; ``None`` takes a small one, for grey images only.
+        evaluator: file of the evaluation network, opened once; ``None`` takes a small one, for gray images only.
         options: as for all attacks.
     """
     one_of("attack.base", base, ("inverting_gradients", "idlg"))

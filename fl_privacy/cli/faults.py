@@ -45,7 +45,7 @@ def in_a_line(error: BaseException) -> str:
 def recognized(error: BaseException) -> BaseException | None:
     """Return ``error`` as one of ``FAULTS``; ``None`` where it is a defect of a program."""
     if isinstance(error, click.ClickException):
-        return UserError(f"{error.format_message()} `fl-privacy --help` shows how to go on.")
+        return UserError(_of_the_command_line(error))
     if isinstance(error, ImportError):
         return missing_extra(error)
     if isinstance(error, SystemExit):
@@ -70,6 +70,16 @@ def end_quietly() -> int:
     """Keep Python from complaining, when it ends, of what nobody reads."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_ERROR
+
+
+def _of_the_command_line(error: click.ClickException) -> str:
+    """Say once what was meant, and whose help shows how to go on."""
+    told = error.message if "Did you mean" in error.message else error.format_message()
+    words, context = list[str](), error.ctx if isinstance(error, click.UsageError) else None
+    while context is not None and context.parent is not None:
+        words.insert(0, context.info_name or "")
+        context = context.parent
+    return f"{told} `{' '.join(['fl-privacy', *words])} --help` shows how to go on."
 
 
 def _of_the_system(error: OSError) -> str:

@@ -33,7 +33,8 @@ def run_jobs(
 ) -> None:
     """Run ``command`` for the overrides, or with ``multirun`` for every combination of the values they list.
 
-    A job of a sweep that fails is reported and the sweep goes on. Printed last are what came of it and the page.
+    A job of a sweep that fails is reported and the sweep goes on. Printed last are what came of it and the page, with
+    ``page=false`` the folder.
 
     Raises:
         UserError: a configuration is wrong, or jobs of a sweep failed.
@@ -63,7 +64,7 @@ def run_jobs(
         folder = run_job(command, configs[0], RichMonitor(console))
         from fl_privacy.report.terminal import PAGE, run_in_words  # noqa: PLC0415
 
-        end_with(run_in_words(folder), folder / PAGE, open_page=open_page)
+        end_with(run_in_words(folder), folder / PAGE if configs[0].page else folder, open_page=open_page)
         expect_reconstructions([folder])
         return
     _run_sweep(command, jobs, configs, console, open_page=open_page)
@@ -132,7 +133,7 @@ def _expect_budget_spent(config: RunSettings) -> None:
 
 
 def end_with(sentence: str, page: Path, *, open_page: bool) -> None:
-    """Print what came of the work, and last where its page is; open that where ``open_page`` says so."""
+    """Print what came of the work, and last where its page or folder is; open that where ``open_page`` says so."""
     print(sentence)
     print(page)
     if open_page:

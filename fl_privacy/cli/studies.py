@@ -247,7 +247,7 @@ def advise(
     ] = None,
     save: Annotated[Path | None, typer.Option("--save", help="Also write the tables that were read, as JSON.")] = None,
 ) -> None:
-    """Find the cheapest defense that costs little accuracy and behind which no image was read, and what it leaves open.
+    """Find the cheapest defense with little loss of accuracy behind which nothing was read, and what it leaves open.
 
     Each measurement of the settings that are named has its own answer.
     `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, answers from your runs;

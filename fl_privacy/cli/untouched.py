@@ -42,7 +42,7 @@ def audit(  # noqa: PLR0917
     out: Annotated[Path, typer.Option("--out", help="Folder of audits.")] = Path("audit"),
     victims: Annotated[int, typer.Option("--victims", help="Single examples that are attacked.")] = 8,
     budget: Annotated[str, typer.Option("--budget", help="Of the attack: quick, standard, thorough.")] = "quick",
-    seconds: Annotated[float, typer.Option("--seconds", help="After which no further rung is begun.")] = 600.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="After which no further attack is begun.")] = 600.0,
     sandbox: Annotated[
         bool, typer.Option("--sandbox", help="Run the app without network, in a folder of its own.")
     ] = False,

@@ -62,15 +62,17 @@ def called(option: str, section: Any) -> str:
     return option
 
 
-def suggest(word: str, allowed: Iterable[str]) -> str:
+def suggest(word: str, allowed: Iterable[str], beside: str = "") -> str:
     """Return the tail of an error about a name: `` (did you mean X?); allowed: X, Y.``
 
-    Of more than ``MOST_NAMED`` those are named that are most like ``word``.
+    Of more than ``MOST_NAMED`` those are named that are most like ``word``. What is allowed may hang on a choice,
+    ``beside``, such as ``attack=idlg``.
     """
     names = sorted(name for name in allowed if not name.startswith("_") and name != "defaults")
     close = difflib.get_close_matches(word, names, n=1)
-    meant = f" (did you mean {close[0]}?)" if close else ""
+    meant = f" (did you mean {close[0]}?); " if close else "; "
+    meant += f"allowed with {beside}: " if beside else "allowed: "
     if (left := len(names) - MOST_NAMED) > 0:
         nearest = sorted(difflib.get_close_matches(word, names, n=MOST_NAMED, cutoff=0.0))
-        return f"{meant}; allowed: {', '.join(nearest)}, and {left} others."
-    return f"{meant}; allowed: {', '.join(names) or 'nothing'}."
+        return f"{meant}{', '.join(nearest)}, and {left} others."
+    return f"{meant}{', '.join(names) or 'nothing'}."

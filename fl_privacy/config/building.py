@@ -94,7 +94,7 @@ def locate_target(section: Mapping[str, Any], name: str) -> Any:
     if target is None:
         raise UserError(f"{name} is expected to name what it builds, but has no _target_; add {name}._target_=PATH.")
     try:
-        with own_modules(target):
+        with own_modules(target), _unlogged():
             return hydra.utils.get_object(target)
     except UserError:
         raise
@@ -127,6 +127,16 @@ def own_modules(target: str) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(here)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep Hydra from logging, in lines of its own, what is raised as well."""
+    before, hydra.utils.log.disabled = hydra.utils.log.disabled, True
+    try:
+        yield
+    finally:
+        hydra.utils.log.disabled = before
 
 
 def _first_line(error: BaseException) -> str:

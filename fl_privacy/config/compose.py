@@ -243,7 +243,7 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     try:
         choices, settings = _parted(parsed)
         config, chosen = composed(base, choices)
-        put_settings(config, _check_keys(settings, config))
+        put_settings(config, _check_keys(settings, config, chosen))
         with open_dict(config):
             config.choices = {
                 group: _together(config, group) if group in NESTED else chosen.get(group) for group in sorted(_groups())
@@ -396,7 +396,7 @@ def _parted(overrides: Sequence[Override]) -> tuple[list[str], list[Override]]:
     return choices, settings
 
 
-def _check_keys(overrides: Sequence[Override], config: DictConfig) -> list[Override]:
+def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
     """Refuse to set what the chosen groups do not have; ``+key=value`` is left to what uses it.
 
     Returns:
@@ -413,7 +413,7 @@ def _check_keys(overrides: Sequence[Override], config: DictConfig) -> list[Overr
         key = override.key_or_group
         adds = False
         if override.type is OverrideType.CHANGE:
-            _check_key(key, full)
+            _check_key(key, full, chosen)
             adds = any(
                 key.startswith(f"{section}.") and key[len(section) + 1 :].partition(".")[0] not in names
                 for section, names in written.items()
@@ -436,7 +436,7 @@ def _names_target(override: Override) -> bool:
     return section in COMPLETED and setting == "_target_"
 
 
-def _check_key(key: str, config: DictConfig) -> None:
+def _check_key(key: str, config: DictConfig, chosen: Mapping[str, str | None]) -> None:
     section: object = config
     parts = key.split(".")
     for depth, part in enumerate(parts):
@@ -444,6 +444,7 @@ def _check_key(key: str, config: DictConfig) -> None:
         if part not in allowed:
             above = ".".join(parts[:depth])
             allowed = sorted({*allowed, *(_groups() if not above else ())})
-            raise UserError(f"Unknown key {'.'.join(parts[: depth + 1])}{suggest(part, allowed)}")
+            beside = f"{above}={chosen[above]}" if chosen.get(above) else ""
+            raise UserError(f"Unknown key {'.'.join(parts[: depth + 1])}{suggest(part, allowed, beside)}")
         assert isinstance(section, DictConfig)
         section = section.get(part)

@@ -127,7 +127,7 @@ class _Reading:
         if self.image_size is not None:
             whole("data.image_size", self.image_size, at_least=1, at_most=MOST_SIZE, example=32)
         if self.channels not in (None, 1, 3):
-            raise UserError(f"data.channels is expected to be 1 (grey), 3 (RGB) or null, but got {self.channels!r}.")
+            raise UserError(f"data.channels is expected to be 1 (gray), 3 (RGB) or null, but got {self.channels!r}.")
         one_of("data.fit", self.fit, get_args(Fit))
 
 

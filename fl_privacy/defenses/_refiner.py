@@ -156,7 +156,7 @@ def refiner(
             uses it (a batch with any new image is refined as a whole).
         warm_start: start from the robust data of an earlier round where the client has seen all images of a batch, and
             halve the iterations. Only then do the same images meet an attacker with the same noise again.
-        evaluator: file of ``fl-privacy train-evaluator``; ``None`` takes a small one, for grey images and texts only.
+        evaluator: file of ``fl-privacy train-evaluator``; ``None`` takes a small one, for gray images and texts only.
     """
     made = _Refinement(**locals())
     return Defense(

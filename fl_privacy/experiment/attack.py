@@ -60,7 +60,8 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
         threats = setup.threat_model()
     else:
         monitor.say(
-            f"Preparing data {config.called('data')}, model {config.called('model')} and {config.victims} victims"
+            f"Preparing data {config.called('data')}, model {config.called('model')} and"
+            f" {config.victims} {'victim' if config.victims == 1 else 'victims'}"
         )
         setup = build_untrained(config)
         made = f"The victims' upload with defense={config.choices['defense']} and server={config.choices['server']}"

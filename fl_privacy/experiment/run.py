@@ -59,7 +59,7 @@ def run_experiment(
         return done
     monitor.say(
         f"Preparing data {config.called('data')}, model {config.called('model')} and {config.federation.clients}"
-        " clients"
+        f" {'client' if config.federation.clients == 1 else 'clients'}"
     )
     setup, attack = build_setup(config), attack_of_run(config)
     expect_readable_sum(

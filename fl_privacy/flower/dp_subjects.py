@@ -35,8 +35,8 @@ def located(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UserError(
-            f"A subject is expected to be the folder of a run or an app, or module:attribute, but got {name!r}; for"
-            " example flwr.clientapp.mod:LocalDpMod(1.0, 1.0, 1.0, 1e-5) is written as my_module:my_mod."
+            f"A subject is expected to be the folder of a run or an app, or module:attribute, but got {name!r}; put"
+            " my_mod = LocalDpMod(1.0, 1.0, 1.0, 1e-5) into my_module.py, and name it as my_module:my_mod."
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

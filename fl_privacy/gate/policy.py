@@ -218,7 +218,8 @@ def read_policy(path: str | Path) -> SitePolicy:
             return parse_policy(file.read(), str(place), place.absolute().parent)
     except OSError as error:
         raise UserError(
-            f"The policy {place} is expected to be a file, or one of {', '.join(READY)}, but {error.strerror}."
+            f"The policy {place} is expected to be a file, or one of {', '.join(READY)}, but can't be read"
+            f" ({error.strerror}); check its name."
         ) from error
 
 

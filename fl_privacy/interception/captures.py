@@ -200,7 +200,16 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
-    """Load all of ``stored_observations`` into memory; see there."""
+    """Load all captured updates of a run or an audit into memory, in the order of their ids.
+
+    Args:
+        folder: of a run with ``intercept.save=true``, or of an audit.
+        model: architecture of the model the clients were sent; its values are not used.
+        inside: architecture that the clients make of it, where one of them colludes; ``None`` is ``model``.
+
+    Raises:
+        UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
+    """
     return list(stored_observations(folder, model, inside=inside))
 
 

@@ -199,7 +199,7 @@ class Interceptor:
     Attributes:
         model: architecture of what the clients are sent.
         plan: how the clients train.
-        input_shape: (C, H, W).
+        input_shape: (C, H, W) of an image, (L,) of the longest text, or (F,) of a row.
         num_classes: K.
         sink: where ``capture`` puts observations; ``observe`` returns them.
         knowledge: what the attacker knows beyond the protocol.

@@ -151,7 +151,7 @@ SMALLEST_SIDE = 32
 
 
 def lpips(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute LPIPS 0.1 with AlexNet (Zhang et al. 2018); small images are enlarged, grey ones repeated.
+    """Compute LPIPS 0.1 with AlexNet (Zhang et al. 2018); small images are enlarged, gray ones repeated.
 
     Args:
         guesses: (N, C, H, W) in [0, 1] with C of 1 or 3.

@@ -93,7 +93,20 @@ _NOTHING: Mapping[str, MetricFunction] = {}
 def evaluate(
     reconstruction: Reconstruction, truth: Batch, *, functions: Mapping[str, MetricFunction] = _NOTHING
 ) -> VictimScore:
-    """Run ``evaluate_all`` on a single victim."""
+    """Score the guess at one victim's batch against the truth, image by image.
+
+    Args:
+        reconstruction: what the attack made of the victim's update.
+        truth: the victim's batch, images (B, C, H, W) in [0, 1]; guesses are matched to it, whatever their order.
+        functions: as of :func:`evaluate_all`, which scores many victims at once.
+
+    Returns:
+        ``images[k].values["psnr"]`` is the PSNR of the k-th true image in dB; other metrics are those of
+        ``fl-privacy list metrics``.
+
+    Raises:
+        UserError: shapes differ, or a batch is to be matched and scipy is not installed.
+    """
     return evaluate_all([reconstruction], [truth], functions=functions)[0]
 
 

@@ -1,6 +1,6 @@
 """Trained evaluation networks in files.
 
-The evaluation network for the images at hand: the one given, or a small one for grey images.
+The evaluation network for the images at hand: the one given, or a small one for gray images.
 """
 
 import copy
@@ -138,7 +138,7 @@ DIGITS = 2500
 def find_evaluator(
     path: str | Path | None, input_shape: Sequence[int], device: torch.device | str = "cpu"
 ) -> EvaluationNetwork:
-    """Return the network in the file ``path``; without one, for grey images, a small one trained on digits at once.
+    """Return the network in the file ``path``; without one, for gray images, a small one trained on digits at once.
 
     It takes seconds and is kept in the user's cache folder. For photographs it is no judge: give a file.
 

@@ -70,7 +70,7 @@ def transform(
         (N, C, H, W) in [0, 1], 256 levels.
 
     Raises:
-        UserError: the images are neither grey nor RGB.
+        UserError: the images are neither gray nor RGB.
     """
     check_shape(images.shape[1:])
     longest = max(len(policy.indices) for policy in policies)
@@ -87,7 +87,7 @@ def transform(
 
 
 def check_shape(input_shape: Sequence[int]) -> None:
-    """Raise ``UserError`` unless images of ``input_shape`` are (C, H, W), grey or RGB."""
+    """Raise ``UserError`` unless images of ``input_shape`` are (C, H, W), gray or RGB."""
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         raise UserError(
             f"Transformations expect images (1 or 3, H, W), but got {tuple(input_shape)}; set data.channels=3."

@@ -24,6 +24,11 @@ WRONG = {
     "misspelt plan key": (["run", "federation.plan.batchsize=3"], "did you mean batch_size?"),
     "misspelt attack key": (["run", "attack=idlg", "attack.iteratons=3"], "did you mean iterations?"),
     "added attack key": (["run", "attack=idlg", "+attack.foo=3"], "attack.foo"),
+    "setting of an option that has none": (["run", "partition.alpha=1"], "allowed with partition=iid: nothing."),
+    "misspelt command": (["atack"], "`fl-privacy --help` shows"),
+    "misspelt flag": (["run", "--mutirun"], "`fl-privacy run --help` shows"),
+    "policy that does not exist": (["policy", "check", "/nowhere/site.yaml"], "can't be read"),
+    "claim of nothing": (["check-dp", "nothing_at_all"], "my_module:my_mod"),
     "no value": (["run", "seed"], "key=value"),
     "list without -m": (["run", "seed=0,1"], "-m"),
     "budget of a defense without guarantee": (["run", "defense=pruning", "privacy.epsilon=8"], "dp_sgd"),
@@ -122,6 +127,7 @@ def test_wrong_input_is_one_line_and_a_status(name, tmp_path, capfd):
     assert len(error) == 1, error
     assert error[0].startswith("error: ")
     assert hint in error[0]
+    assert error[0].lower().count("did you mean") <= 1
 
 
 @pytest.mark.parametrize("blocked", ["/proc/here", "/dev/null/here"])

@@ -40,3 +40,18 @@ def test_a_module_in_the_working_directory_is_found_and_other_files_there_stand_
     done = run(tmp_path, "model=custom", "model._target_=own_nets.Net")
     assert done.returncode == 0, done.stderr
     assert "wrong file" not in done.stderr
+
+
+def test_a_module_that_is_nowhere_is_one_line(tmp_path: Path) -> None:
+    """Hydra logs a failed import in lines of its own, beside the error that it raises."""
+    done = run(tmp_path, "model=custom", "model._target_=no_such_nets.Net")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: model._target_ is expected to be an import path")
+
+
+def test_without_a_page_the_folder_is_named(tmp_path: Path) -> None:
+    done = run(tmp_path, "page=false")
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / done.stdout.splitlines()[-1]
+    assert (folder / "metrics.jsonl").is_file() and not (folder / "report.html").exists()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fl_privacy.cli.main import run_command_line
 from fl_privacy.config import options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +45,19 @@ def test_the_readmes_program_reads_four_images(tmp_path: Path) -> None:
     assert block is not None
     done = subprocess.run([sys.executable, "-c", block[1]], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert not done.returncode and (tmp_path / "read.png").stat().st_size > 1000, done.stderr
+
+
+def test_the_parts_of_ones_own_are_what_their_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
+    (tmp_path / "parts_of_a_page.py").write_text("\n\n".join(blocks))
+    monkeypatch.chdir(tmp_path)
+    attack = ["attack=custom", "attack._target_=parts_of_a_page.huber", "attack.iterations=2", "attack.bound=0.1"]
+    own = [
+        ["defense=custom", "defense._target_=parts_of_a_page.shuffled_signs", "defense.share=0.3", *attack],
+        ["data=custom", "data._target_=parts_of_a_page.noise", "+data.size=12", *attack, "attack.layers={*.bias:0}"],
+    ]
+    for words in own:
+        assert run_command_line(["attack", "model=lenet_dlg", "victims=1", "page=false", "out=runs", *words]) == 0
 
 
 def test_the_readmes_table_of_apps_is_that_of_the_rows() -> None:

@@ -221,6 +221,12 @@ def test_what_a_review_does_not_read_is_said(tmp_path: Path) -> None:
     assert "Not read: large.py (larger than" in words and "Not read: damaged.py" in words
 
 
+def test_a_review_takes_no_network_in_evaluation_mode_for_text_that_is_run(tmp_path: Path) -> None:
+    folder = write(tmp_path, "app_eval", PLAIN)
+    (folder / "scores.py").write_text("net.to(device).eval()\nnet.eval()\neval('1')\nimport os\nos.system('ls')\n")
+    assert [note.what for note in review_app(folder).runs] == ["eval", "os.system"]
+
+
 def test_no_file_asks_for_any_number_of_clients(tmp_path: Path) -> None:
     folder = write(tmp_path, "app_many", PLAIN)
     project = folder / "pyproject.toml"

@@ -63,7 +63,7 @@ class Asked:
         clients: that are asked again.
         victims: single examples that are attacked.
         budget: of the attack: ``quick``, ``standard``, ``thorough``.
-        seconds: after which no further rung is begun.
+        seconds: after which no further attack is begun.
         seed: of the app's random streams, and of attacks; ``None`` leaves the app's streams alone.
     """
 

@@ -206,7 +206,7 @@ def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
             found.claims.append(Note(what=claim, where=where))
     elif _STRATEGY.fullmatch(last) and last not in ("FederatedDataset", "Strategy"):
         found.strategies.append(Note(what=last, where=where))
-    if last in DANGEROUS and _top(name) in {"os", "subprocess", *({last} & {"eval", "exec"})}:
+    if last in DANGEROUS and (_top(name) in {"os", "subprocess"} or _runs_text(node.func)):
         found.runs.append(Note(what=name, where=where))
     if any(k.arg == "trust_remote_code" and _constant(k.value) is True for k in node.keywords):
         found.runs.append(Note(what=f"code that {name or 'a call'} fetches (trust_remote_code)", where=where))
@@ -216,6 +216,12 @@ def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
         given = next((k.value for k in node.keywords if k.arg in ("weights_only", "allow_pickle")), None)
         if isinstance(given, ast.Constant) and given.value is (name != "torch.load"):
             found.pickles.append(Note(what=f"{name} of any object", where=where))
+
+
+def _runs_text(called: ast.expr) -> bool:
+    """Say whether it is Python's own ``eval`` or ``exec``, and not a network's ``net.to(device).eval()``."""
+    own = isinstance(called, ast.Name) and called.id in {"eval", "exec"}
+    return own or _name(called) in {"builtins.eval", "builtins.exec"}
 
 
 def _look_at_answers(node: ast.FunctionDef, file: str, found: Review) -> None:
