@@ -290,6 +290,9 @@ def table() -> str:
         "",
         "<!-- Written by experiments/flower_examples.py --table; do not edit. -->",
         "",
+        "For each of Flower's examples this page says what its clients upload,"
+        " and how much of their data the server can read of it.",
+        "",
         f"Of {len(rows)} folders in Flower's `examples`, `fl-privacy audit` made a page on what clients of {len(pages)}"
         " upload,"
         f" {len(measured)} of them with a measured attack; of the others the reason is named. Nothing was edited."

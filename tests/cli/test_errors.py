@@ -108,6 +108,7 @@ WRONG = {
     "page without a name": (["report", ".", "--out", ""], "--out is expected to be a file"),
     "brief without a name": (["report", ".", "--brief", "--out", ""], "--out is expected to be a file"),
     "accuracy that is gained": (["advise", "accuracy_loss=-1"], "at least 0"),
+    "advice on data of no such name": (["advise", "data=cifar"], "did you mean cifar10"),
     "evaluator in no folder": (["train-evaluator", "data=mnist_mini", "out=/proc/x"], "/proc/x"),
     "generator in no folder": (["train-generator", "data=mnist_mini", "out=/proc/x"], "/proc/x"),
     "weights that are none": (["run", "weights=/etc/passwd"], "safetensors"),
