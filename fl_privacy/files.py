@@ -4,10 +4,16 @@ import os
 import secrets
 from pathlib import Path
 
+from fl_privacy.errors import UserError
+
 PRIVATE_FOLDER = 0o700
 PRIVATE_FILE = 0o600
 ORDINARY_FILE = 0o666
 """Of which the process's umask takes its share."""
+
+UNENCODABLE = "backslashreplace"
+"""What becomes of half a surrogate pair, which JSON from elsewhere or a file's name may hold and no UTF-8 can: it is
+spelled as JSON spells it."""
 
 _PACKAGE = Path(__file__).resolve().parent
 CONFIG_DIR = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
@@ -27,6 +33,22 @@ def write_private(path: Path, content: bytes | str) -> None:
     _replace(path, content, PRIVATE_FILE)
 
 
+def expanded(path: str | Path) -> Path:
+    """Return the place that ``path`` names, where ``~`` is the user's home folder and ``~name`` that of another.
+
+    Raises:
+        UserError: there is no such user, or no file can be called so.
+    """
+    if "\0" in str(path):
+        raise UserError(f"A place is expected, but {str(path)!r} has a zero character, which no name has; correct it.")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(
+            f"{path} is expected to be in a home folder, but there is none; give the whole path."
+        ) from error
+
+
 def make_private_folder(folder: Path, within: Path) -> None:
     """Make ``folder`` and what lies between ``within`` and it, both included, for their owner alone."""
     within.parent.mkdir(parents=True, exist_ok=True)
@@ -34,6 +56,12 @@ def make_private_folder(folder: Path, within: Path) -> None:
         if step.is_relative_to(within):
             step.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
             step.chmod(PRIVATE_FOLDER)
+
+
+def make_missing_private(folder: Path) -> None:
+    """Make ``folder`` and those above it that are missing for their owner alone; what is there stays as it is."""
+    for step in reversed([folder, *folder.parents]):
+        step.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
 
 def user_cache_folder() -> Path:
@@ -47,7 +75,7 @@ def _replace(path: Path, content: bytes | str, mode: int) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(content.encode(errors=UNENCODABLE) if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
