@@ -23,7 +23,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.experiment.ladder import Client as LadderClient
 from fl_privacy.experiment.ladder import Ladder, Rung, as_plain
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.files import make_private_folder, write_private
+from fl_privacy.files import expanded, make_private_folder, write_private
 from fl_privacy.flower._audit import AuditedStrategy
 from fl_privacy.flower.untouched.app import App, read_pairs
 from fl_privacy.flower.untouched.loaded import LoadedBy
@@ -413,7 +413,7 @@ def folder_name(app: str) -> str:
 
 
 def _folder(out: Path, name: str) -> Path:
-    folder = out.expanduser().absolute() / folder_name(name)
+    folder = expanded(out).absolute() / folder_name(name)
     try:
         make_private_folder(folder / "files", folder)
     except OSError as error:
