@@ -4,8 +4,6 @@ import os
 import secrets
 from pathlib import Path
 
-from fl_privacy.errors import UserError
-
 PRIVATE_FOLDER = 0o700
 PRIVATE_FILE = 0o600
 ORDINARY_FILE = 0o666
@@ -31,22 +29,6 @@ def write_whole(path: Path, content: bytes | str) -> None:
 def write_private(path: Path, content: bytes | str) -> None:
     """Write a whole file, as ``write_whole`` does, that only its owner can read, from its first byte on."""
     _replace(path, content, PRIVATE_FILE)
-
-
-def expanded(path: str | Path) -> Path:
-    """Return the place that ``path`` names, where ``~`` is the user's home folder and ``~name`` that of another.
-
-    Raises:
-        UserError: there is no such user, or no file can be called so.
-    """
-    if "\0" in str(path):
-        raise UserError(f"A place is expected, but {str(path)!r} has a zero character, which no name has; correct it.")
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise UserError(
-            f"{path} is expected to be in a home folder, but there is none; give the whole path."
-        ) from error
 
 
 def make_private_folder(folder: Path, within: Path) -> None:

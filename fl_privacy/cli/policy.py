@@ -9,7 +9,7 @@ import typer
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError
-from fl_privacy.files import expanded
+from fl_privacy.foreign_files import expanded
 from fl_privacy.gate.ledger import Ledger
 from fl_privacy.gate.policy import READY, SitePolicy, read_policy
 from fl_privacy.gate.sentences import course_of, replies_within, rules_in_words, warnings_of

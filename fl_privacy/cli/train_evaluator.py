@@ -22,8 +22,8 @@ from fl_privacy.config.reading import expect_type
 from fl_privacy.data import Dataset, LabelledExamples, TextExamples, expect_images, texts_of
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_dataset, build_network
-from fl_privacy.files import expanded, user_cache_folder
-from fl_privacy.foreign_files import expect_writable
+from fl_privacy.files import user_cache_folder
+from fl_privacy.foreign_files import expanded, expect_writable
 from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.models import TextModel
 from fl_privacy.pretrained.evaluator import (

@@ -21,8 +21,8 @@ from fl_privacy.config.reading import expect_type
 from fl_privacy.data import Dataset, Examples, expect_images
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_dataset
-from fl_privacy.files import expanded, user_cache_folder
-from fl_privacy.foreign_files import expect_writable
+from fl_privacy.files import user_cache_folder
+from fl_privacy.foreign_files import expanded, expect_writable
 from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.pretrained.generator import Provenance, image_fingerprints
 from fl_privacy.pretrained.generator_files import load_training, read_generator_header, save_generator, save_training

@@ -15,7 +15,7 @@ import typer
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.cli.jobs import open_in_browser
 from fl_privacy.errors import UserError, visible
-from fl_privacy.files import expanded
+from fl_privacy.foreign_files import expanded
 
 SANDBOXED = "FL_PRIVACY_SANDBOXED"
 """Environment variable that says that this process is within a sandbox already."""

@@ -35,7 +35,8 @@ from fl_privacy.data.sources import (
     require,
 )
 from fl_privacy.errors import UserError
-from fl_privacy.files import expanded, make_missing_private, user_cache_folder
+from fl_privacy.files import make_missing_private, user_cache_folder
+from fl_privacy.foreign_files import expanded
 
 _FORMAT = 1
 _FIELDS = ("images", "labels", "groups")

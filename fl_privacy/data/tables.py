@@ -17,7 +17,7 @@ from fl_privacy.data.datasets import TEST_SPLITS, Dataset, every_fifth
 from fl_privacy.data.examples import TableExamples
 from fl_privacy.data.sources import HubData, ParquetFolder, environment_folder, read_parquet, require
 from fl_privacy.errors import UserError
-from fl_privacy.files import expanded
+from fl_privacy.foreign_files import expanded
 from fl_privacy.schema import MOST_CATEGORIES, Column, Schema
 
 Missing = Literal["keep", "drop"]

@@ -21,7 +21,7 @@ from fl_privacy.data.datasets import TEST_SPLITS, Dataset, every_fifth
 from fl_privacy.data.examples import TextExamples, Vocabulary
 from fl_privacy.data.sources import HubData, ParquetFolder, Source, Tables, environment_folder, file_stamps, require
 from fl_privacy.errors import UserError
-from fl_privacy.files import expanded
+from fl_privacy.foreign_files import expanded
 from fl_privacy.packages import expect_package, minilm_folder, packaged_folder
 
 TRAINED = ("wordpiece", "words", "bpe")

@@ -25,7 +25,7 @@ from fl_privacy.data.app_data import (
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure, Replay
 from fl_privacy.federation.replies import attempt
-from fl_privacy.files import expanded
+from fl_privacy.foreign_files import expanded
 from fl_privacy.plan import Normalization
 from fl_privacy.rng import streams_put_back
 from fl_privacy.types import Batch, Observation, VictimId

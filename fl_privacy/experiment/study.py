@@ -27,8 +27,8 @@ from fl_privacy.errors import UserError, in_one_line
 from fl_privacy.experiment.app_captures import app_captures, as_captured
 from fl_privacy.experiment.privacy import calibrated, noise_for_budget
 from fl_privacy.experiment.run_folder import Command, Destination
-from fl_privacy.files import expanded, write_whole
-from fl_privacy.foreign_files import read_text
+from fl_privacy.files import write_whole
+from fl_privacy.foreign_files import expanded, read_text
 from fl_privacy.results import is_finished
 from fl_privacy.results.ongoing import write_planned
 from fl_privacy.results.records import dump_json, parse_json

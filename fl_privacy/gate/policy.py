@@ -11,7 +11,7 @@ from typing import Any
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError
-from fl_privacy.files import expanded
+from fl_privacy.foreign_files import expanded
 from fl_privacy.gate.accounting import FACTORS
 from fl_privacy.gate.ledger import Limits
 from fl_privacy.gate.protecting import Noising

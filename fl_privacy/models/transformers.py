@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
-from fl_privacy.files import expanded
-from fl_privacy.foreign_files import read_text
+from fl_privacy.foreign_files import expanded, read_text
 from fl_privacy.models.layers import require_positive
 from fl_privacy.models.text_model import (
     Block,

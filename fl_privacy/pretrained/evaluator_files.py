@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.files import expanded, user_cache_folder
+from fl_privacy.files import user_cache_folder
+from fl_privacy.foreign_files import expanded
 from fl_privacy.network_files import read_network, read_once, take_values
 from fl_privacy.pretrained.evaluator import EvaluationNetwork, EvaluatorPlan, train_evaluator
 from fl_privacy.pretrained.word_evaluator import WordEvaluator

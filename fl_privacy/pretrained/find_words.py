@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.files import expanded, user_cache_folder
+from fl_privacy.files import user_cache_folder
+from fl_privacy.foreign_files import expanded
 from fl_privacy.pretrained.evaluator import EvaluatorPlan
 from fl_privacy.pretrained.evaluator_files import keep_evaluator, load_evaluator, read_about
 from fl_privacy.pretrained.word_evaluator import WordEvaluator, train_word_evaluator

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
-from fl_privacy.files import expanded, user_cache_folder, write_whole
+from fl_privacy.files import user_cache_folder, write_whole
+from fl_privacy.foreign_files import expanded
 from fl_privacy.network_files import read_network, read_once, take_values
 from fl_privacy.pretrained.generator import SIDE, GeneratorShape, ImageGenerator, Provenance
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
-from fl_privacy.files import expanded
-from fl_privacy.foreign_files import read_text
+from fl_privacy.foreign_files import expanded, read_text
 from fl_privacy.transformations.operations import OPERATIONS, TABLES, Operation, Table
 
 

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from fl_privacy import checks
 from fl_privacy.cli import main
 from fl_privacy.errors import UserError, visible
-from fl_privacy.files import expanded, write_whole
+from fl_privacy.files import write_whole
+from fl_privacy.foreign_files import expanded
 from fl_privacy.gate.policy import parse_policy
 from fl_privacy.report import write_report
 from fl_privacy.results import read_run

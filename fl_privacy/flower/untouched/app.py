@@ -15,8 +15,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fl_privacy.errors import UserError, blamed_on
-from fl_privacy.files import expanded
 from fl_privacy.flower.inside.loading import loaded, parse_config_args
+from fl_privacy.foreign_files import expanded
 
 LARGEST_BUNDLE = 1 << 30
 """Bytes that a bundle may unpack to."""

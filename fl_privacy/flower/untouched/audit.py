@@ -23,7 +23,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.experiment.ladder import Client as LadderClient
 from fl_privacy.experiment.ladder import Ladder, Rung, as_plain
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.files import expanded, make_private_folder, write_private
+from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.flower._audit import AuditedStrategy
 from fl_privacy.flower.untouched.app import App, read_pairs
 from fl_privacy.flower.untouched.loaded import LoadedBy
@@ -31,6 +31,7 @@ from fl_privacy.flower.untouched.mirror import in_one_process, mirrored
 from fl_privacy.flower.untouched.moved import lent_in_words, moved_names_lent
 from fl_privacy.flower.untouched.own_files import copied_files
 from fl_privacy.flower.untouched.tapped_grid import Answer, TappedGrid
+from fl_privacy.foreign_files import expanded
 from fl_privacy.report.untouched import AppPage, Step, write_app_page
 from fl_privacy.results.survivors import Survivor
 from fl_privacy.rng import streams_put_back
