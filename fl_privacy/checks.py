@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import sys
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, UnionType
@@ -11,6 +12,9 @@ from fl_privacy.errors import UserError
 
 MOST_NAMED = 16
 """Values in an error; of more, those that are most like what was given."""
+
+LARGEST = sys.float_info.max
+"""Whole numbers beyond, as a file may spell out, become no number in floating point."""
 
 
 def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
@@ -50,7 +54,7 @@ def number(
         example: of a value to try, or another remedy in words.
     """
     inside = isinstance(value, int | float) and not isinstance(value, bool)
-    inside = inside and (infinite or value - value == 0)  # NaN is within no bound
+    inside = inside and (_is_number(value) if infinite else abs(value) <= LARGEST)  # NaN is within no bound
     inside = inside and (at_least is None or value >= at_least) and (above is None or value > above)
     inside = inside and (at_most is None or value <= at_most) and (below is None or value < below)
     if not inside:
@@ -86,8 +90,8 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def fits(value: object, annotation: Any) -> bool:
     """Say whether ``value`` is of the type ``annotation``.
 
-    A whole number is a number; truth values and NaN are none. Numbers, text, literals, and unions, sequences and
-    mappings of them are judged; any value fits other annotations.
+    A whole number is a number; truth values, NaN and what no float can hold are none. Numbers, text, literals, and
+    unions, sequences and mappings of them are judged; any value fits other annotations.
     """
     origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin in _UNIONS:
@@ -121,5 +125,10 @@ def in_words(annotation: Any) -> str:
 
 def _is_plain(value: object, annotation: type) -> bool:
     if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and _is_number(value)
     return isinstance(value, annotation) and isinstance(value, bool) == (annotation is bool)
+
+
+def _is_number(value: float) -> bool:
+    """Say whether ``value`` is infinite, or a number that floating point can hold; NaN is neither."""
+    return abs(value) <= LARGEST if isinstance(value, int) else not math.isnan(value)

@@ -32,6 +32,11 @@ def blamed_on(who: str) -> Iterator[None]:
         raise UserError(f"{who} raised {in_one_line(error)}; --debug shows the traceback.") from error
 
 
+def visible(text: str) -> str:
+    """Return ``text`` in one line, without what would move a terminal's cursor or color what is printed next."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Say whether PyTorch, which has no exception of its own for it on CPUs, could not get memory."""
     text = str(error).lower()

@@ -9,6 +9,10 @@ PRIVATE_FILE = 0o600
 ORDINARY_FILE = 0o666
 """Of which the process's umask takes its share."""
 
+UNENCODABLE = "backslashreplace"
+"""What becomes of half a surrogate pair, which JSON from elsewhere or a file's name may hold and no UTF-8 can: it is
+spelled as JSON spells it."""
+
 _PACKAGE = Path(__file__).resolve().parent
 CONFIG_DIR = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
 """What there is to choose from: inside the package in a wheel, beside it in a checkout and in a Flower app bundle."""
@@ -36,6 +40,12 @@ def make_private_folder(folder: Path, within: Path) -> None:
             step.chmod(PRIVATE_FOLDER)
 
 
+def make_missing_private(folder: Path) -> None:
+    """Make ``folder`` and those above it that are missing for their owner alone; what is there stays as it is."""
+    for step in reversed([folder, *folder.parents]):
+        step.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+
+
 def user_cache_folder() -> Path:
     """Return the user's cache folder, whether or not it exists yet."""
     import platformdirs  # noqa: PLC0415  (the core goes without)
@@ -47,7 +57,7 @@ def _replace(path: Path, content: bytes | str, mode: int) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(content.encode(errors=UNENCODABLE) if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -17,6 +17,22 @@ LARGEST_TEXT = 1 << 26
 """Bytes of a file of settings or tables."""
 
 
+def expanded(path: str | Path) -> Path:
+    """Return the place that ``path`` names, where ``~`` is the user's home folder and ``~name`` that of another.
+
+    Raises:
+        UserError: there is no such user, or no file can be called so.
+    """
+    if "\0" in str(path):
+        raise UserError(f"A place is expected, but {str(path)!r} has a zero character, which no name has; correct it.")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(
+            f"{path} is expected to be in a home folder, but there is none; give the whole path."
+        ) from error
+
+
 def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
     """Return the text of a file that somebody may have sent.
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Literal, Unpack
 
 import torch
@@ -17,6 +16,7 @@ from fl_privacy.attacks.preset_options import GradientOptions, takes, vary
 from fl_privacy.attacks.presets import idlg, inverting_gradients
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
+from fl_privacy.foreign_files import expanded
 from fl_privacy.pretrained.evaluator_files import CachedEvaluator, read_about
 
 
@@ -108,7 +108,7 @@ def refiner_aware(
     attack = vary(published, options)
     if away_from_noise:
         if evaluator is not None:
-            read_about(Path(evaluator).expanduser())
+            read_about(expanded(evaluator))
         attack = replace(attack, priors=(*attack.priors, NoiseRatio(away_from_noise, evaluator)))
     if radius is not None:
         assert isinstance(attack.objective, L2 | Cosine)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, visible
 
 if TYPE_CHECKING:
     from fl_privacy.dp_check.asked import Asked
@@ -86,7 +86,7 @@ def _in_words(records: Sequence[ClaimRecord], page: Path) -> str:
     for record in records:
         lines += [f"{record.subject}: {record.headline}.", f"  {record.sentence}"]
         lines += [f"  {note}" for note in (*(f"Nobody states: {fact}." for fact in record.missing), *record.notes)]
-    return "\n".join([*lines, str(page)])
+    return "\n".join([*map(visible, lines), str(page)])
 
 
 def _read_settings(given: list[str]) -> dict[str, Any]:

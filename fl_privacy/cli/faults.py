@@ -11,7 +11,7 @@ from types import FrameType
 
 import click
 
-from fl_privacy.errors import UserError, is_out_of_memory, what_was_asked
+from fl_privacy.errors import UserError, is_out_of_memory, visible, what_was_asked
 from fl_privacy.packages import missing_extra
 
 EXIT_ERROR = 2
@@ -39,7 +39,7 @@ def in_a_line(error: BaseException) -> str:
         )
     else:
         text = str(error) or type(error).__name__
-    return " ".join(text.split())
+    return visible(" ".join(text.split()))
 
 
 def recognized(error: BaseException) -> BaseException | None:

@@ -34,6 +34,7 @@ from fl_privacy.cli.studies import advise, benchmark
 from fl_privacy.cli.untouched import audit, review
 from fl_privacy.cli.watching import watch
 from fl_privacy.errors import UserError
+from fl_privacy.files import UNENCODABLE
 
 DEBUG = "--debug"
 
@@ -320,6 +321,8 @@ _KEPT |= dict.fromkeys(("trade-off", "benchmark", "train-generator", "search-pol
 
 def main() -> None:
     """Run ``fl-privacy`` with the arguments of the process, and set its exit status."""
+    with suppress(AttributeError):  # it may be no file
+        sys.stdout.reconfigure(errors=UNENCODABLE)  # type: ignore[union-attr]
     if completes():
         app(prog_name="fl-privacy")
     sys.exit(run_command_line(sys.argv[1:]))

@@ -9,6 +9,7 @@ import typer
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError
+from fl_privacy.foreign_files import expanded
 from fl_privacy.gate.ledger import Ledger
 from fl_privacy.gate.policy import READY, SitePolicy, read_policy
 from fl_privacy.gate.sentences import course_of, replies_within, rules_in_words, warnings_of
@@ -73,7 +74,7 @@ def try_app(  # noqa: PLR0917
         rounds=rounds,
         run_config=tuple(run_config or ()),
         node_config=tuple(node_config or ()),
-        mirror=None if mirror is None else mirror.expanduser().absolute(),
+        mirror=None if mirror is None else expanded(mirror).absolute(),
     )
     for line in try_policy(policy, read_app(place), settings):
         print(line)

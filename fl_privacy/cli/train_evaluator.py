@@ -23,7 +23,7 @@ from fl_privacy.data import Dataset, LabelledExamples, TextExamples, expect_imag
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_dataset, build_network
 from fl_privacy.files import user_cache_folder
-from fl_privacy.foreign_files import expect_writable
+from fl_privacy.foreign_files import expanded, expect_writable
 from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.models import TextModel
 from fl_privacy.pretrained.evaluator import (
@@ -91,7 +91,7 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
 def _teacher(path: str, *, texts: bool) -> EvaluationNetwork:
     if texts:
         raise UserError("teacher is expected with data of images, but got texts; leave it out.")
-    teacher = load_evaluator(Path(path).expanduser())
+    teacher = load_evaluator(expanded(path))
     if not isinstance(teacher, EvaluationNetwork):
         raise UserError(f"teacher is expected to be an evaluation network of images, but {path} is one of texts.")
     return teacher
@@ -201,7 +201,7 @@ def _key(plan: EvaluatorPlan, seed: int, examples: Tensor, *more: str) -> str:
 
 def _target(out: str | None, data: str, key: str) -> Path:
     if out is not None:
-        return Path(out).expanduser()
+        return expanded(out)
     return user_cache_folder() / f"evaluator-{data.replace('/', '--')}-{key}.safetensors"
 
 

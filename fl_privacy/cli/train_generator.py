@@ -22,7 +22,7 @@ from fl_privacy.data import Dataset, Examples, expect_images
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_dataset
 from fl_privacy.files import user_cache_folder
-from fl_privacy.foreign_files import expect_writable
+from fl_privacy.foreign_files import expanded, expect_writable
 from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.pretrained.generator import Provenance, image_fingerprints
 from fl_privacy.pretrained.generator_files import load_training, read_generator_header, save_generator, save_training
@@ -139,7 +139,7 @@ def _public(dataset: Dataset, split: str, number: int | None) -> Examples:
 
 def _target(out: str | None, order: _Order) -> Path:
     if out is not None:
-        return Path(out).expanduser()
+        return expanded(out)
     shape = "x".join(map(str, order.public.input_shape))
     name = f"generator-{order.data.replace('/', '--')}-{order.split}-{shape}-{order.key}.safetensors"
     return user_cache_folder() / name

@@ -14,7 +14,8 @@ import typer
 
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.cli.jobs import open_in_browser
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, visible
+from fl_privacy.foreign_files import expanded
 
 SANDBOXED = "FL_PRIVACY_SANDBOXED"
 """Environment variable that says that this process is within a sandbox already."""
@@ -70,7 +71,7 @@ def audit(  # noqa: PLR0917
         rounds=rounds or None,
         run_config=tuple(run_config or ()),
         node_config=tuple(node_config or ()),
-        mirror=None if mirror is None else mirror.expanduser().absolute(),
+        mirror=None if mirror is None else expanded(mirror).absolute(),
         out=out,
         victims=victims,
         budget=budget,
@@ -79,7 +80,7 @@ def audit(  # noqa: PLR0917
     logging.getLogger("flwr").propagate = False  # it writes its own lines
     with Lines(lambda text: print(text, file=sys.stderr, flush=True), SECONDS_BETWEEN_LINES, silent=False) as lines:
         done = audit_app(read_app(app), asked, lines.tell)
-    print(done.line)
+    print(visible(done.line))
     if open_page:
         open_in_browser(done.page)
 

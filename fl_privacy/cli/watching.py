@@ -15,6 +15,7 @@ import typer
 
 from fl_privacy.cli.faults import FAULTS, Interrupted, in_a_line
 from fl_privacy.errors import UserError
+from fl_privacy.files import UNENCODABLE
 
 if TYPE_CHECKING:
     from fl_privacy.report.live import WatchedFolder
@@ -100,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, found: tuple[HTTPStatus, str]) -> None:
         status, text = found
-        body = text.encode()
+        body = text.encode(errors=UNENCODABLE)
         self.send_response(status)
         plain = {"Content-Type": "text/plain; charset=utf-8"} if status is not HTTPStatus.OK else {}
         further = FURTHER.get(status, {})

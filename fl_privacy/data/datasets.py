@@ -35,7 +35,8 @@ from fl_privacy.data.sources import (
     require,
 )
 from fl_privacy.errors import UserError
-from fl_privacy.files import user_cache_folder
+from fl_privacy.files import make_missing_private, user_cache_folder
+from fl_privacy.foreign_files import expanded
 
 _FORMAT = 1
 _FIELDS = ("images", "labels", "groups")
@@ -85,7 +86,7 @@ def _write(file: Path, train: Examples, test: Examples) -> None:
         for field in _FIELDS
         if (tensor := getattr(examples, field)) is not None
     }
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_missing_private(file.parent)
     handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".partial")
     os.close(handle)
     try:
@@ -195,8 +196,8 @@ def find_source(name: str, root: str | None = None) -> Source:
     if name == "image_folder":
         if root is None:
             raise UserError("data=image_folder is expected to be told the folder, but got none; set data.root=FOLDER.")
-        return local_source(Path(root).expanduser())
-    folder = Path(root).expanduser() / name if root is not None else environment_folder(name)
+        return local_source(expanded(root))
+    folder = expanded(root) / name if root is not None else environment_folder(name)
     return local_source(folder) if folder is not None else hub_source(name)
 
 

@@ -17,6 +17,7 @@ from fl_privacy.data.datasets import TEST_SPLITS, Dataset, every_fifth
 from fl_privacy.data.examples import TableExamples
 from fl_privacy.data.sources import HubData, ParquetFolder, environment_folder, read_parquet, require
 from fl_privacy.errors import UserError
+from fl_privacy.foreign_files import expanded
 from fl_privacy.schema import MOST_CATEGORIES, Column, Schema
 
 Missing = Literal["keep", "drop"]
@@ -148,13 +149,13 @@ def table_of(
 def _frames(name: str, path: str | None, root: str | None) -> tuple[list[Any], Sequence[str] | None]:
     """Return the training and test rows as DataFrames, and the classes' names where the source has them."""
     if path is not None:
-        return _of_path(Path(path).expanduser())
+        return _of_path(expanded(path))
     if name == "breast_cancer":
         bunch = require("sklearn.datasets", package="scikit-learn").load_breast_cancer(as_frame=True)
         return [bunch.frame], [str(each) for each in bunch.target_names]
     if name == "table":
         raise UserError("data=table is expected to be told the file, but got none; set data.path=FILE.csv.")
-    folder = environment_folder(name) if root is None else Path(root).expanduser() / name
+    folder = environment_folder(name) if root is None else expanded(root) / name
     if folder is not None:
         return _of_path(folder)
     if name not in _ON_THE_HUB and name.count("/") != 1:

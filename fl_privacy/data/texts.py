@@ -21,6 +21,7 @@ from fl_privacy.data.datasets import TEST_SPLITS, Dataset, every_fifth
 from fl_privacy.data.examples import TextExamples, Vocabulary
 from fl_privacy.data.sources import HubData, ParquetFolder, Source, Tables, environment_folder, file_stamps, require
 from fl_privacy.errors import UserError
+from fl_privacy.foreign_files import expanded
 from fl_privacy.packages import expect_package, minilm_folder, packaged_folder
 
 TRAINED = ("wordpiece", "words", "bpe")
@@ -48,7 +49,7 @@ def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
     library = importlib.import_module("tokenizers")
     if name in TRAINED:
         return _trained(library, name, texts, size)
-    file = minilm_folder() / "tokenizer.json" if name == "minilm" else Path(name).expanduser()
+    file = minilm_folder() / "tokenizer.json" if name == "minilm" else expanded(name)
     file = file / "tokenizer.json" if file.is_dir() else file
     try:
         found = library.Tokenizer.from_file(str(file)) if file.is_file() else library.Tokenizer.from_pretrained(name)
@@ -333,9 +334,9 @@ def _source(name: str, root: str | None) -> Source:
         return Tweets()
     if name == "text_folder" and root is None:
         raise UserError("data=text_folder is expected to be told the folder, but got none; set data.root=FOLDER.")
-    folder = environment_folder(name) if root is None else Path(root).expanduser()
+    folder = environment_folder(name) if root is None else expanded(root)
     if root is not None and name != "text_folder":
-        folder = Path(root).expanduser() / name
+        folder = expanded(root) / name
     if folder is None:
         if name not in _ON_THE_HUB and name.count("/") != 1:
             raise UserError(

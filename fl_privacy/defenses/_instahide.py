@@ -11,6 +11,7 @@ from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense, LocalData
 from fl_privacy.effects import Mixed, Part
 from fl_privacy.errors import UserError
+from fl_privacy.foreign_files import expanded
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Tensors
 
@@ -174,7 +175,7 @@ def read_pictures(folder: str, input_shape: tuple[int, ...]) -> Tensor:
         UserError: there are none, or one can't be read.
     """
     channels, height, width = input_shape
-    path = Path(folder).expanduser()
+    path = expanded(folder)
     files = sorted(f for f in path.rglob("*") if f.suffix.lower() in _ENDINGS)
     if not files:
         raise UserError(

@@ -25,6 +25,7 @@ from fl_privacy.data.app_data import (
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure, Replay
 from fl_privacy.federation.replies import attempt
+from fl_privacy.foreign_files import expanded
 from fl_privacy.plan import Normalization
 from fl_privacy.rng import streams_put_back
 from fl_privacy.types import Batch, Observation, VictimId
@@ -205,7 +206,7 @@ def find_images(data: object) -> NamedImages:
 
 
 def _named(name: str) -> NamedImages:
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.exists() or path.is_absolute() or name.startswith("."):
         if path.is_file():
             raise UserError(f"data is expected to be a folder of images, one folder a class, but {name} is a file.")

@@ -28,7 +28,7 @@ from fl_privacy.experiment.app_captures import app_captures, as_captured
 from fl_privacy.experiment.privacy import calibrated, noise_for_budget
 from fl_privacy.experiment.run_folder import Command, Destination
 from fl_privacy.files import write_whole
-from fl_privacy.foreign_files import read_text
+from fl_privacy.foreign_files import expanded, read_text
 from fl_privacy.results import is_finished
 from fl_privacy.results.ongoing import write_planned
 from fl_privacy.results.records import dump_json, parse_json
@@ -281,7 +281,7 @@ def _points(family: str, overrides: Sequence[str]) -> list[GridPoint]:
 
 def _module_in(path: Path) -> ModuleType:
     """Import the module in the file ``path``, which worker processes can import as well."""
-    path = path.expanduser().resolve()
+    path = expanded(path).resolve()
     if not path.is_file():
         raise UserError(f"--entry is expected to be a Python file, but there is no {path}.")
     name = path.stem

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fl_privacy.errors import visible
 from fl_privacy.types import ModelState, Tensors, Upload
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class Failure:
 
 def printable(text: str) -> str:
     """Return the beginning of ``text``, without what would move a terminal's cursor."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:MOST_LETTERS])
+    return visible(text[:MOST_LETTERS])
 
 
 def attempt(function: Callable[[], T]) -> T | Failure:

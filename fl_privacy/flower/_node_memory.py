@@ -22,8 +22,9 @@ from safetensors import SafetensorError
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
-from fl_privacy.files import PRIVATE_FOLDER, write_private
+from fl_privacy.files import make_missing_private, write_private
 from fl_privacy.flower.records import PARTITION, load_state, save_state
+from fl_privacy.foreign_files import expanded
 from fl_privacy.rng import SECRET_BYTES, Secret
 
 KEY_BYTES = 32
@@ -147,7 +148,7 @@ def state_folder(context: Context) -> Path:
     state folder.
     """
     named = context.node_config.get(STATE) or os.environ.get(STATE_VARIABLE)
-    return Path(str(named)).expanduser() if named else Path(platformdirs.user_state_dir("fl_privacy"))
+    return expanded(str(named)) if named else Path(platformdirs.user_state_dir("fl_privacy"))
 
 
 def state_key(context: Context) -> bytes | None:
@@ -157,7 +158,7 @@ def state_key(context: Context) -> bytes | None:
         UserError: it can't be read, or others can.
     """
     named = context.node_config.get(KEY) or os.environ.get(KEY_VARIABLE)
-    return read_key(Path(str(named)).expanduser()) if named else None
+    return read_key(expanded(str(named))) if named else None
 
 
 def kept_secret(path: Path, key: bytes | None = None) -> Secret:
@@ -191,7 +192,7 @@ def is_simulation() -> bool:
 
 def _make(path: Path, key: bytes | None) -> None:
     """Write a new secret, unless another process did so first."""
-    path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    make_missing_private(path.parent)
     drawn = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     content = secrets.token_bytes(SECRET_BYTES)
     try:
@@ -363,7 +364,7 @@ class NodeMemory:
             served[after[0]] = after[1]
         tensors = {name: t.detach().cpu().contiguous() for name, t in state.tensors.items()}
         content = safetensors.torch.save(tensors, {SERVED: json.dumps(served)})
-        self.path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        make_missing_private(self.path.parent)
         write_own(self.path, content, self._key)
 
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:

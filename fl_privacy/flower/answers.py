@@ -18,7 +18,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.files import PRIVATE_FILE, PRIVATE_FOLDER
+from fl_privacy.files import PRIVATE_FILE, make_missing_private
 from fl_privacy.flower._node_memory import (
     SimulatedContext,
     answered_before,
@@ -162,7 +162,7 @@ class Answers:
     def _locked(self) -> Iterator[None]:
         path = self._path(f"{COUNTED}.lock")
         with _written_down():
-            path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+            make_missing_private(path.parent)
             lock = FileLock(path, mode=PRIVATE_FILE, timeout=MOST_WAITED)
             lock.acquire()
         try:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fl_privacy.errors import UserError
-from fl_privacy.files import PRIVATE_FILE, PRIVATE_FOLDER, write_private
+from fl_privacy.files import PRIVATE_FILE, make_missing_private, write_private
 from fl_privacy.gate.accounting import epsilon_of
 
 LARGEST_LEDGER = 1 << 30
@@ -312,7 +312,7 @@ class Ledger:
                 f"The ledger {self.path} is missing, but its anchor {self.anchor} says that it was begun; put it back."
             )
         for folder in (self.path.parent, self.anchor.parent):
-            folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+            make_missing_private(folder)
         with contextlib.suppress(FileExistsError):  # another process was faster
             os.close(os.open(self.path, flags | os.O_CREAT | os.O_EXCL, PRIVATE_FILE))
             _sync_folder(self.path.parent)

@@ -11,6 +11,7 @@ from typing import Any
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError
+from fl_privacy.foreign_files import expanded
 from fl_privacy.gate.accounting import FACTORS
 from fl_privacy.gate.ledger import Limits
 from fl_privacy.gate.protecting import Noising
@@ -207,7 +208,7 @@ def read_policy(path: str | Path) -> SitePolicy:
         return parse_policy(
             (files("fl_privacy.gate") / "policies" / f"{path}.yaml").read_bytes(), str(path), Path.cwd()
         )
-    place = Path(path).expanduser()
+    place = expanded(path)
     try:
         with place.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -449,4 +450,4 @@ def _names(where: str, given: object) -> tuple[str, ...]:
 def _place(where: str, given: object, folder: Path) -> Path:
     if not isinstance(given, str) or not given:
         raise UserError(f"{where} is expected to name a place, but got {given!r}.")
-    return Path(os.path.normpath(folder / Path(given).expanduser()))
+    return Path(os.path.normpath(folder / expanded(given)))

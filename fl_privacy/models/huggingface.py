@@ -8,7 +8,6 @@ import importlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
+from fl_privacy.foreign_files import expanded
 from fl_privacy.models.text_model import TextModel, last_state
 
 _ENTERED = re.compile(
@@ -110,7 +110,7 @@ def hugging_face(
             "model=hf needs transformers, which is missing; run `pip install 'fl-privacy[text]'`."
         ) from error
     kind = library.AutoModelForCausalLM if next_token else library.AutoModel
-    place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    place = str(expanded(name)) if expanded(name).is_dir() else name
     try:
         if pretrained:
             network = kind.from_pretrained(place, attn_implementation="eager", trust_remote_code=False)

@@ -6,15 +6,16 @@ Language models: GPT-2 style decoders (Radford et al. 2019), and the one that SA
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
+from fl_privacy.foreign_files import expanded, read_text
 from fl_privacy.models.layers import require_positive
 from fl_privacy.models.text_model import (
     Block,
@@ -119,23 +120,25 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
     Raises:
         UserError: the package is missing, the folder holds no BERT, or the data have another tokenizer.
     """
-    place = minilm_folder() if folder is None else Path(folder).expanduser()
+    place = minilm_folder() if folder is None else expanded(folder)
     try:
-        facts = json.loads((place / "config.json").read_text())
+        facts = json.loads(read_text(place / "config.json"))
         values = load_file(place / "model.safetensors")
-        model = Bert(
-            vocabulary_size=facts["vocab_size"],
-            max_length=max_length,
-            num_classes=num_classes,
-            width=facts["hidden_size"],
-            layers=facts["num_hidden_layers"],
-            heads=facts["num_attention_heads"],
-            hidden=facts["intermediate_size"],
-        )
         if max_length > facts["max_position_embeddings"]:
             raise UserError(f"data.max_length is expected to be at most {facts['max_position_embeddings']} here.")
+        told = {
+            "vocabulary_size": facts["vocab_size"],
+            "max_length": max_length,
+            "num_classes": num_classes,
+            "width": facts["hidden_size"],
+            "layers": facts["num_hidden_layers"],
+            "heads": facts["num_attention_heads"],
+            "hidden": facts["intermediate_size"],
+        }
+        _expect_fitting(values, told)
+        model = Bert(**told)
         model.load_state_dict({**model.state_dict(), **_renamed(values, model)})
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, LookupError, ValueError, TypeError, RuntimeError, OverflowError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(f"{place} is expected to hold a BERT, but can't be read: {reason}; name another.") from error
     if vocabulary_size != facts["vocab_size"]:
@@ -144,6 +147,18 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
             f" set data.tokenizer={'minilm' if folder is None else folder}."
         )
     return model
+
+
+def _expect_fitting(values: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` unless a model as ``told`` has the shapes of ``values``, before one is allocated."""
+    if not told["layers"] <= len(values):
+        raise ValueError(f"{told['layers']} layers are said to be in {len(values)} arrays")
+    with torch.device("meta"):
+        model = Bert(**told)
+    known = model.state_dict()
+    for name, value in _renamed(values, model).items():
+        if value.shape != known[name].shape:
+            raise ValueError(f"{name} is of shape {tuple(value.shape)}, not of {tuple(known[name].shape)}")
 
 
 def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:

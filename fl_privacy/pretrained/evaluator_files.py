@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import user_cache_folder
+from fl_privacy.foreign_files import expanded
 from fl_privacy.network_files import read_network, read_once, take_values
 from fl_privacy.pretrained.evaluator import EvaluationNetwork, EvaluatorPlan, train_evaluator
 from fl_privacy.pretrained.word_evaluator import WordEvaluator
@@ -151,7 +152,7 @@ def find_evaluator(
         UserError: the file is none, or is for other images; there is none for color images.
     """
     if path is not None:
-        file = Path(path).expanduser()
+        file = expanded(path)
         return expect_fit(load_evaluator(file, device), input_shape, file)
     channels, height, width = input_shape
     if channels != 1:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import user_cache_folder
+from fl_privacy.foreign_files import expanded
 from fl_privacy.pretrained.evaluator import EvaluatorPlan
 from fl_privacy.pretrained.evaluator_files import keep_evaluator, load_evaluator, read_about
 from fl_privacy.pretrained.word_evaluator import WordEvaluator, train_word_evaluator
@@ -48,7 +49,7 @@ def find_word_evaluator(
     """
     words = name_of_words(table)
     if path is not None:
-        file = Path(path).expanduser()
+        file = expanded(path)
         network = load_evaluator(file, device)
         if not isinstance(network, WordEvaluator) or read_about(file).get("words") != words:
             raise UserError(

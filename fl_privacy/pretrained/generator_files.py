@@ -19,6 +19,7 @@ from torch import Tensor
 from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
 from fl_privacy.files import user_cache_folder, write_whole
+from fl_privacy.foreign_files import expanded
 from fl_privacy.network_files import read_network, read_once, take_values
 from fl_privacy.pretrained.generator import SIDE, GeneratorShape, ImageGenerator, Provenance
 
@@ -233,7 +234,7 @@ def find_generator(
             f"{_kept(f'generator-*-{wanted}-*.safetensors')}."
         )
     device = torch.device(device)
-    found = load_faces(device, dtype) if path == FACES else load_generator(Path(path).expanduser(), device, dtype)
+    found = load_faces(device, dtype) if path == FACES else load_generator(expanded(path), device, dtype)
     if found.network.shape.image != tuple(image):
         got = "x".join(map(str, found.network.shape.image))
         raise UserError(
@@ -248,7 +249,7 @@ def expect_generator(path: str | None) -> None:
     if path == FACES:
         expect_faces()
     elif path is not None:
-        read_generator_header(Path(path).expanduser())
+        read_generator_header(expanded(path))
 
 
 def _kept(pattern: str) -> str:

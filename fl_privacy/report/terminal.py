@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from fl_privacy.errors import visible
 from fl_privacy.modality import ROWS, TEXTS
 from fl_privacy.report.headline import headline_of
 from fl_privacy.results import Run, read_run, verdict_of
@@ -38,7 +39,7 @@ def run_in_words(run_dir: Path) -> str:
 def answer_of(run: Run) -> str:
     """Say what ``run`` found, and what to do about it."""
     verdict = verdict_of(run)
-    return f"{headline_of(verdict).text}. {to_do(verdict, run.path)}".replace("?.", "?")
+    return visible(f"{headline_of(verdict).text}. {to_do(verdict, run.path)}".replace("?.", "?"))
 
 
 def to_do(verdict: Verdict, run_dir: Path | None = None) -> str:
@@ -60,7 +61,7 @@ def answers_of(run_dirs: Sequence[Path]) -> str:
         return f"Examples were read in none of {len(runs)} runs. {_NO_PROOF}"
     most, run = max(read, key=lambda pair: pair[0].counts.read / max(1, pair[0].counts.judged))
     text = headline_of(most).text
-    return (
+    return visible(
         f"Examples were read in {len(read)} of {len(runs)} runs; most in {run.path.name}:"
         f" {text[0].lower()}{text[1:]}. The page compares them."
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy.errors import UserError
+from fl_privacy.files import UNENCODABLE
 from fl_privacy.metrics.scores import VictimScore
 from fl_privacy.results.read import Run, read_run
 from fl_privacy.types import Reconstruction
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 _EXAMPLES = ("image", "text", "row")
 """Kinds of records that are of one attacked example each."""
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How formulas of spreadsheets begin."""
 
 Tabled = VictimScore | Run | Path | str
 """What ``evaluate`` returns, what ``read_run`` returns, or the folder of a run."""
@@ -44,12 +48,17 @@ def to_dataframe(found: Tabled | Iterable[Tabled], *, kind: str | None = None) -
 
 def write_csv(runs: Sequence[Path], file: Path) -> Path:
     """Write the attacked examples of ``runs`` to ``file``, a row each, and return it."""
-    table = to_dataframe(runs)
+    table = to_dataframe(runs).map(_inert).rename(columns=_inert)
     try:
-        table.to_csv(file, index=False)
+        table.to_csv(file, index=False, errors=UNENCODABLE)
     except OSError as error:
         raise UserError(f"{file} can't be written: {error.strerror or error}; give --csv another place.") from error
     return file
+
+
+def _inert(value: Any) -> Any:
+    """Put an apostrophe in front of a text that a spreadsheet would take for a formula, and run."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def _rows(found: Tabled, kind: str | None) -> list[dict[str, Any]]:

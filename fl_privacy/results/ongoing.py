@@ -7,6 +7,7 @@ A run's folder: what its files are called, whether it is in use, holds a run tha
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import time
@@ -14,9 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -193,10 +193,16 @@ def read_guesses(folder: Path) -> list[Pixels]:
         if not (folder / PICTURES).is_file():
             return []
         with safe_open(folder / PICTURES, framework="np") as file:
-            images = [file.get_tensor(name) for name in sorted(file.keys())[:PICTURED]]
+            names = sorted(file.keys())[:PICTURED]
+            return [file.get_tensor(name) for name in names if _is_image(file.get_slice(name))]
     except (SafetensorError, OSError, ValueError):
         return []
-    return [image for image in images if image.dtype == np.uint8 and image.ndim == 3 and 0 < image.size <= _MOST_BYTES]
+
+
+def _is_image(told: Any) -> bool:
+    """Say whether a tensor, by the header of its file, is an image that is not too large to be loaded."""
+    shape = told.get_shape()
+    return told.get_dtype() == "U8" and len(shape) == 3 and 0 < math.prod(shape) <= _MOST_BYTES
 
 
 def read_texts(folder: Path) -> list[Pieces]:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from fl_privacy.types import Reconstruction
 
 
+UNREADABLE = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading a file from elsewhere raises; of a type that NumPy lacks an ``AttributeError``."""
+
 MOST_BYTES = 1 << 30
 """Of a file of pictures, or of films of them."""
 
@@ -89,7 +92,7 @@ def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]
                 pairs[key] = (
                     replace(pair, adaptive=guess) if attacker == Attacker.ADAPTIVE else replace(pair, guess=guess)
                 )
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except UNREADABLE as error:
             problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
     return pairs, problems
 
@@ -194,7 +197,7 @@ def read_sentences(folder: Path) -> tuple[Mapping[tuple[str, int], Sentence], li
                 read = guess if guess is None else tuple(guess)
                 adaptive = content["attacker"] == Attacker.ADAPTIVE
                 found[key] = replace(known, adaptive=read) if adaptive else replace(known, guess=read)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except UNREADABLE as error:
             problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
     return found, problems
 
@@ -303,7 +306,7 @@ def read_films(folder: Path) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm
     for path in sorted([*folder.glob("film-*.safetensors"), *folder.glob("film-*.json")]):
         try:
             attacker, films = (_read_texts if path.suffix == ".json" else _read_film)(path)
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except UNREADABLE as error:
             problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
         else:
             found.setdefault(attacker, []).extend(films)

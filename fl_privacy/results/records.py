@@ -14,7 +14,9 @@ from typing import Any, Literal
 
 from fl_privacy.checks import fits, in_words
 from fl_privacy.config.keys import sections
+from fl_privacy.config.reading import select
 from fl_privacy.errors import UserError
+from fl_privacy.files import UNENCODABLE
 from fl_privacy.metrics import METRICS
 from fl_privacy.results.findings import FINDING
 from fl_privacy.victim_ids import Attacker, VictimId
@@ -73,6 +75,26 @@ RECORDS: dict[str, dict[str, Any]] = {
 }
 """Kind -> its fields. Other kinds, and fields beside these, are plain values."""
 
+_MODE = Literal["train", "eval"] | None
+OPTIONAL: dict[str, dict[str, Any]] = {
+    "attack": {"batch_norm": _MODE},
+    "image": dict.fromkeys(
+        ("candidates", "control_cells", "words_read", "words_there", "words_false", "words_of"), Number
+    ),
+}
+"""Kind -> fields that a record of it may lack."""
+
+AMOUNTS = frozenset(
+    {
+        *("seconds", "defense_seconds", "upload_bytes", "delta", "distance", "attacked_distance", *OPTIONAL["image"]),
+        *("memory", "peak_bytes", "cpu_seconds", "joules", "repeats"),
+    }
+)
+"""Fields, of any kind, whose numbers are never below zero, nor without end."""
+
+MOST = 1e18
+"""Of such an amount."""
+
 IDENTITY: dict[str, Any] = {
     "label": str,
     "hash": str,
@@ -88,6 +110,9 @@ PARTS = list[Mapping[str, str | None]]
 
 LARGEST = 10**12
 """Whole numbers beyond are no count of anything here."""
+
+_SIZES = ("batch_size", "federation.plan.batch_size")
+"""Settings with which pages count."""
 
 _PLAIN = str | float | bool | None
 _OPTIONAL = frozenset({"date", "packages", "gpus"})
@@ -113,7 +138,8 @@ def wrong_identity(content: object) -> str | None:
         return wrong
     config = content["config"]
     strange = [name for name in sections() if not isinstance(config.get(name, {}), Mapping)]
-    return f"its config.{strange[0]} is {_shown(config[strange[0]])}" if strange else None
+    strange += [name for name in _SIZES if not fits(size := select(config, name), int | None) or _is_uncounted(size)]
+    return f"its config.{strange[0]} is {_shown(select(config, strange[0]))}" if strange else None
 
 
 def wrong_partition(content: object) -> str | None:
@@ -138,10 +164,14 @@ def wrong_record(record: Mapping[str, Any]) -> str | None:
     if "id" in fields and not _is_id(record["id"]):
         return f"of a {kind}, id is {_shown(record['id'])}"
     for name, value in record.items():
-        annotation = Number | bool if name in METRICS else _PLAIN
-        if name not in fields and not fits(value, annotation):
+        annotation = OPTIONAL.get(kind, {}).get(name, Number | bool if name in METRICS else _PLAIN)
+        if (name not in fields and not fits(value, annotation)) or (name in AMOUNTS and not _is_amount(value)):
             return f"of a {kind}, {name} is {_shown(value)}"
     return "of a tracing, participants is 0" if record.get("participants", 1) < 1 else None
+
+
+def _is_amount(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and fits(value, float) and 0 <= value <= MOST)
 
 
 def _is_uncounted(value: object) -> bool:
@@ -173,7 +203,7 @@ class RecordWriter:
     """Appends records, a line of JSON each, to a file."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8", errors=UNENCODABLE)
         self._synced = time.monotonic()
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -251,7 +281,10 @@ def dump_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Parse what ``dump_json`` wrote, infinities restored; NaN comes back as ``None``."""
+    """Parse what ``dump_json`` wrote, infinities restored; NaN comes back as ``None``.
+
+    Half a surrogate pair, which no page, table or chart can hold, is spelled out.
+    """
     try:
         return _restored(json.loads(text))
     except RecursionError as error:
@@ -275,8 +308,10 @@ def _restored(value: Any) -> Any:
     match value:
         case "inf" | "-inf":
             return float(value)
+        case str() if not value.isascii():
+            return value.encode(errors=UNENCODABLE).decode()
         case dict():
-            return {key: _restored(entry) for key, entry in value.items()}
+            return {key.encode(errors=UNENCODABLE).decode(): _restored(entry) for key, entry in value.items()}
         case list():
             return [_restored(entry) for entry in value]
     return value

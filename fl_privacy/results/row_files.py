@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_privacy.checks import fits
 from fl_privacy.files import make_private_folder, write_private
+from fl_privacy.results.pictures import UNREADABLE
 from fl_privacy.victim_ids import Attacker
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def read_rows(folder: Path) -> tuple[Mapping[tuple[str, int], RowPair], list[str
                 original, guess = _read(row, columns)
                 known = found.setdefault(key, RowPair(tuple(columns), original))
                 found[key] = replace(known, adaptive=guess) if adaptive else replace(known, guess=guess)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except UNREADABLE as error:
             problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
     return found, problems
 
@@ -108,7 +109,7 @@ def _read(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[tuple[str, ..
     original, guess, right, certain = (row[name] for name in ("original", "guess", "right", "certain"))
     sound = fits([row["id"], row["image"]], list[str | int]) and fits(right, list[bool])
     sound = sound and all(fits(cells, list[str] | None) for cells in (original, guess))
-    sound = sound and fits(certain, list[float | int])
+    sound = sound and fits(certain, list[float])
     sizes = {len(cells) for cells in (original, guess, right or None, certain) if cells is not None}
     if not sound or sizes != {len(columns)}:
         raise ValueError("a row is none")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
-from fl_privacy.foreign_files import read_text
+from fl_privacy.foreign_files import expanded, read_text
 from fl_privacy.transformations.operations import OPERATIONS, TABLES, Operation, Table
 
 
@@ -128,7 +128,7 @@ def read_policies(source: str | int | Sequence[str | int], table: Table | None =
         return tuple(Policy.parse(name, table or "paper") for name in source)
     if isinstance(source, int) or source.replace("-", "").isdecimal():
         return (Policy.parse(source, table or "paper"),)
-    path = Path(source).expanduser()
+    path = expanded(source)
     return _from_file(path / POLICY_FILE if path.is_dir() else path, source, table)
 
 

@@ -1,5 +1,6 @@
 """What a node keeps for its client outlives the node's process, is nobody else's, and no round is answered twice."""
 
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from fl_privacy.flower import LocalGrid
 from fl_privacy.flower._node_memory import NodeMemory, kept_secret, node_memory
 from fl_privacy.flower.grids import FIRST_NODE
 from fl_privacy.flower.records import CONFIG, ROUND, state_records
+from fl_privacy.gate.ledger import Ledger
 
 OVERRIDES = (
     "model=lenet federation=fedavg federation.clients=50 federation.rounds=9 federation.plan.batch_size=40"
@@ -47,6 +49,20 @@ def test_it_comes_back_as_it_was_and_for_its_owner_alone(tmp_path: Path, key: by
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert (STATE.tensors["spn/head"].numpy().tobytes() in path.read_bytes()) is (key is None)
     assert NodeMemory(tmp_path / "none").load().tensors == {}
+
+
+def test_every_folder_that_is_made_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.umask(0)
+    try:
+        (tmp_path / "there").mkdir(mode=0o755)
+        NodeMemory(tmp_path / "there" / "state" / "run-1" / "client.state").save(STATE)
+        kept_secret(tmp_path / "there" / "other" / "state" / "node-secret")
+        Ledger(tmp_path / "there" / "site" / "ledger" / "ledger", tmp_path / "there" / "anchors" / "anchor").account()
+    finally:
+        os.umask(before)
+    made = [path for path in (tmp_path / "there").rglob("*") if path.is_dir()]
+    assert len(made) == 7 and {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o700}
+    assert stat.S_IMODE((tmp_path / "there").stat().st_mode) == 0o755, "what is there stays as it is"
 
 
 def opened(path: Path) -> None:

@@ -201,6 +201,37 @@ def test_a_damaged_bundle_is_one_line(tmp_path: Path, content: bytes) -> None:
         read_app(tmp_path / "app.fab")
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_bundle_whose_bytes_were_changed_is_one_line(tmp_path: Path, method: int) -> None:
+    file = tmp_path / "app.fab"
+    with zipfile.ZipFile(file, "w", method) as bundle:
+        bundle.writestr("pyproject.toml", "[project]\nname = 'bundled'\n" * 50)
+    content = bytearray(file.read_bytes())
+    start = content.index(b"pyproject.toml") + len("pyproject.toml")
+    content[start : start + 30] = bytes(255 - byte for byte in content[start : start + 30])
+    file.write_bytes(content)
+    with pytest.raises(UserError, match="flwr build"):
+        read_app(file)
+
+
+@pytest.mark.parametrize("code", ["a" + ".b" * 1200 + "()", "-" * 100_000 + "1", "f(" * 90 + ")" * 90])
+def test_a_review_goes_on_after_what_is_nested_too_deeply(tmp_path: Path, code: str) -> None:
+    folder = write(tmp_path / "app", "app_nested", PLAIN)
+    (folder / "nested.py").write_text(f"exec('x')\n{code}\n")
+    (folder / "other.py").write_text("eval('1')\n")
+    found = review_app(folder)
+    assert any(note.what == "eval" for note in found.runs)
+    assert "nested.py" in found.unread or any(note.what == "exec" for note in found.runs)
+
+
+def test_what_an_app_is_called_moves_no_cursor(tmp_path: Path) -> None:
+    folder = write(tmp_path / "app", "app_red", PLAIN)
+    project = folder / "pyproject.toml"
+    project.write_text(project.read_text().replace('name = "', 'name = "\\u001b[2J\\n', 1))
+    said = review_app(folder).in_words()
+    assert "\x1b" not in said and "[2J " in said.splitlines()[0]
+
+
 def test_an_app_comes_out_of_its_bundle_and_nothing_of_it_lands_elsewhere(tmp_path: Path) -> None:
     folder = write(tmp_path / "app", "app_bundled", PLAIN)
     with zipfile.ZipFile(tmp_path / "app.fab", "w") as bundle:

@@ -1,9 +1,13 @@
 """Models of text: padding changes nothing, embeddings stand for tokens, decoders do not look ahead."""
 
+import json
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from fl_privacy.errors import UserError
@@ -18,7 +22,18 @@ from fl_privacy.models import (
     gpt_tiny,
     with_adapters,
 )
+from fl_privacy.models.transformers import minilm
 from fl_privacy.types import LocalPlan
+
+BERT_FACTS = {
+    "vocab_size": 10,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 4,
+    "max_position_embeddings": 8,
+}
+"""Of a small BERT, as Hugging Face's ``config.json`` has them."""
 
 FACTS = {"vocabulary_size": 50, "max_length": 10, "num_classes": 3}
 LM = {**FACTS, "num_classes": 50, "next_token": True}
@@ -104,3 +119,58 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
     with pytest.raises(UserError, match=r"model\.heads"):
         TransformerLM(**FACTS, width=10, heads=4)
     check_text_model(bert_tiny(**FACTS), 10, 3)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        "[]",
+        "{}",
+        json.dumps({**BERT_FACTS, "hidden_size": 20_000, "num_hidden_layers": 1_000, "intermediate_size": 80_000}),
+        json.dumps({**BERT_FACTS, "vocab_size": 10**400}),
+        json.dumps({**BERT_FACTS, "num_hidden_layers": "x"}),
+    ],
+)
+def test_a_folder_that_claims_another_bert_is_refused_before_one_is_made(facts: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(facts)
+    save_file({"embeddings.word_embeddings.weight": torch.zeros(10, 8)}, tmp_path / "model.safetensors")
+    started = time.process_time()
+    with pytest.raises(UserError, match="expected to hold a BERT"):
+        minilm(vocabulary_size=10, max_length=8, num_classes=2, folder=str(tmp_path))
+    assert time.process_time() - started < 2
+
+
+def test_a_damaged_bert_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BERT_FACTS))
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(UserError, match="expected to hold a BERT"):
+        minilm(vocabulary_size=10, max_length=8, num_classes=2, folder=str(tmp_path))
+
+
+def test_a_bert_of_a_folder_has_its_values(tmp_path: Path) -> None:
+    linear = {
+        **{f"attention.self.{name}": (8, 8) for name in ("query", "key", "value")},
+        "attention.output.dense": (8, 8),
+        "intermediate.dense": (4, 8),
+        "output.dense": (8, 4),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (10, 8),
+        "embeddings.position_embeddings.weight": (8, 8),
+        "embeddings.token_type_embeddings.weight": (2, 8),
+        "pooler.dense.weight": (8, 8),
+        "pooler.dense.bias": (8,),
+    }
+    for name, shape in linear.items():
+        shapes |= {f"encoder.layer.0.{name}.weight": shape, f"encoder.layer.0.{name}.bias": shape[:1]}
+    for name in ("embeddings", "encoder.layer.0.attention.output", "encoder.layer.0.output"):
+        shapes |= {f"{name}.LayerNorm.weight": (8,), f"{name}.LayerNorm.bias": (8,)}
+    values = {f"bert.{name}": torch.randn(shape) for name, shape in shapes.items()}
+    save_file(values, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(BERT_FACTS))
+    made = minilm(vocabulary_size=10, max_length=6, num_classes=2, folder=str(tmp_path))
+    assert torch.equal(made.words.weight, values["bert.embeddings.word_embeddings.weight"])
+    assert made.logits(made.words(torch.tensor([[1, 2, 3]])), torch.ones(1, 3, dtype=torch.bool)).shape == (1, 2)
+    (tmp_path / "config.json").write_text(json.dumps({**BERT_FACTS, "intermediate_size": 1 << 40}))
+    with pytest.raises(UserError, match="is of shape"):
+        minilm(vocabulary_size=10, max_length=6, num_classes=2, folder=str(tmp_path))

@@ -16,6 +16,7 @@ from flwr.serverapp import ServerApp
 
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.flower.inside.loading import loaded, parse_config_args
+from fl_privacy.foreign_files import expanded
 
 LARGEST_BUNDLE = 1 << 30
 """Bytes that a bundle may unpack to."""
@@ -123,7 +124,7 @@ def read_app(path: str | Path) -> App:
     Raises:
         UserError: it is no Flower app.
     """
-    place = Path(path).expanduser().absolute()
+    place = expanded(path).absolute()
     if not place.is_file() or place.suffix != ".fab":
         return _read(place, path)
     folder = _unpacked(place)
@@ -189,7 +190,7 @@ def _unpacked(bundle: Path) -> Path:
     except UserError:
         shutil.rmtree(into, ignore_errors=True)
         raise
-    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:  # damaged, or behind a password
+    except Exception as error:  # damaged, or behind a password: each way to compress has errors of its own
         shutil.rmtree(into, ignore_errors=True)
         raise UserError(f"{bundle} is expected to be a bundle as `flwr build` writes, but is none.") from error
     return into

@@ -31,6 +31,7 @@ from fl_privacy.flower.untouched.mirror import in_one_process, mirrored
 from fl_privacy.flower.untouched.moved import lent_in_words, moved_names_lent
 from fl_privacy.flower.untouched.own_files import copied_files
 from fl_privacy.flower.untouched.tapped_grid import Answer, TappedGrid
+from fl_privacy.foreign_files import expanded
 from fl_privacy.report.untouched import AppPage, Step, write_app_page
 from fl_privacy.results.survivors import Survivor
 from fl_privacy.rng import streams_put_back
@@ -413,7 +414,7 @@ def folder_name(app: str) -> str:
 
 
 def _folder(out: Path, name: str) -> Path:
-    folder = out.expanduser().absolute() / folder_name(name)
+    folder = expanded(out).absolute() / folder_name(name)
     try:
         make_private_folder(folder / "files", folder)
     except OSError as error:

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.errors import visible
 from fl_privacy.flower.untouched.app import ROUNDS_KEYS, App, read_app
 from fl_privacy.gate.accounting import epsilon_of
 
@@ -134,7 +135,7 @@ class Review:
         lines += _section("Runs code or commands", self.runs)
         lines += [f"Not read: {name}" for name in self.unread]
         lines.append("`fl-privacy audit APP` runs the app and shows what its uploads give away.")
-        return "\n".join(lines)
+        return "\n".join(map(visible, lines))
 
 
 def review_app(path: str | Path) -> Review:
@@ -161,11 +162,10 @@ def review_app(path: str | Path) -> Review:
                 found.unread.append(f"{name} (larger than {MOST_BYTES >> 10} KiB)")
                 continue
             tree = ast.parse(file.read_text(encoding="utf-8"))
-        except (SyntaxError, UnicodeDecodeError, ValueError, RecursionError, OSError):
+            for node in ast.walk(tree):
+                _look(node, name, found)
+        except (SyntaxError, UnicodeDecodeError, ValueError, RecursionError, MemoryError, OSError):
             found.unread.append(name)
-            continue
-        for node in ast.walk(tree):
-            _look(node, name, found)
     found.claims.extend(_central_claims(app, found))
     return found
 
@@ -303,9 +303,13 @@ def _top(name: str) -> str:
 
 def _name(node: ast.AST) -> str:
     """Return the dotted name of what is called; empty where it has none."""
-    if isinstance(node, ast.Attribute):
-        return f"{_name(node.value)}.{node.attr}".lstrip(".")
-    return node.id if isinstance(node, ast.Name) else ""
+    parts = []
+    while isinstance(node, ast.Attribute):  # one of thousands of dots is deeper than calls may nest
+        parts.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Name):
+        parts.append(node.id)
+    return ".".join(reversed(parts))
 
 
 def _section(title: str, notes: list[Note]) -> list[str]:
