@@ -58,13 +58,11 @@ def reconstruct(
         attack: a name that ``fl-privacy list attack`` has, or an attack.
         seed: of its random streams.
         progress: told of the work done.
-        device: ``cpu``, ``cuda`` or ``auto``, where it computes; ``None`` takes that of the values sent. What is found
-            comes back to the CPU.
+        device: ``cpu``, ``cuda`` or ``auto``; ``None`` is that of the values sent. What is found is on the CPU.
         options: of the attack that is named, such as ``iterations=500``.
 
     Returns:
-        One reconstruction for each observation, in their order. Where an attack failed, ``batch`` is ``None`` and
-        ``failure`` says why.
+        One for each observation, in their order; of a failure ``batch`` is ``None`` and ``failure`` says why.
 
     Raises:
         UserError: there is no such attack, option or device.

@@ -376,9 +376,10 @@ def test_texts_that_were_not_measured_are_measured_by_the_grid_of_texts(capfd: p
     ("arguments", "line"),
     [
         (
-            ["data=nowhere"],
-            "got data=nowhere; what came with the package is of data=adult, data=",
+            ["data=olivetti"],
+            "got data=olivetti; what came with the package is of data=adult, data=",
         ),
+        (["data=nowhere"], "data has no option 'nowhere'; allowed: "),
         (["accuracy_loss=much"], "accuracy_loss is expected to be a number"),
         (["threat=evil"], "threat is expected to be one of honest, adaptive"),
         (["--grid", "tiny", "out=nowhere"], "too few did; run `fl-privacy trade-off tiny out=nowhere`"),
