@@ -364,8 +364,12 @@ def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fitted
                 spread = np.maximum(np.ptp(longer, axis=0), 1e-12)
                 read += sum(bool((np.abs(longer - row) <= EXACT_ROW * spread).all(1).any()) for row in one.rows[:1])
     if not changed:
+        single = all(len(kept.parameters[client]) < 2 for client in clients)
         reason = (
-            "no row came or went between two rounds; means and variances of two rounds give such a row exactly"
+            "there was one round alone, and --rounds gives more; means and variances of two rounds give each row that"
+            " came or went between them exactly (fl_privacy.fitted.rows_between)"
+            if single
+            else "no row came or went between two rounds; means and variances of two rounds give such a row exactly"
             " (fl_privacy.fitted.rows_between)"
         )
         return FittedRung(name="sums", called=_SUMS, kind="row", reason=reason)

@@ -219,7 +219,8 @@ class Ladder:
         steps = (self._batch_rung, self._all_rung, self._later_rung)
         for step, name in zip(steps, ("batch", "all", "later"), strict=True):
             if time.perf_counter() - started > self.seconds and name != "all":
-                yield Rung(name=name, reason=late)
+                if name != "later" or self._has_later:
+                    yield Rung(name=name, reason=late)
                 continue
             made = attempt(step)
             if isinstance(made, Failure):
@@ -307,7 +308,8 @@ class Ladder:
                 tensors, plan = dict(again.watched.gradients), gradient_plan(again.watched)
             observed = problem.observed(number, tensors, plan)
             shared = problems[0]
-            same = not problem.whole and problem.input_shape == shared.input_shape
+            own = problem.whole or bool(problem.model.beside)  # the rest of an example is in its network
+            same = not own and problem.input_shape == shared.input_shape
             observations.append(replace(observed, model=shared.model, loss=shared.loss) if same else observed)
         guesses, hurried = self._reconstructions(observations)
         if all(guess.batch is None for guess in guesses):
@@ -394,8 +396,12 @@ class Ladder:
             reason = f"this is what the training itself uploads, of {said}: the rung below"
         return Rung(name="all", made=f"the training's own uploads, of {said}", reason=reason)
 
+    @property
+    def _has_later(self) -> bool:
+        return any(client.ask_later is not None for client in self.clients)
+
     def _later_rung(self) -> Rung | None:
-        if all(client.ask_later is None for client in self.clients):
+        if not self._has_later:
             return None
         found, reason = self._singles(later=True)
         return replace(self._rung("one", found, reason), name="later")

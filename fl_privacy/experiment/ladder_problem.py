@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fl_privacy.data.app_data import find_normalization
 from fl_privacy.errors import UserError
@@ -20,7 +21,7 @@ from fl_privacy.plain_models import detached_copy, unwrapped
 from fl_privacy.rng import streams_put_back
 from fl_privacy.tapping import Program, ReplayModel, Watched
 from fl_privacy.tapping.matching import Matched
-from fl_privacy.tapping.program import Call, refs_in
+from fl_privacy.tapping.program import Call, Own, beside, refs_in, tensors_in
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
 Kind = Literal["image", "row", "text", "other"]
@@ -124,6 +125,8 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
     kind = _kind(shapes)
     truths = [program.constants[n].float() for n in variables]
     low, scale, notes = _ranges(kind, truths, range_of)
+    if beside(program, variables, batch):
+        notes += ("What else enters the network, such as categories, is given to whoever attacks.",)
     output, loss, labels = _loss(plain, variables, batch, seen)
     draws = not torch.equal(_made(plain, output, 1), _made(plain, output, 2))
     model = ReplayModel(plain, variables, shapes, list(zip(low, scale, strict=True)), output=output, draws=draws)
@@ -181,8 +184,13 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
     Raises:
         NotAttackedError: by an optimizer that no attack here undoes.
     """
-    if len(seen.optimizers) != 1:
-        raise NotAttackedError(f"{len(seen.optimizers)} optimizers, or none, are not undone")
+    if not seen.optimizers:
+        raise NotAttackedError(
+            "no optimizer of PyTorch makes a step on so few examples, as where the gradients of several batches are"
+            " added up before one"
+        )
+    if len(seen.optimizers) > 1:
+        raise NotAttackedError("steps of several optimizers, or with settings that change, are not undone")
     (name, told), steps = next(iter(seen.optimizers.items()))
     settings = dict(told)
     kind = name.removeprefix("DP") if name.startswith("DP") else name
@@ -228,7 +236,7 @@ def uploaded_tensors(reply: dict[str, np.ndarray], found: Matched) -> dict[str, 
     """Convert the reply's arrays to single precision, by the names of the parameters that they are."""
     made = {}
     for key, name in found.parameters.items():
-        array = reply[key]
+        array = found.decoded.get(key, reply[key])
         if array.dtype.kind == "f":
             made[name] = torch.from_numpy(np.array(array, dtype=np.float32))
     return made
@@ -292,6 +300,9 @@ def _loss(
     taken = [ref.number for call in later for ref in refs_in((call.args, call.kwargs))]
     outputs = [number for number in dict.fromkeys(taken) if number in made]
     targets = [n for n in dict.fromkeys(taken) if n in program.constants and _is_of(program.constants[n], batch)]
+    if len(targets) > 1:  # weights of classes, or copies of parameters, may be as many as there are examples
+        loaded = [tensor for each in seen.batches for tensor in tensors_in(each)]
+        targets = [n for n in targets if any(_equal(program.constants[n], tensor) for tensor in loaded)]
     reaches = program.depends_on(set(variables)) - made
     if len(outputs) != 1 or len(targets) != 1 or targets[0] in reaches or set(variables) & set(taken):
         return None, _OWN_LOSS, None
@@ -299,22 +310,68 @@ def _loss(
     labels = program.constants[target]
     try:
         width = _width(program, output)
-        used = [call for call in later if any(r.number == output for r in refs_in((call.args, call.kwargs)))]
+        used = _comparing(program, later, output, target)
         if len(later) == 1 and _is_plain(used[0], output):
             return output, CROSS_ENTROPY, labels
+        target, labels = _as_compared(program, used[0], output, target)
 
-        bounded = used[0].function is F.binary_cross_entropy  # which refuses targets that a search leaves outside
+        bounded = any(call.function is F.binary_cross_entropy for call in later)  # refuses targets out of [0, 1]
 
         def replayed(outputs: Tensor, labels: Tensor) -> Tensor:
             labels = labels.clamp(0, 1) if bounded and labels.is_floating_point() else labels
             shaped = outputs if program_dim[0] > 1 else outputs.squeeze(1)
-            return program.run({output: shaped, target: labels}, (), {}, after=modules[-1])
+            if labels.dim() > target_dim and labels.shape[-1] == 1:
+                labels = labels.squeeze(-1)  # else losses compare each output with each target
+            return program.run({output: shaped, target: labels}, (), own, after=modules[-1])
 
-        program_dim = [_made(program, output).dim()]
+        target_dim = labels.dim()
+        program_dim, own = [_made(program, output).dim()], _without_pull(program, seen, modules[-1])
         name = getattr(used[0].function, "__name__", "the app's own loss").replace("_", " ") if used else "the app's"
         return output, replace(loss_of(replayed, width, seen.before[next(iter(seen.before))]), name=name), labels
     except (UserError, RuntimeError, ValueError, TypeError, IndexError, KeyError):
         return None, _OWN_LOSS, None
+
+
+def _comparing(program: Program, later: Sequence[Call], output: int, target: int) -> list[Call]:
+    """List the calls that take something of the outputs and something of the targets, the loss function first."""
+    told, asked = program.depends_on({output}), program.depends_on({target})
+    taken = [(call, {ref.number for ref in refs_in((call.args, call.kwargs))}) for call in later]
+    return [call for call, numbers in taken if numbers & told and numbers & asked]
+
+
+def _as_compared(program: Program, call: Call, output: int, target: int) -> tuple[int, Tensor]:
+    """Return what a loss function compares outputs with, after all that was made of the labels, if it is numbers."""
+    told, asked = program.depends_on({output}), program.depends_on({target})
+    taken = {ref.number for ref in refs_in((call.args, call.kwargs))} & (asked - told)
+    labels = program.constants[target]
+    if len(taken) == 1 and (number := taken.pop()) != target:
+        made = _made(program, number)
+        if made.is_floating_point() and _is_of(made, len(labels)):
+            return number, made
+    return target, labels
+
+
+def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tensor]:
+    """Return the parameters that the loss takes beside outputs, by name, if it pulls none of them where they are.
+
+    Raises:
+        ValueError: it does, as a penalty on all weights, whose gradient the outputs don't show.
+    """
+    later = program.calls[after + 1 :]
+    outputs = {n: _made(program, n) for call in program.calls[: after + 1] for n in call.outputs if call.part >= 0}
+    named = [leaf.name for call in later for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Own)]
+    own = {name: seen.before[name].clone().requires_grad_() for name in dict.fromkeys(named)}
+    if not own:
+        return {}
+    loss = program.run(outputs, (), own, after=after)
+    pulls = torch.autograd.grad(loss, list(own.values()), allow_unused=True) if loss.requires_grad else ()
+    if any(pull is not None and pull.any() for pull in pulls):
+        raise ValueError("a penalty on parameters has a gradient of its own")
+    return {name: value.detach() for name, value in own.items()}
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
 
 
 def _is_of(value: Tensor, batch: int) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fl_privacy.tapping.inventory import Sent
+from fl_privacy.tapping.spelled import entries_of_classes, numbers_in
 
 Severity = Literal["data", "facts", "look"]
 """``data``: examples, or parts of them, left as they are; ``facts``: something about the examples; ``look``: something
@@ -105,7 +106,7 @@ def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: 
         found += here
     for (record, key), value in sent.values.items():
         found += _of_value(value, f"{record}/{key}", key, loaded)
-    return found
+    return found + list(counts_apart(sent.values, loaded.labels))
 
 
 def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int]) -> Iterator[Leak]:
@@ -121,6 +122,8 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int]) -
             where=where,
             why="Whoever receives this has these examples; nothing has to be attacked.",
         )
+    elif _is_labels(array, loaded):
+        yield _raw_labels(array.size, where)
     elif (column := _equal_column(array, loaded, counts)) is not None:
         yield _raw_column(column, array.size, where)
     elif _is_class_count(array, loaded):
@@ -138,6 +141,24 @@ def _of_each(array: np.ndarray, where: str) -> Leak:
     )
 
 
+def _is_labels(array: np.ndarray, loaded: Loaded) -> bool:
+    """Say whether ``array`` holds the class of each of the client's examples, in whatever order."""
+    labels = loaded.labels
+    if labels is None or array.dtype.kind not in "fiu" or not LEAST_ROWS <= array.size == len(labels):
+        return False
+    values = np.sort(array.reshape(-1))
+    return max(array.shape) == array.size and values[0] != values[-1] and bool(np.array_equal(values, np.sort(labels)))
+
+
+def _raw_labels(number: int, where: str) -> Leak:
+    return Leak(
+        severity="data",
+        what=f"the class of each of the client's {number} examples, as it is",
+        where=where,
+        why="Whoever receives this has the label of every example; nothing has to be attacked.",
+    )
+
+
 def _raw_column(column: str, number: int, where: str) -> Leak:
     return Leak(
         severity="data",
@@ -152,26 +173,9 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
         yield from _of_bytes(value, where)
     elif isinstance(value, str):
         yield from _of_text(value, where)
+        yield from _of_numbers(numbers_in(value), where, loaded)
     elif isinstance(value, list) and value and not isinstance(value[0], str | bytes):
-        array = np.asarray(value)
-        if (column := _equal_column(array, loaded, {loaded.examples})) is not None:
-            yield _raw_column(column, len(value), where)
-        elif _is_class_count(array, loaded):
-            yield _class_counts(where)
-        elif _is_histogram(array, loaded):
-            yield Leak(
-                severity="facts",
-                what=f"a histogram of the client's {int(array.sum())} examples",
-                where=where,
-                why="Bins with few examples point at people, and it tells how this client's differ from others.",
-            )
-        elif len(value) > 1 and len(value) == loaded.examples:
-            yield Leak(
-                severity="facts",
-                what=f"a number for each of the client's {len(value)} examples",
-                where=where,
-                why="A loss or score of single examples says which of them a model was trained on.",
-            )
+        yield from _of_numbers(np.asarray(value), where, loaded)
     elif isinstance(value, list):
         for text in value[:100]:
             yield from _of_text(text, where) if isinstance(text, str) else _of_bytes(text, where)
@@ -184,6 +188,30 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
         )
     elif _EXAMPLE_COUNTS.search(key) and isinstance(value, int | float) and value < 2:
         yield _few_examples(float(value), loaded.examples, where)
+
+
+def _of_numbers(array: np.ndarray, where: str, loaded: Loaded) -> Iterator[Leak]:
+    """Yield what a list of numbers is, where what was loaded shows it."""
+    if _is_labels(array, loaded):
+        yield _raw_labels(array.size, where)
+    elif (column := _equal_column(array, loaded, {loaded.examples})) is not None:
+        yield _raw_column(column, len(array), where)
+    elif _is_class_count(array, loaded):
+        yield _class_counts(where)
+    elif _is_histogram(array, loaded):
+        yield Leak(
+            severity="facts",
+            what=f"a histogram of the client's {int(array.sum())} examples",
+            where=where,
+            why="Bins with few examples point at people, and it tells how this client's differ from others.",
+        )
+    elif len(array) > 1 and len(array) == loaded.examples:
+        yield Leak(
+            severity="facts",
+            what=f"a number for each of the client's {len(array)} examples",
+            where=where,
+            why="A loss or score of single examples says which of them a model was trained on.",
+        )
 
 
 def _few_examples(stated: float, seen: int, where: str) -> Leak:
@@ -328,6 +356,15 @@ def _is_histogram(array: np.ndarray, loaded: Loaded) -> bool:
         return False
     total = int(array.sum())
     return total >= LEAST_ROWS and any(total == len(column) for column in loaded.columns.values())
+
+
+def counts_apart(values: Mapping[tuple[str, str], Any], labels: np.ndarray | None) -> Iterator[Leak]:
+    """Yield the counts of classes that leave as entries of their own, such as ``class_0`` and ``class_1``."""
+    for record in dict.fromkeys(record for record, _ in values):
+        told = {key: value for (one, key), value in values.items() if one == record}
+        plain = {key: value for key, value in told.items() if not _EXAMPLE_COUNTS.search(key)}
+        if labels is not None and (keys := entries_of_classes(plain, labels)):
+            yield _class_counts(f"{record}/{', '.join(keys)}")
 
 
 def _class_counts(where: str) -> Leak:

@@ -1,8 +1,9 @@
 """Which uploaded array is which parameter, told by values, and by names only where values leave a choice."""
 
 import hashlib
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +13,15 @@ from torch import Tensor
 CLOSE = 1e-2
 """Relative distance up to which an array is a parameter's value after another type took its digits."""
 
+CODED = 0.12
+"""Relative distance up to which whole numbers, multiplied, are a parameter's value: four bits leave about as much."""
+
+SCALED = 1e-4
+"""Relative distance up to which an array is a multiple of a parameter's value."""
+
+LEAST_CODES = 8
+"""Numbers below which a code is taken for a parameter only if its name has the parameter's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
@@ -20,10 +30,12 @@ class Matched:
     Attributes:
         parameters: name of the array -> name of the parameter or buffer.
         shares: whether the arrays are ``weights``, their change, a ``delta``, or a ``gradient``.
-        by: ``value``, or ``place`` where values were changed on the way and the arrays sent tell which is which.
+        by: ``value``; ``scale`` where arrays are multiples of values, or codes of them in whole numbers; or ``place``
+            where values were changed on the way and the arrays sent tell which is which.
         unknown: arrays that are neither parameters nor buffers of anything that was trained.
         withheld: parameters that do not leave.
         exact: whether all values are those of the parameters to the last bit.
+        decoded: name of an array that holds other numbers than its parameter's -> what these stand for.
     """
 
     parameters: Mapping[str, str] = field(default_factory=dict)
@@ -32,6 +44,7 @@ class Matched:
     unknown: tuple[str, ...] = ()
     withheld: tuple[str, ...] = ()
     exact: bool = True
+    decoded: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
 
 
 def matched(
@@ -57,12 +70,16 @@ def matched(
     }
     # parameters that did not move have the same value before and after, and a change of zero
     best: dict[str, str] = {}
-    shares = "weights"
+    decoded: dict[str, np.ndarray] = {}
+    shares, exact = "weights", False
     for kind, values in readings.items():
         found = _by_value(uploaded, values)
-        if len(found) > len(best):
-            best, shares = found, kind
-    exact, by = len(best) == len(uploaded), "value"
+        scaled = _by_scale(uploaded, values, found, divides=kind == "weights")
+        if len(found) + len(scaled) > len(best):
+            exact = len(found) == len(uploaded)
+            best, shares = {**found, **{key: name for key, (name, _) in scaled.items()}}, kind
+            decoded = {key: meant for key, (_, meant) in scaled.items()}
+    by = "scale" if decoded else "value"
     if len(best) < len(uploaded):
         placed = _by_place(uploaded, sent, before, set(best.values()), set(best))
         if placed and not best:
@@ -77,6 +94,7 @@ def matched(
         unknown=tuple(name for name in uploaded if name not in best),
         withheld=tuple(name for name in trained if name not in set(best.values())),
         exact=exact,
+        decoded=decoded,
     )
 
 
@@ -109,6 +127,79 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
     return found
 
 
+def _by_scale(
+    arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
+) -> dict[str, tuple[str, np.ndarray]]:
+    """Match the arrays left to values of which they are multiples, or codes in whole numbers; return what they mean.
+
+    Args:
+        arrays, values: as of ``_by_value``.
+        known: what that found.
+        divides: whoever receives an array knows by what it was multiplied, as that of weights; else its sign alone.
+    """
+    left = [name for name in values if name not in set(known.values())]
+    found: dict[str, tuple[str, np.ndarray]] = {}
+    for key, array in arrays.items():
+        if key in known or array.size < 2 or array.dtype.kind not in "fiu":
+            continue
+        for name in left:
+            if tuple(values[name].shape) != array.shape:
+                continue
+            meant = _meant(array, _numpy(values[name]), divides=divides, named=_has_name(key, name))
+            if meant is not None:
+                found[key] = name, meant
+                left.remove(name)
+                break
+    return found
+
+
+def _meant(array: np.ndarray, value: np.ndarray, *, divides: bool, named: bool) -> np.ndarray | None:
+    """Return the numbers that ``array`` stands for if these are ``value``, but for their digits; else ``None``."""
+    own, size = value.astype(np.float64), float(np.linalg.norm(value))
+    if value.dtype.kind != "f" or not size or not math.isfinite(size):
+        return None
+    if array.dtype.kind == "f":
+        other = array.astype(np.float64)
+        factor = float((other * own).sum()) / size**2
+        off = np.linalg.norm(other - factor * own)
+        if not (abs(factor - 1) > CLOSE and factor and off <= SCALED * abs(factor) * size):
+            return None
+        return (other / (factor if divides else np.sign(factor))).astype(np.float32)
+    if array.dtype.itemsize == 2:  # NumPy has no bfloat16
+        bits = np.ascontiguousarray(array).view(np.uint16).astype(np.uint32)
+        short = (bits << 16).view(np.float32).reshape(array.shape)
+        if np.isfinite(short).all() and np.linalg.norm(short - own) <= CLOSE * size:
+            return short
+    if array.size < LEAST_CODES and not named:
+        return None
+    guesses = (_fitted(code, own) for code in _codes(array))
+    return next((one.astype(np.float32) for one in guesses if np.linalg.norm(one - own) <= CODED * size), None)
+
+
+def _codes(array: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, ...] | None]]:
+    """Yield the numbers of a code with the axes over which one factor holds: about zero, of any zero, row by row."""
+    plain = array.astype(np.float64)
+    yield plain, None
+    if array.size >= LEAST_CODES:
+        yield plain - plain.mean(), None
+    if array.ndim > 1 and array[0].size >= LEAST_CODES:
+        yield plain, tuple(range(1, array.ndim))
+
+
+def _fitted(code: tuple[np.ndarray, tuple[int, ...] | None], value: np.ndarray) -> np.ndarray:
+    """Return the multiple of a code that is nearest to ``value``; a code without a mean gets the value's."""
+    numbers, axes = code
+    mean = value.mean() if axes is None and abs(numbers.sum()) < 1e-9 * np.abs(numbers).sum() else 0.0
+    over = {"axis": axes, "keepdims": True}
+    steps = ((value - mean) * numbers).sum(**over) / np.maximum(np.square(numbers).sum(**over), 1e-300)
+    return numbers * steps + mean
+
+
+def _has_name(key: str, name: str) -> bool:
+    """Say whether the name of an array has a parameter's within."""
+    return name.split(".", 2)[-1] in key
+
+
 def _by_place(
     arrays: Mapping[str, np.ndarray],
     sent: Mapping[str, np.ndarray],
@@ -126,7 +217,9 @@ def _by_place(
         if key in known:
             continue
         like = key if key in sent else names[place] if place < len(names) and len(names) == len(arrays) else None
-        if like is not None and sent[like].shape == array.shape and (name := origin.get(like)) and name not in taken:
+        if like is None or sent[like].shape != array.shape or (name := origin.get(like)) is None or name in taken:
+            continue
+        if array.dtype.kind == "f" or not before[name].is_floating_point():  # else a code that nobody here reads
             found[key] = name
     return found
 

@@ -225,7 +225,8 @@ class ReplayModel(nn.Module):
     """The client's modules as one network of pixels, rows or vectors in [0, 1].
 
     Outputs are (B, K), what the client's loss is of; or, where the whole loss is gone through, (B, 1) with the loss of
-    the batch in every row.
+    the batch in every row. What else of the batch enters its modules, such as categories, is as it was recorded, over
+    and over where there are more examples.
 
     Args:
         program: the way.
@@ -250,6 +251,8 @@ class ReplayModel(nn.Module):
         self.parts = nn.ModuleList(program.parts)
         self.program, self.variables, self.shapes, self.output = program, tuple(variables), tuple(shapes), output
         self.draws = draws
+        self._examples = len(program.constants[self.variables[0]]) if self.variables else 0
+        self.beside = beside(program, self.variables, self._examples, whole=output is None)
         for place, (least, width) in enumerate(ranges):
             self.register_buffer(f"low{place}", least, persistent=False)
             self.register_buffer(f"scale{place}", width, persistent=False)
@@ -271,6 +274,9 @@ class ReplayModel(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         """Compute the outputs (B, K), or (B, 1)."""
         given = dict(zip(self.variables, self.entered(values), strict=True))
+        if len(values) != self._examples:
+            again = torch.arange(len(values)) % max(self._examples, 1)
+            given |= {number: self.program.constants[number][again] for number in self.beside}
         own = dict(self.named_parameters(remove_duplicate=False))
         made = self._run(given, own)
         if self.output is None:
@@ -283,3 +289,17 @@ class ReplayModel(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self.program.run(given, list(self.parts), own, until=self.output)
+
+
+def beside(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
+    """List what enters modules, or the loss if the ``whole`` way is gone, with an entry for each example."""
+    constants = program.constants
+    taken = [ref.number for call in program.calls if call.part >= 0 for ref in refs_in((call.args, call.kwargs))]
+    if whole:  # copies of parameters, as penalties take them, may have as many rows as there are examples
+        shapes = {p.shape for part in program.parts for p in part.parameters()}
+        taken += [n for n, t in constants.items() if not t.is_floating_point() or t.shape not in shapes]
+    return tuple(
+        number
+        for number in dict.fromkeys(taken)
+        if number in constants and number not in variables and constants[number].shape[:1] == (examples,)
+    )

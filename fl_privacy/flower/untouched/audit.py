@@ -250,7 +250,7 @@ class _Run:
 
     def _lede(self) -> str:
         assert self.grid is not None
-        rounds = self.asked.rounds
+        rounds = self.grid.rounds
         nodes = len(self.grid.contexts)
         said = f"{self.app.name}, not a line of it edited, with {nodes} client{'s' * (nodes != 1)} in one process"
         said += f" over {rounds} round{'s' * (rounds != 1)}." if rounds else "."
@@ -282,7 +282,7 @@ class _Run:
             "tone": page.tone,
             "going_on": page.going_on,
             "nodes": self.nodes,
-            "rounds": self.asked.rounds,
+            "rounds": self.grid.rounds or self.asked.rounds,
             "models": dict(self.grid.models),
             "findings": list(page.findings),
             "rungs": [as_plain(rung) for rung in self.rungs],
@@ -374,12 +374,9 @@ def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
         return []
     answer = next(iter(grid.answers.values()))
     seen, found = answer.watched, answer.matched
+    stepped = f"none of PyTorch's; {seen.backwards} losses were differentiated in a round"
     if seen.optimizers:
-        (optimizer, told), steps = seen.optimizers.most_common(1)[0]
-        settings = ", ".join(f"{key} {value}" for key, value in told if value not in (None, False, 0, 0.0))
-        stepped = f"{optimizer} ({settings}), {steps} steps in a round"
-    else:
-        stepped = f"none of PyTorch's; {seen.backwards} losses were differentiated in a round"
+        stepped = "; ".join(_steps(seen.optimizers))
     frozen = sum(name in seen.before and name not in seen.gradients for name in found.withheld)
     entered = "; ".join(f"{what} ({n} times)" for what, n in seen.entered.most_common(3))
     facts = [
@@ -396,14 +393,31 @@ def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
     return facts
 
 
+def _steps(optimizers: Mapping[tuple[str, tuple[tuple[str, Any], ...]], int]) -> Iterator[str]:
+    """Describe each optimizer with its settings, from the first to the last where a schedule changes them."""
+    for name in dict.fromkeys(name for name, _ in optimizers):
+        told = [(dict(settings), steps) for (one, settings), steps in optimizers.items() if one == name]
+        (first, _), (last, _), said = told[0], told[-1], list[str]()
+        for key, value in first.items():
+            after = last.get(key)
+            if value not in (None, False, 0, 0.0) or after not in (None, False, 0, 0.0):
+                said.append(f"{key} {value}" if after == value else f"{key} {value} to {after}")
+        steps = sum(steps for _, steps in told)
+        yield f"{name} ({', '.join(said)}), {steps} step{'s' * (steps != 1)} in a round"
+
+
 def _uploaded(found: Matched) -> list[tuple[str, str]]:
     """Say what of the network clients upload, and how that is known."""
     if not found.parameters:
         return [("What is uploaded", "none of the parameters of the network, as far as values, names and places tell")]
-    known = "arrays have the names or places of arrays sent, whose values are the parameters'; values are changed"
+    known = {
+        "value": "arrays have the parameters' values",
+        "scale": "arrays are the parameters' values multiplied, with another sign, or in whole numbers that code them",
+    }
+    placed = "arrays have the names or places of arrays sent, whose values are the parameters'; values are changed"
     return [
         ("What is uploaded", f"{found.shares} of {len(found.parameters)} parameters and buffers"),
-        ("How that is known", "arrays have the parameters' values" if found.by == "value" else known),
+        ("How that is known", known.get(found.by, placed)),
     ]
 
 

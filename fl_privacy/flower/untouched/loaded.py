@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,14 @@ import torch
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.packages import loaded_when_used
 from fl_privacy.tapping.findings import Loaded
+from fl_privacy.tapping.fitted import Fitted
 from fl_privacy.tapping.program import tensors_in
 from fl_privacy.tapping.watch import Watched, _replaced
 
 MOST_ROWS = 20_000
+
+MOST_CLASSES = 1000
+"""Different labels beyond which they are taken for numbers."""
 
 READERS = (
     "read_csv",
@@ -82,8 +86,8 @@ class LoadedBy:
 
         return loaded
 
-    def of(self, seen: Watched) -> Loaded:
-        """Collect the data that the client behind ``seen`` loaded."""
+    def of(self, seen: Watched, fits: Sequence[Fitted] = ()) -> Loaded:
+        """Collect the data that the client behind ``seen``, and what it fitted, loaded."""
         columns: dict[str, np.ndarray] = dict(self._tables)
         for partition in self._partitions[-1:]:
             found = attempt(lambda: _columns(partition))  # noqa: B023
@@ -92,7 +96,17 @@ class LoadedBy:
         for partition in self._partitions[-1:] if labels is None else ():
             told = attempt(lambda: _classes(partition))  # noqa: B023
             labels = None if isinstance(told, Failure) else told
-        return Loaded(rows=rows, columns=columns, labels=labels, examples=seen.loaded or _entered(seen))
+        examples = seen.loaded or _entered(seen)
+        for fit in fits[-1:] if labels is None else ():
+            rows, labels, examples = [*rows, fit.rows[:MOST_ROWS]], _classes_of(fit), examples or len(fit.rows)
+        return Loaded(rows=rows, columns=columns, labels=labels, examples=examples)
+
+
+def _classes_of(fit: Fitted) -> np.ndarray | None:
+    """Return the classes of what was fitted as numbers, in their order; ``None`` where labels are no classes."""
+    found, numbers = np.unique(fit.labels, return_inverse=True)
+    plain = found.dtype.kind != "f" or bool((found == found.round()).all())
+    return numbers if plain and len(found) <= MOST_CLASSES else None
 
 
 def _written_after(file: Any, moment: float) -> bool:

@@ -24,7 +24,7 @@ from fl_privacy.flower.untouched.loaded import LoadedBy
 from fl_privacy.results.survivors import ClassTrace, class_trace
 from fl_privacy.rng import Streams, streams_now
 from fl_privacy.tapping import Inventory, Leak, Sent, Watch, Watched, findings_of
-from fl_privacy.tapping.findings import stated_privacy
+from fl_privacy.tapping.findings import Loaded, stated_privacy
 from fl_privacy.tapping.fitted import Fitted, FittedBy
 from fl_privacy.tapping.inventory import DOWN, UP
 from fl_privacy.tapping.matching import Matched, matched
@@ -119,6 +119,11 @@ class TappedGrid(LocalGrid):
         self.joined, self._looks, self._since = 0, 0, 0.0
         self._tables: dict[str, np.ndarray] = {} if tables is None else tables
 
+    @property
+    def rounds(self) -> int:
+        """Count the training messages of the client that got most of them."""
+        return max((n for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train"), default=0)
+
     def findings(self) -> list[Found]:
         """List what leaves in clear, the worst first."""
         order = {"data": 0, "facts": 1, "look": 2}
@@ -180,7 +185,7 @@ class TappedGrid(LocalGrid):
         with watch.looking() as seen, columns.looking(), fitted.looking():
             reply = attempt(lambda: app(message, context))
         reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
-        noted = attempt(lambda: self._note(reply, down, seen, columns, before))
+        noted = attempt(lambda: self._note(reply, down, seen, columns.of(seen, fitted.fits), before))
         for leak in self._fits(message, reply, fitted.fits):
             self.found[kind, leak] += 1
         if isinstance(noted, Failure):
@@ -197,7 +202,7 @@ class TappedGrid(LocalGrid):
         nodes = list(dict.fromkeys(one for one, _ in self.answers))
         return node in nodes or len(nodes) < self._keeps
 
-    def _note(self, reply: Message, down: Sent, seen: Watched, columns: LoadedBy, before: Any) -> None:
+    def _note(self, reply: Message, down: Sent, seen: Watched, loaded: Loaded, before: Any) -> None:
         if reply.has_error():
             lines = (reply.error.reason or "").strip().splitlines() or [f"Flower's error {reply.error.code}"]
             self.inventory.add(
@@ -218,9 +223,9 @@ class TappedGrid(LocalGrid):
         same = {key for key, array in uploaded.items() if key in sent and sent[key].shape == array.shape}
         known |= {key.partition("/")[2] for key in same}
         odd = [key for _, key in up.arrays if key not in known]
-        loaded = columns.of(seen)
-        self._trace(down, sent, uploaded, loaded.labels)
-        for leak in findings_of(up, loaded, odd, trained=bool(pairs.parameters)):
+        self._trace(down, sent, uploaded, pairs, loaded.labels)
+        asked = down.kind.partition(".")[0] == "query"  # whose answers are no parameters
+        for leak in findings_of(up, loaded, odd, trained=bool(pairs.parameters) or asked):
             self.found[down.kind, leak] += 1
         for key, value in stated_privacy(up).items():
             self.stated.setdefault(key, set()).add(value)
@@ -241,12 +246,22 @@ class TappedGrid(LocalGrid):
         return found
 
     def _trace(
-        self, down: Sent, sent: dict[str, np.ndarray], uploaded: dict[str, np.ndarray], labels: np.ndarray | None
+        self,
+        down: Sent,
+        sent: dict[str, np.ndarray],
+        uploaded: dict[str, np.ndarray],
+        pairs: Matched,
+        labels: np.ndarray | None,
     ) -> None:
         """Keep what a client's first upload says about its classes."""
         if down.node in self.traces or len(self.traces) >= MOST_TRACES or down.kind.startswith("evaluate"):
             return
-        trace = class_trace(sent, uploaded, labels)
+        arrays = {key: pairs.decoded.get(key, array) for key, array in uploaded.items()}
+        if pairs.parameters and pairs.shares != "weights":  # the array is the change
+            sign = -1 if pairs.shares == "gradient" else 1
+            arrays = {key: sign * arrays[key] for key in pairs.parameters if arrays[key].dtype.kind == "f"}
+            sent = {key: np.zeros_like(array) for key, array in arrays.items()}
+        trace = class_trace(sent, arrays, labels)
         if trace is not None:
             self.traces[down.node] = trace
 
