@@ -269,14 +269,11 @@ class Ladder:
         scored, notes, kind = made
         sizes = {max(1, again.watched.loaded) for _, again in found}
         of = "one example" if sizes == {1} else f"{max(sizes)} examples, since its code takes no fewer,"
-        said = (
-            f"{len(found)} uploads of {len({client.number for client, _ in found})} clients, each of {of} in one step"
-        )
-        if not uploaded:
-            said = said.replace("uploads", "gradients")
+        what, clients = "upload" if uploaded else "gradient", len({client.number for client, _ in found})
+        said = f"{len(found)} {what}{'s' * (len(found) != 1)} of {clients} client{'s' * (clients != 1)}"
         return Rung(
             name=name,
-            made=said,
+            made=f"{said}, each of {of} in one step",
             uploaded=uploaded,
             kind=kind,
             counts=scored.counts,

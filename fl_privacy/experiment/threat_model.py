@@ -148,8 +148,9 @@ def _examples(number: int) -> str:
 
 
 def _attacked(audit: Audit) -> list[str]:
+    clients = f"{len(audit.clients)} client{'s' * (len(audit.clients) != 1)}"
     if audit.uploads != "probe":
-        return [f"Attacked are the training updates of {len(audit.clients)} clients."]
+        return [f"Attacked are the training updates of {clients}."]
     sentences = []
     if audit.probes or not audit.listens:
         sentences.append(
@@ -158,8 +159,8 @@ def _attacked(audit: Audit) -> list[str]:
         )
     if audit.listens:
         sentences.append(
-            f"The training updates of {len(audit.clients)} clients in {len(audit.rounds)} rounds are read for what they"
-            " tell beside images; the attacker holds the examples that it asks about, with their classes."
+            f"The training updates of {clients} in {len(audit.rounds)} round{'s' * (len(audit.rounds) != 1)} are read"
+            " for what they tell beside images; the attacker holds the examples that it asks about, with their classes."
         )
     return sentences
 

@@ -96,7 +96,8 @@ def what_was_done(run: Run) -> str:
     clients = select(run.identity.config, "federation.clients")
     rounds = len(run.of_kind("round"))
     trained = f"{chosen(run, 'model')} on {chosen(run, 'data')}"
-    where = f" by {clients} clients over {rounds} rounds" if clients and rounds else ""
+    of = f"{clients} client{'s' * (clients != 1)} over {rounds} round{'s' * (rounds != 1)}"
+    where = f" by {of}" if clients and rounds else ""
     guarded = "undefended" if run.identity.undefended or defense == "none" else f"defended by {defense}"
     against = f", attacked by {attack}" if attack and attack != "none" and run.of_kind("image") else ""
     inferred = chosen(run, "inference").replace("+", ", ")

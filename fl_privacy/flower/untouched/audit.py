@@ -127,7 +127,7 @@ def audit_app(app: App, asked: Asked, tell: Callable[[str], None] | None = None)
         run.grid, run.asked_data = grid, asked_data
         grid.on_answer = run.refresh
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
-        run.tell(f"Training {nodes} clients")
+        run.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
         ended = attempt(lambda: server(grid, context))
         grid.on_answer = None
         if isinstance(ended, Failure):
@@ -256,9 +256,8 @@ class _Run:
         said += f" over {rounds} round{'s' * (rounds != 1)}." if rounds else "."
         attacked = len({node for node, _ in self.grid.answers})
         if attacked and self.rungs:
-            said += (
-                f" The server is honest but curious; {attacked} clients were asked again for uploads of few examples."
-            )
+            asked = "1 client was" if attacked == 1 else f"{attacked} clients were"
+            said += f" The server is honest but curious; {asked} asked again for uploads of few examples."
         return said
 
     def _environment(self) -> list[tuple[str, str]]:
