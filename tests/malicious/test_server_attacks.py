@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import AnalyticInversion
-from fl_privacy.defenses import ClientState, Defense, quantization, selective_sharing
+from fl_privacy.defenses import ClientState, Defense, dp_noise, dp_sgd, local_dp, quantization, selective_sharing
 from fl_privacy.errors import UserError
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.gradients import loss_gradients
@@ -171,6 +171,42 @@ def test_a_membership_trap_is_right_about_every_image() -> None:
     told = attack.members(rounds.observation(model, sent, upload, asked.plan))
     assert told.tolist() == [True] * 20 + [False] * (len(told) - 20)
     assert len(told) == 50
+
+
+def trapped(plan: LocalPlan, defense: Defense | None = None) -> tuple[MembershipTrap, Observation]:
+    """20 members and 30 others asked about, and what a client with the members among its 50 images replied."""
+    train = rounds.digits().train
+    members = train.batch(rounds.shuffled(train, 20)).inputs
+    attack = MembershipTrap().informed(torch.cat([members, rounds.public()]))
+    model = rounds.network("mlp")
+    asked = rounds.client(model, plan, examples=50)
+    asked = replace(asked, defense=defense or asked.defense)
+    sent = attack.craft(model, ModelState.of(model), 0)
+    upload = asked.update(sent, ClientState(), round=1).upload
+    return attack, rounds.observation(model, sent, upload, plan)
+
+
+@pytest.mark.parametrize("shares", ["delta", "weights"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_weight_decay_springs_no_membership_trap(shares: str, optimizer: str) -> None:
+    attack, seen = trapped(LocalPlan(shares=shares, lr=1e-2, optimizer=optimizer, weight_decay=1e-2))
+    assert attack.members(seen).tolist() == [True] * 20 + [False] * 30
+    found = attack.read(seen)
+    assert found.certainties == (Certainty.PROVEN,) * 20
+
+
+@pytest.mark.parametrize("defense", [local_dp(), dp_sgd(), dp_noise(scale=1e-5), dp_noise(scale=1e-9)])
+def test_noise_springs_no_membership_trap_and_leaves_none_proven(defense: Defense) -> None:
+    attack, seen = trapped(LocalPlan(), defense)
+    assert not attack.members(seen)[20:].any()
+    assert Certainty.PROVEN not in attack.read(seen).certainties
+
+
+def test_a_membership_trap_that_local_steps_have_bent_proves_nothing() -> None:
+    plan = LocalPlan(shares="weights", lr=1e-3, optimizer="adamw", weight_decay=1e-2, epochs=2, batch_size=10)
+    attack, seen = trapped(plan)
+    assert attack.members(seen)[20:].any()
+    assert Certainty.PROVEN not in attack.read(seen).certainties
 
 
 @pytest.mark.parametrize("attack", [TrapWeights(), MembershipTrap(), Inconsistent(), Fishing(target=10)])
