@@ -145,7 +145,8 @@ def _counts_leak(first: FirstTree, where: str) -> Leak:
         severity="facts",
         what=f"exact numbers of rows and labels in each of {len(first.leaves)} regions: {first.rows} rows{of}{more}",
         where=where,
-        why="Before the first tree all rows have one prediction, so hessian sums and leaf values are counts.",
+        why="Before the first tree all rows have one prediction, so hessian sums and leaf values are counts: of all the"
+        " client's rows, or, with subsample, of those that the tree drew.",
     )
 
 
