@@ -120,10 +120,21 @@ def test_fishing_leaves_the_gradient_of_a_single_example(name: str) -> None:
         assert float((found.batch.inputs - truth.inputs[apart.index(min(apart))]).abs().max()) < 1e-3
 
 
-def test_class_fishing_leaves_the_examples_of_the_class() -> None:
+@pytest.mark.parametrize("plan", [LocalPlan(loss_scale=3.0), LocalPlan(shares="delta", lr=0.1)])
+def test_fishing_counts_examples_whatever_their_gradients_are_multiplied_by(plan: LocalPlan) -> None:
+    attack, seen, asked = rounds.probed(Fishing(), "mlp", 16, plan=plan)
+    alone = attack.read(seen)
+    assert isinstance(alone, Observation) and alone.upload.num_examples == 1
+    (found,) = AnalyticInversion()([alone], seed=0)
+    truth = asked.victim_batch(0, 16).inputs
+    assert float((found.batch.inputs - truth).abs().flatten(1).amax(1).min()) < 1e-2
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_class_fishing_leaves_the_examples_of_the_class(scale: float) -> None:
     attack = Fishing(target=3).informed(rounds.public())
     model = rounds.network("lenet")
-    asked, state = rounds.client(model, LocalPlan()), ModelState.of(model)
+    asked, state = rounds.client(model, LocalPlan(loss_scale=scale)), ModelState.of(model)
     sent = attack.craft(model, state, 0)
     upload = asked.probe(sent, ClientState(), round=1, probe=0, batch_size=40).upload
     truth = asked.victim_batch(0, 40)
@@ -131,7 +142,7 @@ def test_class_fishing_leaves_the_examples_of_the_class() -> None:
     found = attack.read(rounds.observation(model, sent, upload, asked.plan))
     assert isinstance(found, Observation)
     assert found.upload.num_examples == int(chosen.sum())
-    own = loss_gradients(model, sent, Batch(truth.inputs[chosen], truth.labels[chosen])).gradients
+    own = loss_gradients(model, sent, Batch(truth.inputs[chosen], truth.labels[chosen]), loss_scale=scale).gradients
     for name, tensor in found.upload.tensors.items():
         torch.testing.assert_close(tensor, own[name], rtol=1e-3, atol=1e-4 * float(own[name].abs().max()))
 
