@@ -9,8 +9,11 @@ import torch
 from fl_privacy.attacks import AnalyticInversion
 from fl_privacy.defenses import ClientState, Defense, dp_noise, dp_sgd, local_dp, quantization, selective_sharing
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.server_reading import hand_over
+from fl_privacy.federation import Audit, Server, ServerPlan
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.gradients import loss_gradients
+from fl_privacy.interception import Interceptor
 from fl_privacy.malicious import Fishing, Imprint, Inconsistent, Loki, MembershipTrap, ServerAttack, TrapWeights
 from fl_privacy.malicious.own_gradient import leaves_such_a_bias
 from fl_privacy.malicious.reading import images_of_brightness, is_one_image
@@ -300,3 +303,26 @@ def test_two_images_of_even_levels_whose_mean_is_whole_are_told_apart_by_the_upd
     for label in range(10):
         assert not bool(told(mean.flatten(1), measured=own(images, label)[row]).any())
         assert bool(told(images[:1].flatten(1), measured=own(images[:1], label)[row]).all())
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-2])
+def test_the_one_client_s_update_is_all_that_is_left_of_the_mean(decay: float) -> None:
+    """Weight decay moves the dead models of all others as well, which the server knows as it sent them."""
+    plan = LocalPlan(shares="delta", lr=0.05, batch_norm="eval", weight_decay=decay)
+    attack, model = Inconsistent(client=1).informed(rounds.public()), rounds.network("lenet")
+    clients = [rounds.client(model, plan, id=k, examples=number) for k, number in enumerate((40, 8, 60))]
+    server = Server(state=ModelState.of(model), local_plan=plan, plan=ServerPlan(), clients=range(3), seed=0)
+    audit = Audit(rounds=frozenset({1}), uploads="update", clients=frozenset({1}))
+    seen = Interceptor(model=model, plan=plan, input_shape=(1, 28, 28), num_classes=10)
+    _, take_means = hand_over(server, attack, audit, seen)
+    sent = [server.sent_to(k, 1) for k in range(3)]
+    replies = {
+        k: c.update(s, ClientState(), round=1).upload for k, (c, s) in enumerate(zip(clients, sent, strict=True))
+    }
+    server.receive(replies, 1)
+    (mean,) = take_means()
+    found = attack.read(mean)
+    assert isinstance(found, Observation) and len(found.upload.tensors) == len(replies[1].tensors) - 1
+    for name, tensor in found.upload.tensors.items():
+        own = replies[1].tensors[name]
+        assert float((tensor - own).norm()) < 1e-2 * float(own.norm()), name
