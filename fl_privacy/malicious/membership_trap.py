@@ -120,13 +120,10 @@ class MembershipTrap(ServerAttack):
         Those are of the neurons of both layers that no trap is made of, which never fire.
         """
         count = len(self.asked(traps))
-        used = {traps.first: 2 * self.directions * count, traps.second: count}
-        idle = [
-            _moved(observation, name)[rows:].flatten()
-            for layer, rows in used.items()
-            for name in (layer.weight, layer.bias)
-            if name in observation.upload.tensors
-        ]
+        used = dict.fromkeys(traps.first.names, 2 * self.directions * count)
+        used |= {traps.second.weight: count, traps.second.bias: count}
+        there = observation.upload.tensors
+        idle = [_moved(observation, name)[rows:].flatten() for name, rows in used.items() if name in there]
         noise = float(torch.cat(idle).max()) if sum(map(len, idle)) else 0.0
         return _moved(observation, traps.second.bias)[:count] > _ABOVE_NOISE * noise, noise
 
