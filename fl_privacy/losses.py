@@ -136,9 +136,29 @@ def _is_plain_module(given: object) -> bool:
     return plain and not getattr(given, "label_smoothing", 0.0) and getattr(given, "reduction", "") == "mean"
 
 
+@dataclass(frozen=True, eq=False)
+class _InEachType:
+    """A loss of PyTorch that holds tensors, such as weights of classes, in the type of the outputs it is given."""
+
+    module: nn.Module
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        held = next(value.dtype for value in self.module.state_dict().values() if value.is_floating_point())
+        same = self.module if held == outputs.dtype else copy.deepcopy(self.module).to(outputs.dtype)
+        loss: Tensor = same(outputs, targets)
+        return loss
+
+
+def _following(given: nn.Module, like: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Copy a loss of PyTorch to the device of ``like``; what tensors it holds follow the type of the outputs."""
+    moved = copy.deepcopy(given).to(device=like.device)
+    holds = any(value.is_floating_point() for value in moved.state_dict().values())
+    return _InEachType(moved) if holds else moved
+
+
 def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Tensor) -> Loss:
     """Find out what a loss takes, by calling it with classes and with rows."""
-    moved = copy.deepcopy(given).to(device=like.device) if isinstance(given, nn.Module) else given
+    moved = _following(given, like) if isinstance(given, nn.Module) else given
     size = _TINY_TRIAL + (num_classes == _TINY_TRIAL)
     outputs = torch.rand(size, num_classes, generator=torch.Generator().manual_seed(0)).to(like)
     indices = torch.zeros(len(outputs), dtype=torch.long, device=like.device)
@@ -151,8 +171,8 @@ def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Te
     of_indices = _refused(moved, outputs, indices) if known is None else "it takes rows"
     if of_indices is not None and of_rows is not None:
         raise _unusable(name, num_classes, of_indices if known is None else of_rows)
-    wide = _refused(moved, outputs.double(), rows.double() if of_rows is None else indices)
-    dtype = None if wide is None else like.dtype
+    taken = [rows.double()] * (of_rows is None) + [indices] * (of_indices is None)
+    dtype = None if all(_refused(moved, outputs.double(), each) is None for each in taken) else like.dtype
     if of_indices is None:
         return Loss(name, moved, takes="indices" if of_rows else "both", dtype=dtype)
     return Loss(name, moved, targets=known or _kind(moved, outputs), takes="rows", dtype=dtype)

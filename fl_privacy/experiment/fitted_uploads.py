@@ -145,7 +145,8 @@ def _counts_leak(first: FirstTree, where: str) -> Leak:
         severity="facts",
         what=f"exact numbers of rows and labels in each of {len(first.leaves)} regions: {first.rows} rows{of}{more}",
         where=where,
-        why="Before the first tree all rows have one prediction, so hessian sums and leaf values are counts.",
+        why="Before the first tree all rows have one prediction, so hessian sums and leaf values are counts: of all the"
+        " client's rows, or, with subsample, of those that the tree drew.",
     )
 
 
@@ -385,10 +386,13 @@ def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fitted
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:
-    """Find means, variances and counts of a GaussianNB among arrays, by their shapes and order."""
+    """Find means, variances and counts of a GaussianNB among arrays, by their shapes and order.
+
+    The classes themselves, which are as many whole numbers, are no counts.
+    """
     shape = (len(fit.classes), fit.rows.shape[1])
     tables, counts = (_finite(arrays, each) for each in (shape, shape[:1]))
-    whole = [array for array in counts if (array == np.round(array)).all()]
+    whole = [array for array in counts if (array == np.round(array)).all() and array.tolist() != list(fit.classes)]
     if len(tables) < 2:
         return None
     return Moments(means=tables[0], variances=tables[1], counts=whole[0] if whole else None)

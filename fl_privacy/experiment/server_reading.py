@@ -5,15 +5,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fl_privacy.attacks import Progress, ReconstructionAttack, no_progress
 from fl_privacy.config.building import instantiate
 from fl_privacy.data import LabelledExamples, expect_images
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Server
+from fl_privacy.gradients.fastest import decayed, number_of_steps
 from fl_privacy.interception import Interceptor
 from fl_privacy.malicious import ServerAttack, ThreatLevel
-from fl_privacy.types import ModelState, Observation, Reconstruction, Upload, VictimId
+from fl_privacy.types import LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
 
 PUBLIC_IMAGES = 2000
 """Of the split that is not attacked, from which a server knows what images are like."""
@@ -117,9 +119,11 @@ def hand_over(
         return audit, take_means
 
     def heard(round: int, mean: Upload, numbers: Mapping[int, int]) -> None:
+        idle = _decay(server.local_plan.in_round(round), numbers, {key: sent for key, (_, sent) in crafted.items()})
         for client in sorted(audit.clients & numbers.keys()):
             share = mean.num_examples / numbers[client]
-            own = {name: share * t if t.is_floating_point() else t for name, t in mean.tensors.items()}
+            left = {n: t - sum(idle[k][n] for k in idle if k != client) for n, t in mean.tensors.items()}
+            own = {name: share * t if t.is_floating_point() else t for name, t in left.items()}
             rounding = share * mean.rounding
             upload = replace(mean, tensors=own, num_examples=numbers[client], rounding=rounding)
             observation = interceptor.observe(VictimId(round, client), sent=crafted[client][1], upload=upload)
@@ -127,6 +131,26 @@ def hand_over(
 
     server.heard = heard
     return replace(audit, rounds=frozenset()), take_means
+
+
+def _decay(
+    plan: LocalPlan, numbers: Mapping[int, int], sent: Mapping[int, ModelState]
+) -> Mapping[int, Mapping[str, Tensor]]:
+    """Return each client's part in the mean of all that is weight decay alone, by client and name; none without.
+
+    Args:
+        plan: of the round.
+        numbers: of examples that each client counts as.
+        sent: to each client, or to everybody.
+    """
+    if not plan.weight_decay or plan.shares == "gradient":
+        return {}
+    total, found = sum(numbers.values()), dict[int, Mapping[str, Tensor]]()
+    for client, number in numbers.items():
+        values, steps = sent.get(client, sent.get(EVERYBODY)), number_of_steps(number, plan)
+        assert values is not None, "whoever replies was sent something"
+        found[client] = {n: number / total * (decayed(p, plan, steps) - p) for n, p in values.parameters.items()}
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

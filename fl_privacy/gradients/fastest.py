@@ -169,6 +169,19 @@ def step_direction(
     return first, [first, second]
 
 
+def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
+    """Return ``rows`` of a parameter after ``steps`` of the client's optimizer by weight decay alone."""
+    if not plan.weight_decay:
+        return rows
+    moments: list[Tensors] = [{}, {}]
+    for number in range(1, steps + 1):
+        slope = torch.zeros_like(rows) if plan.optimizer == "adamw" else plan.weight_decay * rows
+        direction, moments = step_direction({"": slope}, moments, plan, number)
+        shrunk = rows * (1 - plan.lr * plan.weight_decay) if plan.optimizer == "adamw" else rows
+        rows = shrunk - plan.lr * direction[""]
+    return rows
+
+
 BatchGradient = Callable[[Tensor], Tensors]
 """(inputs (B, ...)) -> gradient of the mean loss by name, differentiable by the inputs."""
 

@@ -30,7 +30,8 @@ class Fishing(ServerAttack):
     With all rows zero but that of class c, and c far behind, only examples of c send a gradient into the network
     (class fishing). With the threshold within reach, examples above it do that are of another class, and those of c no
     longer: the difference to class fishing is the gradient of the examples above it, of any class, and the bias
-    gradient counts them. A server that can ask of the same batch again bisects until one is left. (Wen et al. take the
+    gradient counts them, in units of what it is with all examples above, whatever the client multiplies gradients by. A
+    server that can ask of the same batch again bisects until one is left. (Wen et al. take the
     reply to one threshold, which examples of other classes above it are in.)
 
     Attributes:
@@ -63,15 +64,16 @@ class Fishing(ServerAttack):
         """Bisect until a single example is above the threshold, and return its gradient alone."""
         weight, bias = self._layer(model, state)
         closed = ask(self._with_threshold(model, state, math.inf))
+        every = self._above(ask(self._with_threshold(model, state, -math.inf)), closed, bias)
         seen = self._features(model, state)
         spread = float(seen.max() - seen.min())
         low, high = float(seen.min()) - spread, float(seen.max()) + spread
         sent, reply, count = self._with_threshold(model, state, low), closed, math.inf
-        for _ in range(self.questions - 1):
+        for _ in range(self.questions - 2 if every else 0):
             middle = (low + high) / 2
             sent = self._with_threshold(model, state, middle)
             reply = ask(sent)
-            count = closed.num_examples * float(reply.tensors[bias][self.target] - closed.tensors[bias][self.target])
+            count = closed.num_examples * self._above(reply, closed, bias) / every
             if abs(count - 1) < _WHOLE:
                 break
             low, high = (middle, high) if count > 1 else (low, middle)
@@ -81,6 +83,10 @@ class Fishing(ServerAttack):
             if name not in (weight, bias)
         }
         return sent, Upload(tensors=alone, buffers=reply.buffers, num_examples=1 if abs(count - 1) < _WHOLE else 2)
+
+    def _above(self, reply: Upload, closed: Upload, bias: str) -> float:
+        """Return what the examples above a threshold add to the bias of class c."""
+        return float(reply.tensors[bias][self.target] - closed.tensors[bias][self.target])
 
     def read(self, observation: Observation) -> Reconstruction | Observation:
         """Return the gradient of one example, or of those of the class, as if they were all."""
@@ -93,7 +99,8 @@ class Fishing(ServerAttack):
             return replace(observation.told(labels=torch.tensor([self._other])))
         if bias not in upload.tensors:
             return Reconstruction(id=observation.id, batch=None, failure=f"The gradient of {bias} was withheld.")
-        number = round(-float(as_gradient(observation)[bias][self.target]) * upload.num_examples)
+        mean = -float(as_gradient(observation)[bias][self.target]) / observation.plan.loss_scale
+        number = round(mean * upload.num_examples)
         if not 0 < number <= upload.num_examples:
             return Reconstruction(
                 id=observation.id, batch=None, failure=f"No example of class {self.target} is in the update."
@@ -121,7 +128,7 @@ class Fishing(ServerAttack):
         return found[0], found[1]
 
     def _with_threshold(self, model: nn.Module, state: ModelState, threshold: float) -> ModelState:
-        """Set class c to answer to the feature above ``threshold``; infinite, to nothing."""
+        """Set class c to answer to the feature above ``threshold``; if infinite, to nothing; if minus that, to all."""
         expect_whole(model, state, "Fishing")
         weight, bias = self._layer(model, state)
         direction, slope = self._direction(state, weight), self._slope(model, state)
@@ -130,7 +137,7 @@ class Fishing(ServerAttack):
         offsets = torch.zeros_like(state.parameters[bias])
         if math.isinf(threshold):
             highest = slope * float(self._features(model, state).abs().max())
-            offsets[self.target] = -_CLOSED - 10 * highest
+            offsets[self.target] = -math.copysign(_CLOSED + 10 * highest, threshold)
         else:
             offsets[self.target] = math.log(max(1, len(offsets) - 1)) - slope * threshold
         return ModelState({**state.parameters, weight: rows, bias: offsets}, state.buffers)

@@ -6,14 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
-from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
+from fl_privacy.gradients.fastest import decayed, number_of_steps
 from fl_privacy.gradients.hooks import leaving
 from fl_privacy.malicious.reading import reconstruction_of
 from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import ModelState, Observation, Reconstruction, Tensors
+from fl_privacy.types import ModelState, Observation, Reconstruction
+
+_ULPS = 4.0
+"""Roundings of a weight in each local step by which weight decay may leave it elsewhere than computed."""
+
+_ABOVE_NOISE = 2.0
+"""Times the largest change of a weight that nothing comes back to, from which a neuron fired."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +29,8 @@ class MembershipTrap(ServerAttack):
     Pairs of ReLUs of the first layer measure how far an image is from the one asked about, along a few random
     directions: relu(a x - a x0) + relu(a x0 - a x). The neuron behind fires below a distance; its bias gradient is zero
     unless the image was in the batch, however large that is. The first of the server's own images are asked about, as
-    many as layers have room for.
+    many as layers have room for. What weight decay alone does to a bias is computed and taken off; weights that nothing
+    comes back to, beside those of the traps, show whether somebody has put noise on the update, and how much.
 
     Attributes:
         directions: along which distance is measured, for each image asked about.
@@ -82,30 +89,56 @@ class MembershipTrap(ServerAttack):
         return ModelState({**state.parameters, **crafted}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        """Return the images asked about that the client trains on."""
+        """Return the images asked about that the client trains on.
+
+        They are proven where nothing else has moved, by the first local step: later ones meet traps that it has bent.
+        """
         traps = _Layers.of(observation.model, observation.sent, observation.input_shape)
-        gradient = as_gradient(observation)
-        if traps.second.bias not in gradient:
+        if traps.second.bias not in observation.upload.tensors:
             return Reconstruction(
                 id=observation.id, batch=None, failure=f"The gradient of {traps.second.bias} was withheld."
             )
-        asked = self.asked(traps)
-        found = asked[self.fired(gradient, traps)]
-        return reconstruction_of(observation, found, torch.ones(len(found), dtype=torch.bool))
+        fired, noise = self.fired(observation, traps)
+        found = self.asked(traps)[fired]
+        upload, plan = observation.upload, observation.plan
+        alone = plan.shares == "gradient" or number_of_steps(upload.num_examples, plan) == 1
+        sure = alone and not noise and len(found) <= upload.num_examples
+        return reconstruction_of(observation, found, torch.full((len(found),), sure))
 
     def members(self, observation: Observation) -> Tensor:
         """Say whether each image asked about was in the batch, (N,)."""
-        traps = _Layers.of(observation.model, observation.sent, observation.input_shape)
-        return self.fired(as_gradient(observation), traps)
+        return self.fired(observation, _Layers.of(observation.model, observation.sent, observation.input_shape))[0]
 
     def asked(self, traps: "_Layers") -> Tensor:
         """Return the images (N, C, H, W) that there is room to ask about."""
         room = min(traps.widths[0] // (2 * self.directions), traps.widths[1])
         return self.public[self.first : self.first + room]
 
-    def fired(self, gradient: Tensors, traps: "_Layers") -> Tensor:
-        """Say which neurons have a gradient that is not zero, (N,)."""
-        return gradient[traps.second.bias][: len(self.asked(traps))] != 0
+    def fired(self, observation: Observation, traps: "_Layers") -> tuple[Tensor, float]:
+        """Say which neurons fired (N,), and by how much weights changed at most that nothing comes back to.
+
+        Those are of the neurons of both layers that no trap is made of, which never fire.
+        """
+        count = len(self.asked(traps))
+        used = dict.fromkeys(traps.first.names, 2 * self.directions * count)
+        used |= {traps.second.weight: count, traps.second.bias: count}
+        there = observation.upload.tensors
+        idle = [_moved(observation, name)[rows:].flatten() for name, rows in used.items() if name in there]
+        noise = float(torch.cat(idle).max()) if sum(map(len, idle)) else 0.0
+        return _moved(observation, traps.second.bias)[:count] > _ABOVE_NOISE * noise, noise
+
+
+def _moved(observation: Observation, name: str) -> Tensor:
+    """Return by how much each value of a parameter was moved by data, 0 where weight decay explains it."""
+    plan, update = observation.plan, observation.update()[name].double()
+    if plan.shares == "gradient" or not plan.weight_decay:
+        return update.abs()
+    sent = observation.sent.parameters[name]
+    steps = number_of_steps(observation.upload.num_examples, plan)
+    idle = (decayed(sent, plan, steps) - sent).double()
+    rounding = _ULPS * steps * torch.finfo(sent.dtype).eps * (sent.abs() + idle.abs())
+    apart = (update - idle).abs()
+    return torch.where(apart > rounding, apart, 0.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,7 +58,8 @@ class FirstTree:
 
     Attributes:
         leaves: from left to right, as ``Tree.leaves``.
-        exact: whether all counts were whole numbers within rounding; else sampled, weighted or changed.
+        exact: whether all counts were whole numbers within rounding; else weighted or changed. Of a client that samples
+            its rows for each tree (``subsample``) they are whole as well, and of those that this tree drew.
     """
 
     leaves: tuple[Leaf, ...]
@@ -66,7 +67,7 @@ class FirstTree:
 
     @property
     def rows(self) -> int:
-        """Return the number of the client's rows."""
+        """Return the number of rows that the tree was fitted to, all of the client's unless it samples."""
         return sum(leaf.rows for leaf in self.leaves)
 
 

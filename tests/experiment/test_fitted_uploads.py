@@ -78,12 +78,14 @@ def test_an_optimum_gives_a_row_to_who_knows_the_others_and_a_stopped_fit_does_n
     assert "not the optimum" in found["stopped"].notes[0]
 
 
-def test_a_row_between_two_rounds_of_sums() -> None:
+@pytest.mark.parametrize("beside", [(), ("classes_",), ("class_prior_", "classes_")])
+def test_a_row_between_two_rounds_of_sums(beside: tuple[str, ...]) -> None:
     rows, labels = load_iris(return_X_y=True)
     kept = FittedUploads()
     for chosen in (np.arange(149), np.arange(150)):
         model, fit = fitted(GaussianNB, rows[chosen], labels[chosen])
-        arrays = {"a/0": model.theta_, "a/1": model.var_, "a/2": model.class_count_}
+        told = [*(getattr(model, name) for name in beside), model.theta_, model.var_, model.class_count_]
+        arrays = {f"a/{place}": array for place, array in enumerate(told)}
         kept.note(0, arrays, arrays, [fit])
     (rung,) = kept.climb(clients=1, seed=0, seconds=60.0)
     assert (rung.counts.exact, rung.counts.judged) == (1, 1)

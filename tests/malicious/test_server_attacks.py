@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from fl_privacy.attacks import AnalyticInversion
-from fl_privacy.defenses import ClientState, Defense, quantization, selective_sharing
+from fl_privacy.defenses import ClientState, Defense, dp_noise, dp_sgd, local_dp, quantization, selective_sharing
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.server_reading import hand_over
+from fl_privacy.federation import Audit, Server, ServerPlan
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.gradients import loss_gradients
+from fl_privacy.interception import Interceptor
 from fl_privacy.malicious import Fishing, Imprint, Inconsistent, Loki, MembershipTrap, ServerAttack, TrapWeights
 from fl_privacy.malicious.own_gradient import leaves_such_a_bias
 from fl_privacy.malicious.reading import images_of_brightness, is_one_image
@@ -50,22 +53,23 @@ def test_a_mixture_is_never_called_an_image() -> None:
         assert (certainty is Certainty.PROVEN) == bool(error < 1e-6)
 
 
-def test_loki_reads_every_client_in_the_mean_of_all() -> None:
+@pytest.mark.parametrize(("plan", "least"), [(STEPS, 0.5), (replace(STEPS, momentum=0.9, weight_decay=5e-3), 0.4)])
+def test_loki_reads_every_client_in_the_mean_of_all(plan: LocalPlan, least: float) -> None:
     attack = Loki(bins=128).informed(rounds.public())
     model, number = attack.architecture(rounds.network("lenet"), (1, 28, 28), 3), 32
     state, proven = ModelState.of(model), 0
-    clients = [rounds.client(model, STEPS, id=k, examples=number) for k in range(3)]
+    clients = [rounds.client(model, plan, id=k, examples=number) for k in range(3)]
     sent = [attack.craft(model, state, k) for k in range(3)]
     uploads = [c.update(s, ClientState(), round=1).upload for c, s in zip(clients, sent, strict=True)]
     mean = Upload(tensors=weighted_mean([u.tensors for u in uploads], [number] * 3), num_examples=3 * number)
     for k, asked in enumerate(clients):
-        found = attack.read(rounds.observation(model, sent[k], mean, STEPS, k))
+        found = attack.read(rounds.observation(model, sent[k], mean, plan, k))
         truth = asked.examples.batch(asked.indices)
         scores = evaluate(found, truth).images
         sure = [s.values["psnr"] for s in scores if s.certainty is Certainty.PROVEN]
         assert all(psnr > 50 for psnr in sure)
         proven += len(sure)
-    assert proven > 0.5 * 3 * number
+    assert proven > least * 3 * number
 
 
 @pytest.mark.parametrize("attack", [Imprint(bins=4), Loki(bins=4)])
@@ -120,10 +124,21 @@ def test_fishing_leaves_the_gradient_of_a_single_example(name: str) -> None:
         assert float((found.batch.inputs - truth.inputs[apart.index(min(apart))]).abs().max()) < 1e-3
 
 
-def test_class_fishing_leaves_the_examples_of_the_class() -> None:
+@pytest.mark.parametrize("plan", [LocalPlan(loss_scale=3.0), LocalPlan(shares="delta", lr=0.1)])
+def test_fishing_counts_examples_whatever_their_gradients_are_multiplied_by(plan: LocalPlan) -> None:
+    attack, seen, asked = rounds.probed(Fishing(), "mlp", 16, plan=plan)
+    alone = attack.read(seen)
+    assert isinstance(alone, Observation) and alone.upload.num_examples == 1
+    (found,) = AnalyticInversion()([alone], seed=0)
+    truth = asked.victim_batch(0, 16).inputs
+    assert float((found.batch.inputs - truth).abs().flatten(1).amax(1).min()) < 1e-2
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_class_fishing_leaves_the_examples_of_the_class(scale: float) -> None:
     attack = Fishing(target=3).informed(rounds.public())
     model = rounds.network("lenet")
-    asked, state = rounds.client(model, LocalPlan()), ModelState.of(model)
+    asked, state = rounds.client(model, LocalPlan(loss_scale=scale)), ModelState.of(model)
     sent = attack.craft(model, state, 0)
     upload = asked.probe(sent, ClientState(), round=1, probe=0, batch_size=40).upload
     truth = asked.victim_batch(0, 40)
@@ -131,7 +146,7 @@ def test_class_fishing_leaves_the_examples_of_the_class() -> None:
     found = attack.read(rounds.observation(model, sent, upload, asked.plan))
     assert isinstance(found, Observation)
     assert found.upload.num_examples == int(chosen.sum())
-    own = loss_gradients(model, sent, Batch(truth.inputs[chosen], truth.labels[chosen])).gradients
+    own = loss_gradients(model, sent, Batch(truth.inputs[chosen], truth.labels[chosen]), loss_scale=scale).gradients
     for name, tensor in found.upload.tensors.items():
         torch.testing.assert_close(tensor, own[name], rtol=1e-3, atol=1e-4 * float(own[name].abs().max()))
 
@@ -171,6 +186,42 @@ def test_a_membership_trap_is_right_about_every_image() -> None:
     told = attack.members(rounds.observation(model, sent, upload, asked.plan))
     assert told.tolist() == [True] * 20 + [False] * (len(told) - 20)
     assert len(told) == 50
+
+
+def trapped(plan: LocalPlan, defense: Defense | None = None) -> tuple[MembershipTrap, Observation]:
+    """20 members and 30 others asked about, and what a client with the members among its 50 images replied."""
+    train = rounds.digits().train
+    members = train.batch(rounds.shuffled(train, 20)).inputs
+    attack = MembershipTrap().informed(torch.cat([members, rounds.public()]))
+    model = rounds.network("mlp")
+    asked = rounds.client(model, plan, examples=50)
+    asked = replace(asked, defense=defense or asked.defense)
+    sent = attack.craft(model, ModelState.of(model), 0)
+    upload = asked.update(sent, ClientState(), round=1).upload
+    return attack, rounds.observation(model, sent, upload, plan)
+
+
+@pytest.mark.parametrize("shares", ["delta", "weights"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_weight_decay_springs_no_membership_trap(shares: str, optimizer: str) -> None:
+    attack, seen = trapped(LocalPlan(shares=shares, lr=1e-2, optimizer=optimizer, weight_decay=1e-2))
+    assert attack.members(seen).tolist() == [True] * 20 + [False] * 30
+    found = attack.read(seen)
+    assert found.certainties == (Certainty.PROVEN,) * 20
+
+
+@pytest.mark.parametrize("defense", [local_dp(), dp_sgd(), dp_noise(scale=1e-5), dp_noise(scale=1e-9)])
+def test_noise_springs_no_membership_trap_and_leaves_none_proven(defense: Defense) -> None:
+    attack, seen = trapped(LocalPlan(), defense)
+    assert not attack.members(seen)[20:].any()
+    assert Certainty.PROVEN not in attack.read(seen).certainties
+
+
+def test_a_membership_trap_that_local_steps_have_bent_proves_nothing() -> None:
+    plan = LocalPlan(shares="weights", lr=1e-3, optimizer="adamw", weight_decay=1e-2, epochs=2, batch_size=10)
+    attack, seen = trapped(plan)
+    assert attack.members(seen)[20:].any()
+    assert Certainty.PROVEN not in attack.read(seen).certainties
 
 
 @pytest.mark.parametrize("attack", [TrapWeights(), MembershipTrap(), Inconsistent(), Fishing(target=10)])
@@ -252,3 +303,26 @@ def test_two_images_of_even_levels_whose_mean_is_whole_are_told_apart_by_the_upd
     for label in range(10):
         assert not bool(told(mean.flatten(1), measured=own(images, label)[row]).any())
         assert bool(told(images[:1].flatten(1), measured=own(images[:1], label)[row]).all())
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-2])
+def test_the_one_client_s_update_is_all_that_is_left_of_the_mean(decay: float) -> None:
+    """Weight decay moves the dead models of all others as well, which the server knows as it sent them."""
+    plan = LocalPlan(shares="delta", lr=0.05, batch_norm="eval", weight_decay=decay)
+    attack, model = Inconsistent(client=1).informed(rounds.public()), rounds.network("lenet")
+    clients = [rounds.client(model, plan, id=k, examples=number) for k, number in enumerate((40, 8, 60))]
+    server = Server(state=ModelState.of(model), local_plan=plan, plan=ServerPlan(), clients=range(3), seed=0)
+    audit = Audit(rounds=frozenset({1}), uploads="update", clients=frozenset({1}))
+    seen = Interceptor(model=model, plan=plan, input_shape=(1, 28, 28), num_classes=10)
+    _, take_means = hand_over(server, attack, audit, seen)
+    sent = [server.sent_to(k, 1) for k in range(3)]
+    replies = {
+        k: c.update(s, ClientState(), round=1).upload for k, (c, s) in enumerate(zip(clients, sent, strict=True))
+    }
+    server.receive(replies, 1)
+    (mean,) = take_means()
+    found = attack.read(mean)
+    assert isinstance(found, Observation) and len(found.upload.tensors) == len(replies[1].tensors) - 1
+    for name, tensor in found.upload.tensors.items():
+        own = replies[1].tensors[name]
+        assert float((tensor - own).norm()) < 1e-2 * float(own.norm()), name

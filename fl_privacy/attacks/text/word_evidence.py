@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.text.expected_words import Expected, WordModel
 from fl_privacy.attacks.text.explanation import head_of
-from fl_privacy.gradients.fastest import step_direction, step_slices
+from fl_privacy.gradients.fastest import decayed, step_slices
 from fl_privacy.models import TextModel
-from fl_privacy.types import LocalPlan, Observation, Tensors
+from fl_privacy.types import Observation, Tensors
 
 Where = Literal["embeddings", "head", "tied"]
 """Whose rows: the embeddings', those of a language model's head, or those of one matrix that is both."""
@@ -78,19 +78,6 @@ def word_rows(observations: Sequence[Observation], name: str, where: Where) -> W
     mostly = untouched.float().mean(1) > 0.5
     off = usual if where != "embeddings" else usual * mostly[:, None, None]
     return WordRows(updates - off, untouched & mostly[:, None], where)
-
-
-def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
-    """Return ``rows`` after ``steps`` of the client's optimizer by weight decay alone."""
-    if not plan.weight_decay:
-        return rows
-    moments: list[Tensors] = [{}, {}]
-    for number in range(1, steps + 1):
-        slope = torch.zeros_like(rows) if plan.optimizer == "adamw" else plan.weight_decay * rows
-        direction, moments = step_direction({"": slope}, moments, plan, number)
-        shrunk = rows * (1 - plan.lr * plan.weight_decay) if plan.optimizer == "adamw" else rows
-        rows = shrunk - plan.lr * direction[""]
-    return rows
 
 
 def is_text_with_words(observation: Observation) -> bool:

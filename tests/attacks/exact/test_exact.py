@@ -248,3 +248,20 @@ def test_proven_is_never_wrong():
             assert worst(found, truth) < 1e-2, (found.id, kind)
     assert verdicts["clean", Certainty.PROVEN] > 60
     assert all(verdicts[kind, Certainty.PROVEN] == 0 for kind in ("much noise", "pruned", "columns gone", "rounded"))
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("kind", ["module", "smoothed", "function"])
+def test_losses_with_weights_of_classes_are_computed_in_double_precision_as_well(count, kind):
+    model, truth, weight = mlp(), batch(count, 0), torch.linspace(1, 2, CLASSES)
+    if kind == "function":
+
+        def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(outputs, labels, weight=weight)
+    else:
+        loss = nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1 * (kind == "smoothed"))
+    gradients = torch.autograd.grad(loss(model(truth.inputs), truth.labels), list(model.parameters()))
+    seen = Observation.of_gradients(model, gradients, input_shape=(2, 8, 8), batch_size=count, loss=loss)
+    (found,) = ExactInversion()([seen], seed=0)
+    assert found.failure is None and found.certainty is Certainty.PROVEN
+    assert worst(found, truth) < 1e-3
