@@ -28,7 +28,7 @@ SETS = {
 }  # fmt: skip
 """Side, mode and classes."""
 KINDS = ("experiment", "data", "model", "defense", "attack", "inference", "partition", "server")
-LEFT_OUT = ("out", "weights", "victims", "films", "defense.evaluator", "intercept.rounds")
+LEFT_OUT = ("out", "weights", "victims", "films", "evaluator", "defense.evaluator", "intercept.rounds")
 
 
 def shortest(calls: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
@@ -71,9 +71,11 @@ def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shortened(words: list[str], evaluator: Path, out: Path) -> list[str]:
     """Return a call of two steps: the settings as they are, but for how much is computed."""
     command, *given = words
+    judged = any(word.startswith("evaluator=") for word in given)
     given = expand_sweep([w for w in given if "=" in w and w.split("=")[0] not in LEFT_OUT])[0]
     config: Any = compose_run(given)
     few = ["victims=1", "films=0", f"out={out}", "baseline=false", "candidates=12"]
+    few += [f"evaluator={evaluator}"] if judged else []
     few += [f"defense.evaluator={evaluator}"] if "evaluator" in (config.defense or {}) else []
     few += ["attack.iterations=2"] if "iterations" in (config.attack or {}) else []
     few += ["attack.restarts=1"] if (config.attack or {}).get("restarts") else []
