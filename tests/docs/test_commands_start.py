@@ -77,6 +77,7 @@ def shortened(words: list[str], evaluator: Path, out: Path) -> list[str]:
     few = ["victims=1", "films=0", f"out={out}", "baseline=false", "candidates=12"]
     few += [f"evaluator={evaluator}"] if judged else []
     few += [f"defense.evaluator={evaluator}"] if "evaluator" in (config.defense or {}) else []
+    few += ["batch_size=8"] if config.batch_size > 8 else []
     few += ["attack.iterations=2"] if "iterations" in (config.attack or {}) else []
     few += ["attack.restarts=1"] if (config.attack or {}).get("restarts") else []
     few += ["data.image_size=64"] if (config.data["image_size"] or 0) > 64 else []
