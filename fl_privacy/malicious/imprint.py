@@ -266,4 +266,5 @@ def _without_decay(change: Tensor, sent: Tensor) -> Tensor:
     It is the same share of each weight; most weights are moved by nothing else, since most bins of most slices are
     empty.
     """
-    return change - (change / sent).median() * sent
+    there = sent != 0
+    return change - (change[there] / sent[there]).median() * sent if there.any() else change

@@ -52,7 +52,7 @@ def entries_of_classes(values: Mapping[str, Any], labels: np.ndarray) -> tuple[s
         return ()
     groups: dict[str, list[str]] = defaultdict(list)
     for key, value in values.items():
-        if type(value) in (int, float):
+        if type(value) in (int, float) and abs(value) < 2**53:
             groups[re.sub(r"\d+", "#", key)].append(key)
             groups[""].append(key)
     for like, keys in sorted(groups.items(), key=lambda pair: -len(pair[1])):

@@ -9,18 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.tapping.matching import matched
-from tests.flower.untouched_apps import PLAIN, audited, rung
-
-OWN_SERVER = """
-from flwr.app import Message, RecordDict
-from flwr.serverapp import ServerApp
-from {name}.client import initial
-app = ServerApp()
-@app.main()
-def main(grid, context):
-    asked = [RecordDict({{"arrays": initial()}}) for _ in grid.get_node_ids()]
-    grid.send_and_receive([Message(c, n, "train") for c, n in zip(asked, grid.get_node_ids())])
-"""
+from tests.flower.untouched_apps import OWN_SERVER, PLAIN, audited, rung
 
 
 def _values(seed: int) -> dict[str, Tensor]:

@@ -8,8 +8,8 @@ import pytest
 
 from fl_privacy.tapping.findings import Loaded, findings_of
 from fl_privacy.tapping.inventory import UP, Sent
-from fl_privacy.tapping.spelled import numbers_in
-from tests.flower.untouched_apps import HEAD, PLAIN, SERVER, audited, rung
+from fl_privacy.tapping.spelled import entries_of_classes, numbers_in
+from tests.flower.untouched_apps import BEGUN, HEAD, PLAIN, SERVER, audited, rung
 
 CATEGORIES = (
     HEAD
@@ -20,14 +20,9 @@ class Net(nn.Module):
         self.words, self.first, self.last = nn.Embedding(50, 8), nn.Linear(13, 16), nn.Linear(16, 1)
     def forward(self, kind, x):
         return self.last(torch.relu(self.first(torch.cat([self.words(kind), x], 1)))).squeeze(1)
-def initial():
-    torch.manual_seed(0)
-    return ArrayRecord(Net().state_dict())
-@app.train()
-def train(msg, context):
-    net = Net()
-    net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-    g = torch.Generator().manual_seed(int(context.node_config["partition-id"]))
+"""
+    + BEGUN
+    + """    g = torch.Generator().manual_seed(int(context.node_config["partition-id"]))
     kinds, x, y = torch.randint(0, 50, (40,), generator=g), torch.randn(40, 5, generator=g), torch.arange(40) % 2
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for a, b, c in DataLoader(TensorDataset(kinds, x, y.float()), batch_size=4):
@@ -181,3 +176,10 @@ def test_texts_of_no_numbers_are_none(text: str) -> None:
 
 def test_right_and_wrong_answers_are_no_counts_of_classes() -> None:
     assert _said({"right": 7, "wrong": 3}, [0] * 7 + [1] * 3) == []
+
+
+def test_amounts_that_no_float_holds_hide_no_counts_of_classes() -> None:
+    labels = np.repeat(np.arange(3), [5, 7, 9])
+    said = {"class_0": 5, "class_1": 7, "class_2": 9, "huge": 10**400, "endless": float("inf")}
+    assert entries_of_classes(said, labels) == ("class_0", "class_1", "class_2")
+    assert entries_of_classes({"huge": 10**400}, labels) == ()

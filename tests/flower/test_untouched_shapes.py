@@ -19,7 +19,7 @@ from fl_privacy.report.untouched import AppPage, Step
 from fl_privacy.results.counts import Counts
 from fl_privacy.results.survivors import Estimate, Survivor
 from fl_privacy.tapping import Watched
-from tests.flower.untouched_apps import LANGUAGE, LISTED, PLAIN, SERVER, audited, rung, write
+from tests.flower.untouched_apps import LANGUAGE, LISTED, OWN_SERVER, PLAIN, SERVER, audited, rung, write
 
 SENT = "ArrayRecord(net.state_dict()), **"
 TAKEN = 'net.load_state_dict(msg.content["arrays"].to_torch_state_dict())'
@@ -75,17 +75,6 @@ BARE = PLAIN.replace(
     """ArrayRecord({k: Array(dtype=str(v.dtype), shape=tuple(v.shape), stype="numpy.ndarray", data=v.tobytes())
         for k, v in ((k, t.numpy()) for k, t in net.state_dict().items())}), **""",
 )
-
-OWN_SERVER = """
-from flwr.app import Message, RecordDict
-from flwr.serverapp import ServerApp
-from {name}.client import initial
-app = ServerApp()
-@app.main()
-def main(grid, context):
-    asked = [RecordDict({{"arrays": initial()}}) for _ in grid.get_node_ids()]
-    grid.send_and_receive([Message(c, n, "train") for c, n in zip(asked, grid.get_node_ids())])
-"""
 
 DRIVEN = """
 from flwr.common import ndarrays_to_parameters

@@ -55,18 +55,35 @@ def answer(msg, arrays, **metrics):
     return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)}), reply_to=msg)
 """
 
-CLASSIFIER = (
-    HEAD
-    + """
-def Net(): return nn.Sequential(nn.Flatten(), nn.Linear(36, 24), nn.Sigmoid(), nn.Linear(24, 4))
-def initial():
+OWN_SERVER = """
+from flwr.app import Message, RecordDict
+from flwr.serverapp import ServerApp
+from {name}.client import initial
+app = ServerApp()
+@app.main()
+def main(grid, context):
+    asked = [RecordDict({{"arrays": initial()}}) for _ in grid.get_node_ids()]
+    grid.send_and_receive([Message(c, n, "train") for c, n in zip(asked, grid.get_node_ids())])
+"""
+"""Of an app that sends one message to each client, {name}."""
+
+BEGUN = """def initial():
     torch.manual_seed(0)
     return ArrayRecord(Net().state_dict())
 @app.train()
 def train(msg, context):
     net = Net()
     net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-    x, y = images(context)
+"""
+"""What each client app has after its ``Net``: initial values, and a training that begins at those sent."""
+
+CLASSIFIER = (
+    HEAD
+    + """
+def Net(): return nn.Sequential(nn.Flatten(), nn.Linear(36, 24), nn.Sigmoid(), nn.Linear(24, 4))
+"""
+    + BEGUN
+    + """    x, y = images(context)
     loader = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True)
     optimizer, criterion = torch.optim.SGD(net.parameters(), lr=context.run_config["lr"], momentum=0.9), LOSS
     for a, b in loader:
