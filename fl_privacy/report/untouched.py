@@ -89,6 +89,7 @@ class AppPage:
         facts: how clients train, name and value.
         stated: what clients state of differential privacy.
         problems: what went wrong.
+        notes: what else was done than the app does by itself.
         going_on: what is still to come; empty when all is done.
         environment: name and value.
     """
@@ -103,6 +104,7 @@ class AppPage:
     facts: Sequence[tuple[str, str]] = ()
     stated: Mapping[str, Sequence[float]] = field(default_factory=dict)
     problems: Sequence[str] = ()
+    notes: Sequence[str] = ()
     going_on: str = ""
     environment: Sequence[tuple[str, str]] = ()
 

@@ -133,9 +133,9 @@ def audit_app(app: App, asked: Asked, tell: Callable[[str], None] | None = None)
         if isinstance(ended, Failure):
             run.problems.append(f"The app's server ended with an error: {ended.reason}")
         if left_out:
-            run.problems.append("The app's own audit(...) was left out of this run; its training was not.")
+            run.notes.append("The app's own audit(...) was left out of this run; its training was not.")
         if lent:
-            run.problems.append(lent_in_words(lent))
+            run.notes.append(lent_in_words(lent))
         run.trained = time.perf_counter() - run.started
         run.write("The training is done; single examples are attacked now.")
         with streams_put_back():
@@ -153,6 +153,7 @@ class _Run:
         self.grid: TappedGrid | None = None
         self.asked_data: set[str] = set()
         self.problems: list[str] = []
+        self.notes: list[str] = []
         self.rungs: list[Rung] = []
         self.survivors: list[Survivor] = []
         self.started, self.trained = time.perf_counter(), 0.0
@@ -244,6 +245,7 @@ class _Run:
             facts=_facts(grid),
             stated={name: sorted(values) for name, values in grid.stated.items()},
             problems=problems,
+            notes=self.notes,
             going_on=going_on,
             environment=self._environment(),
         )
@@ -289,6 +291,7 @@ class _Run:
             "inventory": list(page.lines),
             "stated": dict(page.stated),
             "problems": list(page.problems),
+            "notes": list(page.notes),
             "facts": dict(page.facts),
             "seconds": {"training": round(self.trained, 1), "all": round(time.perf_counter() - self.started, 1)},
         }
