@@ -5,8 +5,8 @@
 A line of ``rows.jsonl`` for each attacked round and attacker of every finished run under the folders, or one without an
 attack; of inference attacks one for each method, of a trade-off one for each CAP, of a search for policies one for each
 single operation and for each number of random ones. Only ``run.json``, ``environment.json``, ``summary.json``,
-``trade_off_cap.json`` and a search's ``scores.jsonl`` and ``config.yaml`` are read: no image, text, update or record of
-a single victim gets into a row. Of paths only the last part is kept. Rows of runs that are there already are replaced,
+``trade_off_cap.json``, the accuracies in ``metrics.jsonl`` and a search's ``scores.jsonl`` and ``config.yaml`` are
+read: no image, text, update or record of a single victim gets into a row. Of paths only the last part is kept. Rows of runs that are there already are replaced,
 those of other runs stay.
 """
 
@@ -21,6 +21,7 @@ import yaml
 from scipy.stats import rankdata
 
 from fl_privacy.files import write_whole
+from fl_privacy.results.records import read_records
 
 Row = dict[str, Any]
 
@@ -74,14 +75,22 @@ def rows_of(folder: Path) -> list[Row]:
     if (privacy := summary.get("privacy")) and privacy.get("epsilon") is not None:
         common["epsilon_spent"] = privacy["epsilon"]
         common["about_epsilon"] = round(privacy["epsilon"]) if math.isfinite(privacy["epsilon"]) else "infinite"
+    reached = accuracies(folder)
     attacked = [
-        {**common, "round": entry["round"], "attacker": who, **statistics(entry[who])}
+        {**common, "round": entry["round"], **reached.get(entry["round"], {}), "attacker": who, **statistics(entry[who])}
         for entry in summary["attacked"]
         for who in ("plain", "adaptive")
         if entry.get(who)
     ]
     inferred = [{**common, **finding} for finding in map(inference, summary.get("inferred", ()))]
     return [*attacked, *inferred] or [common]
+
+
+def accuracies(folder: Path) -> dict[int, Row]:
+    """Collect the accuracy after each evaluated round of training, by its number."""
+    records, _ = read_records(folder / "metrics.jsonl")
+    rounds = [record for record in records if record["kind"] == "round" and record.get("accuracy") is not None]
+    return {record["round"]: {"accuracy": record["accuracy"]} for record in rounds}
 
 
 def inference(finding: Mapping[str, Any]) -> Row:

@@ -50,7 +50,9 @@ def written(folder: Path, *, psnr: float = 12.5, status: str = "finished") -> Pa
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "run.json").write_text(json.dumps({"config": config}))
     (folder / "environment.json").write_text(json.dumps({"packages": {"fl-privacy": "0.1.0", "torch": "2.15.0"}}))
-    (folder / "metrics.jsonl").write_text('{"kind": "image", "secret": 1}\n')
+    rounds = [{"kind": "round", "round": number, "accuracy": number / 10} for number in (2, 3)]
+    lines = [{"kind": "image", "secret": 1}, *rounds, {"kind": "round", "round": 4, "accuracy": None}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
@@ -65,6 +67,7 @@ def test_a_run_is_a_row_for_each_attacker(collect: ModuleType, monkeypatch: pyte
     written(tmp_path / "runs" / "killed", status="interrupted")
     (row,) = rows_after(collect, monkeypatch, tmp_path / "rows", run.parent)
     assert row["run"] == "one" and row["attacker"] == "plain" and row["round"] == 3 and row["final_accuracy"] == 0.5
+    assert row["accuracy"] == 0.3, "that of the attacked round"
     assert row["psnr"] == {"mean": 12.5, "ci95": [10.0, 15.0], "n": 4, "median": 12, "min": 9, "max": 16}
     assert row["settings"] == {"defense.alpha": 0.5, "defense.evaluator": "e.safetensors", "victims": 4}
     assert row["recognizable"] == {"psnr": 1} and row["version"]["torch"] == "2.15.0"
