@@ -279,16 +279,27 @@ def _defenses_for(kind: Modality) -> list[str]:
     return [name for name, defense in made.items() if _SUITS[kind](defense) and not defense.informed]
 
 
-def build_metrics(bpki: BpkiSettings, evaluator: str | None, dataset: Dataset) -> dict[str, MetricFunction]:
+_MOST_OF_PRIOR = 1000
+"""Public images, the first ones, whose pixels are counted."""
+
+
+def build_metrics(
+    bpki: BpkiSettings, evaluator: str | None, dataset: Dataset, public: LabelledExamples
+) -> dict[str, MetricFunction]:
     """Build the metrics that need settings of a run, by name; register those of plugins.
 
     Args:
         bpki: how the Bayesian privacy loss is estimated.
         evaluator: file of the network that judges noise; ``None`` leaves that out.
         dataset: what the clients share.
+        public: examples that nobody attacks.
     """
     register_plugin_metrics()
-    functions = {"bpki": bayesian_privacy_loss(bins=bpki.bins, smoothing=bpki.smoothing)}
+    known = None
+    if bpki.prior is not None:
+        images = expect_images(public, "The setting bpki.prior, a histogram of pixels,")
+        known = images.images[:_MOST_OF_PRIOR].float() / 255
+    functions = {"bpki": bayesian_privacy_loss(bins=bpki.bins, smoothing=bpki.smoothing, public=known)}
     if evaluator is not None:
         expect_images(dataset.train, "The setting evaluator, whose network judges noise in images,")
         functions["noise_ratio"] = noise_ratio(evaluator, dataset.train.input_shape)
