@@ -30,7 +30,7 @@ def spn(
     margin: float = 1.0,
     layer: str | None = None,
     bound: float | None = None,
-    hidden: Sequence[int] = (),
+    hidden: Sequence[int] | None = None,
 ) -> Defense:
     """Train backbone and public head with alpha1 CE + alpha2 LP (secret polarization network, Fan et al. 2020, Eq. 4).
 
@@ -50,9 +50,9 @@ def spn(
         layer: the linear layer whose input are the features; ``None``: the last one, whose outputs are the classes.
         bound: first weights of the private head are from U(-bound, bound), above 0; ``None`` gives them the spread of
             that layer's, as in the paper, which draws both alike. The perturbation grows with it.
-        hidden: widths of further private layers between features and codes, each followed by ReLU. The paper has
-            "fully connected polarization layers" (section 3.1) and gives neither their number, widths nor activation.
-            Their weights start as those of the last one.
+        hidden: widths of further private layers between features and codes, each followed by ReLU; ``None``: a single
+            layer. The paper has "fully connected polarization layers" (section 3.1) and gives neither their number,
+            widths nor activation. Their weights start as those of the last one.
     """
     checks.number("defense.alpha1", alpha1, above=0, example=1.0)
     checks.number("defense.alpha2", alpha2, at_least=0, example=0.1)
@@ -60,7 +60,7 @@ def spn(
     if bound is not None:
         checks.number("defense.bound", bound, above=0, example=0.3)
     checks.number("defense.margin", margin, at_least=1, example=1.0)
-    widths = _widths(hidden)
+    widths = _widths(() if hidden is None else hidden)
 
     def on_model(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
         return _with_private_head(model, rng, layer=layer, bits=bits, bound=bound, hidden=widths)
@@ -94,8 +94,8 @@ def spn(
 def _widths(hidden: Sequence[int]) -> tuple[int, ...]:
     if isinstance(hidden, str) or not isinstance(hidden, Sequence):
         raise UserError(
-            f"defense.hidden is expected to be a list of widths, but got {hidden!r}; write defense.hidden=[64,64], or []"
-            " for a single private layer."
+            f"defense.hidden is expected to be a list of widths, but got {hidden!r}; write defense.hidden=[64,64], or"
+            " leave it out for a single private layer."
         )
     for width in hidden:
         checks.whole("defense.hidden", width, at_least=1, example="[64,64]")

@@ -46,7 +46,12 @@ PRIVATE = {
         spn(hidden=[9, 7]),
         tuple(
             f"private/out.spn.{name}"
-            for name in ("weight", "bias", "codes", *(f"before.{k}.{part}" for k in (0, 1) for part in ("weight", "bias")))
+            for name in (
+                "weight",
+                "bias",
+                "codes",
+                *(f"before.{k}.{part}" for k in (0, 1) for part in ("weight", "bias")),
+            )
         ),
         set(),
     ),

@@ -160,7 +160,9 @@ def test_several_private_layers_are_a_deeper_second_head():
 
 
 def test_one_private_layer_is_what_it_was_before_there_were_more():
-    alone, named = (spn(bits=8, **o).model[0](small_model(), ClientState(), derive_generator(0)) for o in ({}, {"hidden": []}))
+    alone, named = (
+        spn(bits=8, **o).model[0](small_model(), ClientState(), derive_generator(0)) for o in ({}, {"hidden": []})
+    )
     assert alone.state_dict().keys() == named.state_dict().keys()
     assert all(torch.equal(t, named.state_dict()[name]) for name, t in alone.state_dict().items())
     assert "hidden" not in spn().parts[0].settings and spn(hidden=[3]).parts[0].settings["hidden"] == [3]
