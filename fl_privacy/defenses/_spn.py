@@ -30,7 +30,7 @@ def spn(
     margin: float = 1.0,
     layer: str | None = None,
     bound: float | None = None,
-    hidden: Sequence[int] | None = None,
+    widths: Sequence[int] | None = None,
 ) -> Defense:
     """Train backbone and public head with alpha1 CE + alpha2 LP (secret polarization network, Fan et al. 2020, Eq. 4).
 
@@ -50,7 +50,7 @@ def spn(
         layer: the linear layer whose input are the features; ``None``: the last one, whose outputs are the classes.
         bound: first weights of the private head are from U(-bound, bound), above 0; ``None`` gives them the spread of
             that layer's, as in the paper, which draws both alike. The perturbation grows with it.
-        hidden: widths of further private layers between features and codes, each followed by ReLU; ``None``: a single
+        widths: of further private layers between features and codes, each followed by ReLU; ``None``: a single
             layer. The paper has "fully connected polarization layers" (section 3.1) and gives neither their number,
             widths nor activation. Their weights start as those of the last one.
     """
@@ -60,10 +60,10 @@ def spn(
     if bound is not None:
         checks.number("defense.bound", bound, above=0, example=0.3)
     checks.number("defense.margin", margin, at_least=1, example=1.0)
-    widths = _widths(() if hidden is None else hidden)
+    layers = _layers(widths)
 
     def on_model(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
-        return _with_private_head(model, rng, layer=layer, bits=bits, bound=bound, hidden=widths)
+        return _with_private_head(model, rng, layer=layer, bits=bits, bound=bound, widths=layers)
 
     @contextmanager
     def on_loss(model: nn.Module, values: Tensors, batch: Batch) -> Iterator[Callable[[Tensor], Tensor]]:
@@ -85,21 +85,23 @@ def spn(
             yield polarize
 
     settings = {"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin, "layer": layer, "bound": bound}
-    if widths:
-        settings["hidden"] = list(widths)
-    effect = PrivateLoss(alpha1=alpha1, alpha2=alpha2, bits=bits, layer=layer, bound=bound, hidden=widths)
+    if layers:
+        settings["widths"] = list(layers)
+    effect = PrivateLoss(alpha1=alpha1, alpha2=alpha2, bits=bits, layer=layer, bound=bound, widths=layers)
     return Defense(parts=(Part("spn", settings, effect, strength="alpha2"),), model=(on_model,), loss=(on_loss,))
 
 
-def _widths(hidden: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(hidden, str) or not isinstance(hidden, Sequence):
+def _layers(widths: Sequence[int] | None) -> tuple[int, ...]:
+    if widths is None:
+        return ()
+    if isinstance(widths, str) or not isinstance(widths, Sequence):
         raise UserError(
-            f"defense.hidden is expected to be a list of widths, but got {hidden!r}; write defense.hidden=[64,64], or"
+            f"defense.widths is expected to be a list of widths, but got {widths!r}; write defense.widths=[64,64], or"
             " leave it out for a single private layer."
         )
-    for width in hidden:
-        checks.whole("defense.hidden", width, at_least=1, example="[64,64]")
-    return tuple(hidden)
+    for width in widths:
+        checks.whole("defense.widths", width, at_least=1, example="[64,64]")
+    return tuple(widths)
 
 
 def _with_private_head(
@@ -109,13 +111,13 @@ def _with_private_head(
     layer: str | None,
     bits: int,
     bound: float | None,
-    hidden: tuple[int, ...],
+    widths: tuple[int, ...],
 ) -> nn.Module:
     private = copy.deepcopy(model)
     last, host = _linear_layers(private, layer)
     spread = bound or math.sqrt(3) * float(host.weight.detach().square().mean().sqrt())
     head = PolarizationHead(
-        features=host.in_features, bits=bits, classes=last.out_features, bound=spread, rng=rng, hidden=hidden
+        features=host.in_features, bits=bits, classes=last.out_features, bound=spread, rng=rng, widths=widths
     )
     host.add_module(HEAD, head.to(host.weight))
     return private
@@ -165,7 +167,7 @@ class PolarizationHead(nn.Module):
     """Fully connected layers on the features, whose outputs are drawn to codes (SPN, section 3.1).
 
     Attributes:
-        weight: (K, W) of the last layer, W the last width of ``hidden``, or F.
+        weight: (K, W) of the last layer, W the last of ``widths``, or F.
         bias: (K,).
         codes: (C, K) of -1 and 1, one random code for each class.
         before: layers in front of the last one, each followed by ReLU.
@@ -176,7 +178,7 @@ class PolarizationHead(nn.Module):
         classes: C.
         bound: weights and biases start from U(-bound, bound).
         rng: the only source of its values.
-        hidden: widths of the layers in front of the last one.
+        widths: of the layers in front of the last one.
     """
 
     codes: Tensor
@@ -189,15 +191,15 @@ class PolarizationHead(nn.Module):
         classes: int,
         bound: float,
         rng: torch.Generator,
-        hidden: Sequence[int] = (),
+        widths: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        *_, width = (features, *hidden)
+        *_, width = (features, *widths)
         self.weight = nn.Parameter(nn.init.uniform_(torch.empty(bits, width), -bound, bound, generator=rng))
         self.bias = nn.Parameter(nn.init.uniform_(torch.empty(bits), -bound, bound, generator=rng))
         self.register_buffer("codes", 2.0 * torch.randint(2, (classes, bits), generator=rng) - 1.0)
         self.before = nn.ModuleList()
-        for inputs, outputs in pairwise((features, *hidden)):
+        for inputs, outputs in pairwise((features, *widths)):
             layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
             for values in (layer.weight, layer.bias):
                 nn.init.uniform_(values, -bound, bound, generator=rng)

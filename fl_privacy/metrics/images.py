@@ -86,7 +86,7 @@ BINS, SMOOTHING = 10, 1.0
 def bpki(
     guesses: Tensor, truths: Tensor, *, bins: int = BINS, smoothing: float = SMOOTHING, prior: Tensor | None = None
 ) -> Tensor:
-    """Compute ``KL(F0 || FA)`` per image (Gu et al. 2021, Eq. 8 and A.4): how far its pixels' histogram is from a prior.
+    """Compute ``KL(F0 || FA)`` per image (Gu et al. 2021, Eq. 8, A.4): how far its pixels' histogram is from a prior.
 
     F0 is what the attacker knows of pixels before, a distribution over ``bins`` equal intervals of [0, 1], FA the
     histogram of the guessed pixels over them. With a uniform F0, that of an attacker who knows nothing (case 1), it is

@@ -43,7 +43,7 @@ PRIVATE = {
     "head": (harness.HEAD, ("private/private.weight", "private/private.bias"), {"memory/rounds"}),
     "spn": (spn(), tuple(f"private/out.spn.{name}" for name in ("weight", "bias", "codes")), set()),
     "spn of three layers": (
-        spn(hidden=[9, 7]),
+        spn(widths=[9, 7]),
         tuple(
             f"private/out.spn.{name}"
             for name in (

@@ -257,7 +257,7 @@ def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     told = effect.alpha2 is not None and effect.bits is not None
     strength = (effect.alpha2 or 0.0) * math.sqrt(effect.bits or 0) / factor if told else UNTOLD
-    strength *= math.sqrt(math.prod(width / 2 for width in effect.hidden))
+    strength *= math.sqrt(math.prod(width / 2 for width in effect.widths))
     if strength == 0:
         sentence = "It weights the cross entropy as the clients do."
         return [] if factor == 1 else [Countermeasure(sentence=sentence, loss_factor=factor)]
@@ -270,7 +270,7 @@ def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[
                     weight=weight,
                     strength=strength,
                     weight_rms=effect.bound and effect.bound / math.sqrt(3),
-                    layers=1 + len(effect.hidden),
+                    layers=1 + len(effect.widths),
                 ),
                 loss_factor=factor,
             )

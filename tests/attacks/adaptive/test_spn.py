@@ -58,7 +58,7 @@ def test_what_a_private_head_does_is_a_vector_of_features_an_example():
 
 @pytest.mark.parametrize(
     "options",
-    [{"alpha2": 0.01}, {"alpha2": 0.5}, {"alpha2": 0.5, "hidden": [12, 8], "bound": 0.6}],
+    [{"alpha2": 0.01}, {"alpha2": 0.5}, {"alpha2": 0.5, "widths": [12, 8], "bound": 0.6}],
     ids=["weak", "strong", "several layers"],
 )
 def test_learning_it_undoes_the_defense(options):
@@ -144,12 +144,12 @@ def test_the_unit_of_what_is_sent_back_is_relative_to_the_cross_entropy():
 
 def test_the_unit_of_several_private_layers_is_the_size_of_what_they_send_back():
     rng = torch.Generator().manual_seed(3)
-    head = PolarizationHead(features=200, bits=64, classes=10, bound=0.3, rng=rng, hidden=(100, 80))
+    head = PolarizationHead(features=200, bits=64, classes=10, bound=0.3, rng=rng, widths=(100, 80))
     features = torch.rand(8, 200, generator=rng).requires_grad_()
     labels = torch.randint(10, (8,), generator=rng)
     loss = 0.1 * polarization_loss(head(features), head.codes, labels, 1.0) * 8
     (sent_back,) = torch.autograd.grad(loss, features)
-    effect = PrivateLoss(alpha1=1.0, alpha2=0.1, bits=64, bound=0.3, hidden=(100, 80))
+    effect = PrivateLoss(alpha1=1.0, alpha2=0.1, bits=64, bound=0.3, widths=(100, 80))
     (measure,) = countermeasures_against(effect, circumstances())
     unit = measure.hidden.unknowns(torch.empty(10, 200)).unit
     assert 0.4 < float(sent_back.square().mean().sqrt()) / unit < 1.5

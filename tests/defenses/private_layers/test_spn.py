@@ -143,7 +143,7 @@ def test_it_finds_the_features_of_any_model(model_class, options, layer, feature
 
 
 def test_several_private_layers_are_a_deeper_second_head():
-    defense, step = spn(alpha1=0.7, alpha2=0.3, bits=16, hidden=[9, 4]), local_step()
+    defense, step = spn(alpha1=0.7, alpha2=0.3, bits=16, widths=[9, 4]), local_step()
     found = changed_gradient(defense, step)
     private = defense.model[0](step.model, ClientState(), derive_generator(0, "private"))
     head = next(m for m in private.modules() if isinstance(m, PolarizationHead))
@@ -161,16 +161,16 @@ def test_several_private_layers_are_a_deeper_second_head():
 
 def test_one_private_layer_is_what_it_was_before_there_were_more():
     alone, named = (
-        spn(bits=8, **o).model[0](small_model(), ClientState(), derive_generator(0)) for o in ({}, {"hidden": []})
+        spn(bits=8, **o).model[0](small_model(), ClientState(), derive_generator(0)) for o in ({}, {"widths": []})
     )
     assert alone.state_dict().keys() == named.state_dict().keys()
     assert all(torch.equal(t, named.state_dict()[name]) for name, t in alone.state_dict().items())
-    assert "hidden" not in spn().parts[0].settings and spn(hidden=[3]).parts[0].settings["hidden"] == [3]
+    assert "widths" not in spn().parts[0].settings and spn(widths=[3]).parts[0].settings["widths"] == [3]
 
 
 def test_all_private_layers_are_trained_and_survive():
-    _, _, first = trained(spn(bits=8, hidden=[6], bound=0.5), rounds=1)
-    _, _, second = trained(spn(bits=8, hidden=[6], bound=0.5), rounds=2)
+    _, _, first = trained(spn(bits=8, widths=[6], bound=0.5), rounds=1)
+    _, _, second = trained(spn(bits=8, widths=[6], bound=0.5), rounds=2)
     for client in first:
         before, after = first[client].tensors, second[client].tensors
         assert before.keys() == {
@@ -209,7 +209,7 @@ def test_wrong_models_and_settings_are_named():
     with pytest.raises(UserError, match="one vector of features"):
         changed_gradient(spn(layer="0"), step)
     wrong = [{"alpha1": 0}, {"alpha2": -1}, {"bits": 0}, {"bits": 1.5}, {"margin": 0.5}, {"bound": 0}]
-    for options in (*wrong, {"hidden": 64}, {"hidden": [0]}, {"hidden": "64"}, {"hidden": [6.5]}):
+    for options in (*wrong, {"widths": 64}, {"widths": [0]}, {"widths": "64"}, {"widths": [6.5]}):
         with pytest.raises(UserError, match=next(iter(options))):
             spn(**options)
 
