@@ -349,6 +349,20 @@ def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPla
     return LocalPlan(**settings)
 
 
+def build_parts(
+    section: Mapping[str, Any], examples: LabelledExamples, number: int, *, seed: int
+) -> list[torch.Tensor]:
+    """Share ``examples`` out between ``number`` clients by the partition ``section``: indices (N_i,) of each.
+
+    ``seed`` is that of a run, whose clients have the same.
+    """
+    partition = instantiate(section, "partition")
+    with blamed_on(f"partition._target_={section.get('_target_')}"):
+        parts: list[torch.Tensor] = partition(examples, num_clients=number, seed=derive_seed(seed, "partition"))
+    expect_parts(parts, number, len(examples), section)
+    return parts
+
+
 @lru_cache(maxsize=1)
 def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]]:
     """Build data and clients of ``config``, those of the last one kept."""
@@ -357,12 +371,9 @@ def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]
     dataset, defense = build_dataset(config.data), build_defense(config.defense)
     model = agreed_network(config, dataset, number)
     prepare_defense(defense, dataset, model)
-    partition = instantiate(config.partition, "partition")
     kept = ~held_out(config.holdout, len(dataset.train), seed=config.seed)
     shared = dataset.train if kept.all() else dataset.train.subset(kept.nonzero().flatten())
-    with blamed_on(f"partition._target_={config.partition.get('_target_')}"):
-        parts = partition(shared, num_clients=number, seed=derive_seed(config.seed, "partition"))
-    expect_parts(parts, number, len(shared), config.partition)
+    parts = build_parts(config.partition, shared, number, seed=config.seed)
     places = kept.nonzero().flatten()
     return dataset, {
         client: Client(
