@@ -8,6 +8,7 @@ layer's bias gradient are zero. Means over images.
 """
 
 import argparse
+import math
 from statistics import mean
 
 from row_file import RowFile, takes_rows
@@ -20,7 +21,7 @@ from fl_privacy.metrics.distortion import input_conditions
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="mnist_mini")
-    parser.add_argument("--models", nargs="+", default=["mlp", "dlnet", "lenet", "lenet5", "convnet"])
+    parser.add_argument("--models", nargs="+", default=["mlp", "dlnet", "lenet", "lenet5"])
     parser.add_argument("--images", type=int, default=6)
     takes_rows(parser)
     arguments = parser.parse_args()
@@ -32,12 +33,13 @@ def main() -> None:
         model = build_network(settings.model, data, seed=settings.seed)
         batch = data.test.batch(range(arguments.images))
         found = [input_conditions(model, x, int(y)) for x, y in zip(batch.inputs, batch.labels, strict=True)]
+        condition = mean(each.condition for each in found)
         figures = {
             "layer": found[0].layer,
             "pixels": found[0].inputs,
             "features": found[0].features,
             "rank": mean(each.rank for each in found),
-            "condition": mean(each.condition for each in found),
+            "condition": condition if math.isfinite(condition) else None,
             "bias_zeros": mean(each.bias_zeros / each.rows for each in found),
             "invertible": mean(each.invertible for each in found),
             "n": len(found),
@@ -45,7 +47,7 @@ def main() -> None:
         kept.add({"data": arguments.data, "model": name}, figures)
         print(
             f"| {name} | {figures['pixels']} | {figures['features']} | {figures['rank']:.1f} |"
-            f" {figures['condition']:.2g} | {100 * figures['bias_zeros']:.0f} % |",
+            f" {condition:.2g} | {100 * figures['bias_zeros']:.0f} % |",
             flush=True,
         )
 
