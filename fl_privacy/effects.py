@@ -271,6 +271,7 @@ class PrivateLoss(Heuristic):
         bits: length of the codes.
         layer: linear layer whose input are the features; ``None``: the last one.
         bound: first weights of the private head are from U(-bound, bound); ``None``: spread like that layer's.
+        widths: of the private layers between the features and the last one.
     """
 
     alpha1: float | None
@@ -278,8 +279,11 @@ class PrivateLoss(Heuristic):
     bits: int | None
     layer: str | None = None
     bound: float | None = None
+    widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for width in self.widths:
+            checks.whole("PrivateLoss.widths", width, at_least=1, example=64)
         for name in ("alpha1", "bits", "bound"):
             if (value := getattr(self, name)) is not None:
                 checks.number(f"PrivateLoss.{name}", value, above=0, example=1)

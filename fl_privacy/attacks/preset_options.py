@@ -9,7 +9,7 @@ from fl_privacy.attacks.feature_inversion import FeatureSource, FrontPolicy, Mod
 from fl_privacy.attacks.gradient_inversion import Compile, DType, GradientInversion, LabelPolicy, LocalSteps, Projection
 from fl_privacy.attacks.gradient_inversion.embeddings import TokenReading
 from fl_privacy.attacks.gradient_inversion.network_prior import Untrained
-from fl_privacy.attacks.gradient_inversion.starts import STARTS, named_start
+from fl_privacy.attacks.gradient_inversion.starts import STARTS, Scaling, named_start
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 
@@ -25,6 +25,7 @@ class _Options(TypedDict, total=False):
     restarts: int | None
     start: str
     projection: Projection | None
+    into_range: Scaling
     dtype: DType
     device: str | None
 

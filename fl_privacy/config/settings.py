@@ -167,6 +167,11 @@ class BpkiSettings:
 
     bins: int = setting(ATTACK, "intervals of the histogram of the Bayesian privacy loss", within=(2, 65_536))
     smoothing: float = setting(ATTACK, "pixels added to each of them, so that none is empty", within=(0, 1e12))
+    prior: Literal["public"] | None = setting(
+        ATTACK,
+        "what the attacker knows of pixels before: `public` is the histogram of the images that nobody attacks (`null`:"
+        " nothing, all intervals alike)",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ def spn(
     margin: float = 1.0,
     layer: str | None = None,
     bound: float | None = None,
+    widths: Sequence[int] | None = None,
 ) -> Defense:
     """Train backbone and public head with alpha1 CE + alpha2 LP (secret polarization network, Fan et al. 2020, Eq. 4).
 
@@ -48,6 +50,9 @@ def spn(
         layer: the linear layer whose input are the features; ``None``: the last one, whose outputs are the classes.
         bound: first weights of the private head are from U(-bound, bound), above 0; ``None`` gives them the spread of
             that layer's, as in the paper, which draws both alike. The perturbation grows with it.
+        widths: of further private layers between features and codes, each followed by ReLU; ``None``: a single
+            layer. The paper has "fully connected polarization layers" (section 3.1) and gives neither their number,
+            widths nor activation. Their weights start as those of the last one.
     """
     checks.number("defense.alpha1", alpha1, above=0, example=1.0)
     checks.number("defense.alpha2", alpha2, at_least=0, example=0.1)
@@ -55,14 +60,15 @@ def spn(
     if bound is not None:
         checks.number("defense.bound", bound, above=0, example=0.3)
     checks.number("defense.margin", margin, at_least=1, example=1.0)
+    layers = _layers(widths)
 
     def on_model(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
-        return _with_private_head(model, rng, layer=layer, bits=bits, bound=bound)
+        return _with_private_head(model, rng, layer=layer, bits=bits, bound=bound, widths=layers)
 
     @contextmanager
     def on_loss(model: nn.Module, values: Tensors, batch: Batch) -> Iterator[Callable[[Tensor], Tensor]]:
         path, head = next((name, m) for name, m in model.named_modules() if isinstance(m, PolarizationHead))
-        own = {name: values[f"{path}.{name}"] for name in ("weight", "bias", "codes")}
+        own = {name: values[f"{path}.{name}"] for name in head.state_dict()}
         host = path.rpartition(".")[0]
         entered, returned = entering({host: model.get_submodule(host)}), leaving({"": model})
         with entered as seen, returned as made, leaving(linear_layers(model)) as called:
@@ -79,17 +85,40 @@ def spn(
             yield polarize
 
     settings = {"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin, "layer": layer, "bound": bound}
-    effect = PrivateLoss(alpha1=alpha1, alpha2=alpha2, bits=bits, layer=layer, bound=bound)
+    if layers:
+        settings["widths"] = list(layers)
+    effect = PrivateLoss(alpha1=alpha1, alpha2=alpha2, bits=bits, layer=layer, bound=bound, widths=layers)
     return Defense(parts=(Part("spn", settings, effect, strength="alpha2"),), model=(on_model,), loss=(on_loss,))
 
 
+def _layers(widths: Sequence[int] | None) -> tuple[int, ...]:
+    if widths is None:
+        return ()
+    if isinstance(widths, str) or not isinstance(widths, Sequence):
+        raise UserError(
+            f"defense.widths is expected to be a list of widths, but got {widths!r}; write defense.widths=[64,64], or"
+            " leave it out for a single private layer."
+        )
+    for width in widths:
+        checks.whole("defense.widths", width, at_least=1, example="[64,64]")
+    return tuple(widths)
+
+
 def _with_private_head(
-    model: nn.Module, rng: torch.Generator, *, layer: str | None, bits: int, bound: float | None
+    model: nn.Module,
+    rng: torch.Generator,
+    *,
+    layer: str | None,
+    bits: int,
+    bound: float | None,
+    widths: tuple[int, ...],
 ) -> nn.Module:
     private = copy.deepcopy(model)
     last, host = _linear_layers(private, layer)
     spread = bound or math.sqrt(3) * float(host.weight.detach().square().mean().sqrt())
-    head = PolarizationHead(features=host.in_features, bits=bits, classes=last.out_features, bound=spread, rng=rng)
+    head = PolarizationHead(
+        features=host.in_features, bits=bits, classes=last.out_features, bound=spread, rng=rng, widths=widths
+    )
     host.add_module(HEAD, head.to(host.weight))
     return private
 
@@ -135,31 +164,51 @@ def _expect_fitting(host: str, layer: str | None, output_layer: str, logits: Ten
 
 
 class PolarizationHead(nn.Module):
-    """A fully connected layer on the features, whose outputs are drawn to codes (SPN, section 3.1).
+    """Fully connected layers on the features, whose outputs are drawn to codes (SPN, section 3.1).
 
     Attributes:
-        weight: (K, F).
+        weight: (K, W) of the last layer, W the last of ``widths``, or F.
         bias: (K,).
         codes: (C, K) of -1 and 1, one random code for each class.
+        before: layers in front of the last one, each followed by ReLU.
 
     Args:
         features: F.
         bits: K.
         classes: C.
-        bound: weights and bias start from U(-bound, bound).
+        bound: weights and biases start from U(-bound, bound).
         rng: the only source of its values.
+        widths: of the layers in front of the last one.
     """
 
     codes: Tensor
 
-    def __init__(self, *, features: int, bits: int, classes: int, bound: float, rng: torch.Generator) -> None:
+    def __init__(
+        self,
+        *,
+        features: int,
+        bits: int,
+        classes: int,
+        bound: float,
+        rng: torch.Generator,
+        widths: Sequence[int] = (),
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(nn.init.uniform_(torch.empty(bits, features), -bound, bound, generator=rng))
+        *_, width = (features, *widths)
+        self.weight = nn.Parameter(nn.init.uniform_(torch.empty(bits, width), -bound, bound, generator=rng))
         self.bias = nn.Parameter(nn.init.uniform_(torch.empty(bits), -bound, bound, generator=rng))
         self.register_buffer("codes", 2.0 * torch.randint(2, (classes, bits), generator=rng) - 1.0)
+        self.before = nn.ModuleList()
+        for inputs, outputs in pairwise((features, *widths)):
+            layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
+            for values in (layer.weight, layer.bias):
+                nn.init.uniform_(values, -bound, bound, generator=rng)
+            self.before.append(layer)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return v (B, K) of features (B, F)."""
+        for layer in self.before:
+            features = layer(features).relu()
         return nn.functional.linear(features, self.weight, self.bias)
 
 

@@ -279,16 +279,27 @@ def _defenses_for(kind: Modality) -> list[str]:
     return [name for name, defense in made.items() if _SUITS[kind](defense) and not defense.informed]
 
 
-def build_metrics(bpki: BpkiSettings, evaluator: str | None, dataset: Dataset) -> dict[str, MetricFunction]:
+_MOST_OF_PRIOR = 1000
+"""Public images, the first ones, whose pixels are counted."""
+
+
+def build_metrics(
+    bpki: BpkiSettings, evaluator: str | None, dataset: Dataset, public: LabelledExamples
+) -> dict[str, MetricFunction]:
     """Build the metrics that need settings of a run, by name; register those of plugins.
 
     Args:
         bpki: how the Bayesian privacy loss is estimated.
         evaluator: file of the network that judges noise; ``None`` leaves that out.
         dataset: what the clients share.
+        public: examples that nobody attacks.
     """
     register_plugin_metrics()
-    functions = {"bpki": bayesian_privacy_loss(bins=bpki.bins, smoothing=bpki.smoothing)}
+    known = None
+    if bpki.prior is not None:
+        images = expect_images(public, "The setting bpki.prior, a histogram of pixels,")
+        known = images.images[:_MOST_OF_PRIOR].float() / 255
+    functions = {"bpki": bayesian_privacy_loss(bins=bpki.bins, smoothing=bpki.smoothing, public=known)}
     if evaluator is not None:
         expect_images(dataset.train, "The setting evaluator, whose network judges noise in images,")
         functions["noise_ratio"] = noise_ratio(evaluator, dataset.train.input_shape)
@@ -338,6 +349,20 @@ def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPla
     return LocalPlan(**settings)
 
 
+def build_parts(
+    section: Mapping[str, Any], examples: LabelledExamples, number: int, *, seed: int
+) -> list[torch.Tensor]:
+    """Share ``examples`` out between ``number`` clients by the partition ``section``: indices (N_i,) of each.
+
+    ``seed`` is that of a run, whose clients have the same.
+    """
+    partition = instantiate(section, "partition")
+    with blamed_on(f"partition._target_={section.get('_target_')}"):
+        parts: list[torch.Tensor] = partition(examples, num_clients=number, seed=derive_seed(seed, "partition"))
+    expect_parts(parts, number, len(examples), section)
+    return parts
+
+
 @lru_cache(maxsize=1)
 def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]]:
     """Build data and clients of ``config``, those of the last one kept."""
@@ -346,12 +371,9 @@ def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]
     dataset, defense = build_dataset(config.data), build_defense(config.defense)
     model = agreed_network(config, dataset, number)
     prepare_defense(defense, dataset, model)
-    partition = instantiate(config.partition, "partition")
     kept = ~held_out(config.holdout, len(dataset.train), seed=config.seed)
     shared = dataset.train if kept.all() else dataset.train.subset(kept.nonzero().flatten())
-    with blamed_on(f"partition._target_={config.partition.get('_target_')}"):
-        parts = partition(shared, num_clients=number, seed=derive_seed(config.seed, "partition"))
-    expect_parts(parts, number, len(shared), config.partition)
+    parts = build_parts(config.partition, shared, number, seed=config.seed)
     places = kept.nonzero().flatten()
     return dataset, {
         client: Client(

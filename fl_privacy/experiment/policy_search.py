@@ -5,9 +5,9 @@ Scores of policies on the data and the model of a configuration.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from fl_privacy.config.building import check_arguments
 from fl_privacy.config.reading import plain_value, read_section
 from fl_privacy.data import Dataset, LabelledExamples
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_dataset, build_network
+from fl_privacy.experiment.build import build_dataset, build_network, build_parts
 from fl_privacy.experiment.run_folder import Monitor
 from fl_privacy.experiment.weights import load_weights, write_weights
 from fl_privacy.files import write_whole
@@ -31,9 +31,11 @@ from fl_privacy.policy_search import (
     Selection,
     Total,
     TrainingPlan,
+    Variant,
     accuracy_scores,
     altered_shares,
     fsim_scores,
+    normalized_scores,
     privacy_scores,
     require_fsim,
     train_model,
@@ -52,11 +54,14 @@ class SearchSettings:
     """The settings of ``conf/policy_search.yaml``, whose comments say what they mean."""
 
     data: Options
+    partition: Options
     model: Options
+    client: int | None
+    clients: int
     policies: int
     table: Table
     keep: int
-    variant: Literal["paper", "code"]
+    variant: Variant
     points: int | None
     images_per_class: int
     alpha: float
@@ -98,8 +103,8 @@ class PolicyScorer:
         semi_trained: Path,
         monitor: Monitor,
     ) -> None:
-        dataset, self._device = build_dataset(config.data), resolve_device(config.device)
-        self._total: Total = "sum" if config.variant == "code" else "mean"
+        dataset, self._device = _searched_data(config), resolve_device(config.device)
+        self._total: Total = "mean" if config.variant == "paper" else "sum"
         self._privacy, self._seed, self._asks_fsim = privacy, config.seed, config.fsim_at_least is not None
         self._model = build_network(config.model, dataset, seed=config.seed).to(self._device)
         order = torch.randperm(len(dataset.train), generator=derive_generator(config.seed, "search", "split"))
@@ -127,7 +132,28 @@ class PolicyScorer:
         if self._asks_fsim:
             alike = fsim_scores(self._batch.inputs, policies, seed=self._seed)
         rows = zip(policies, private, accurate, altered, alike, strict=True)
-        return [Scored(policy=p, privacy=s.score, accuracy=a, altered=c, fsim=f) for p, s, a, c, f in rows]
+        parts = [{"mean": s.mean, "variance": s.variance} if self._privacy.normalized else {} for s in private]
+        return [
+            Scored(policy=p, privacy=s.score, accuracy=a, altered=c, fsim=f, **own)
+            for (p, s, a, c, f), own in zip(rows, parts, strict=True)
+        ]
+
+
+def _searched_data(config: SearchSettings) -> Dataset:
+    """Load the data, of a single client where there is one that searches for itself."""
+    dataset = build_dataset(config.data)
+    if config.client is None:
+        return dataset
+    own = build_parts(config.partition, dataset.train, config.clients, seed=config.seed)[config.client]
+    if len(own) < _LEAST_IMAGES:
+        raise UserError(
+            f"A client with at least {_LEAST_IMAGES} images is expected, to train on one and score on another, but"
+            f" client={config.client} has {len(own)}; take another client, or fewer clients."
+        )
+    return replace(dataset, train=dataset.train.subset(own))
+
+
+_LEAST_IMAGES = 2
 
 
 def _semi_trained(
@@ -179,7 +205,7 @@ def search_policies(settings: Mapping[str, Any], monitor: Monitor) -> Path:
     try:
         (folder / POLICY_FILE).unlink(missing_ok=True)
         write_whole(folder / CONFIG, to_yaml(plain_value(config)))
-        plain, *scored = _score_all(config, plans, folder, monitor)
+        plain, *scored = _compared(_score_all(config, plans, folder, monitor), plans.privacy)
         _write_results(config, plans, folder, scored, plain)
     finally:
         release(lock)
@@ -196,8 +222,16 @@ class _Plans:
     def of(cls, config: SearchSettings) -> "_Plans":
         """Build the plans, checked before anything long begins."""
         whole("seed", config.seed, at_least=0, example=1)
-        for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together"):
+        for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together", "clients"):
             whole(name, getattr(config, name), at_least=1, example=100)
+        if config.client is not None:
+            whole(
+                "client",
+                config.client,
+                at_least=0,
+                at_most=config.clients - 1,
+                example="raise clients, or take another",
+            )
         training = config.training.plain()
         share = training.pop("share")
         number("training.share", share, above=0, below=1, example="the paper's is 0.1")
@@ -215,10 +249,14 @@ class _Plans:
 def _folder_of(config: SearchSettings) -> Path:
     plain = plain_value(config)
     front = [] if config.name is None else [str(config.name)]
-    label = "-".join([*front, "search", config.choices["data"], config.choices["model"]])
+    own = [] if config.client is None else [f"client{config.client}"]
+    label = "-".join([*front, "search", config.choices["data"], config.choices["model"], *own])
     unscored = {"together", *(field.name for field in fields(Selection))}
     settings = {key: value for key, value in plain.items() if key not in unscored}
     settings["fsim"] = config.fsim_at_least is not None
+    if config.client is None:  # of all images, as before clients could search for themselves
+        settings = {key: value for key, value in settings.items() if key not in ("client", "clients", "partition")}
+        settings["choices"] = {**settings["choices"], "partition": None}
     return Path(config.out) / folder_name(label, {"command": "search-policies", **settings})
 
 
@@ -275,6 +313,15 @@ def _score_all(config: SearchSettings, plans: _Plans, folder: Path, monitor: Mon
     return [found[policy] for policy in wanted]
 
 
+def _compared(scored: Sequence[Scored], plan: PrivacyPlan) -> list[Scored]:
+    """Score policies beside each other where the plan does so."""
+    if not plan.normalized:
+        return list(scored)
+    means, variances = ([getattr(s, name) for s in scored] for name in ("mean", "variance"))
+    scores = normalized_scores(means, variances, plan)
+    return [replace(s, privacy=score) for s, score in zip(scored, scores, strict=True)]
+
+
 def _write_results(
     config: SearchSettings, plans: _Plans, folder: Path, scored: Sequence[Scored], untransformed: Scored
 ) -> None:
@@ -288,7 +335,8 @@ def _write_results(
         threshold=selection.threshold(scored),
         without_effect=[s for s in scored if not selection.has_effect(s)],
     )
-    page = render_search(found, data=config.choices["data"], model=config.choices["model"], seed=config.seed)
+    of = "" if config.client is None else f" (images of client {config.client} of {config.clients} alone)"
+    page = render_search(found, data=config.choices["data"] + of, model=config.choices["model"], seed=config.seed)
     write_whole(folder / PAGE, page)
     content = {
         "table": config.table,
@@ -312,6 +360,7 @@ def _as_record(scored: Scored) -> dict[str, Any]:
         "accuracy": scored.accuracy,
         "altered": scored.altered,
         "fsim": scored.fsim,
+        **({} if scored.mean is None else {"mean": scored.mean, "variance": scored.variance}),
     }
 
 
@@ -323,4 +372,6 @@ def _from_record(record: dict[str, Any], table: Table) -> Scored:
         accuracy=record["accuracy"],
         altered=record["altered"],
         fsim=record["fsim"],
+        mean=record.get("mean"),
+        variance=record.get("variance"),
     )

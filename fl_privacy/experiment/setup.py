@@ -186,7 +186,7 @@ class Setup:
             truth=truth,
             transforms=self.transforms,
             distorts=bool(self.defense.parts) and not private_names(self.model, self.defense),
-            functions=build_metrics(self.config.bpki, self.config.evaluator, self.dataset),
+            functions=build_metrics(self.config.bpki, self.config.evaluator, self.dataset, self.unattacked),
             tracer=Tracer(
                 participants=PARTICIPANTS if self.config.tracing is None else self.config.tracing,
                 clients=self.clients,

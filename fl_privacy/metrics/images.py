@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fl_privacy import checks
+from fl_privacy.errors import UserError
 
 MetricFunction = Callable[[Tensor, Tensor], Tensor]
 """(guesses, truths) -> (N,), of images (N, C, H, W) in [0, 1] or of labels."""
@@ -82,34 +83,63 @@ def _windowed(images: Tensor) -> Tensor:
 BINS, SMOOTHING = 10, 1.0
 
 
-def bpki(guesses: Tensor, truths: Tensor, *, bins: int = BINS, smoothing: float = SMOOTHING) -> Tensor:
-    """Compute ``KL(F0 || FA)`` per image (Gu et al. 2021, A.4): how far its pixels' histogram is from a uniform one.
+def bpki(
+    guesses: Tensor, truths: Tensor, *, bins: int = BINS, smoothing: float = SMOOTHING, prior: Tensor | None = None
+) -> Tensor:
+    """Compute ``KL(F0 || FA)`` per image (Gu et al. 2021, Eq. 8, A.4): how far its pixels' histogram is from a prior.
 
-    F0 is uniform over ``bins`` equal intervals of [0, 1], FA the histogram of the guessed pixels over them. The paper
-    gives neither the number of intervals nor what becomes of empty ones.
+    F0 is what the attacker knows of pixels before, a distribution over ``bins`` equal intervals of [0, 1], FA the
+    histogram of the guessed pixels over them. With a uniform F0, that of an attacker who knows nothing (case 1), it is
+    the BPKI. The paper gives neither the number of intervals nor what becomes of empty ones.
 
     Args:
         guesses: (N, C, H, W) in [0, 1].
         truths: unused.
         bins: k.
         smoothing: pixels added to each interval, so that none is empty.
+        prior: F0 (k,), such as :func:`pixel_histogram` of public images; ``None`` is uniform.
 
     Returns:
         (N,) float64 from 0.
     """
-    pixels = guesses.flatten(1).double()
-    interval = (pixels * bins).floor().clamp(0, bins - 1).long()
-    counts = pixels.new_zeros(len(pixels), bins).scatter_add_(1, interval, torch.ones_like(pixels)) + smoothing
+    counts = _pixel_counts(guesses, bins) + smoothing
     found = counts / counts.sum(1, keepdim=True)
-    return -(bins * found).log().mean(1)
+    if prior is None:
+        return -(bins * found).log().mean(1)
+    known = prior.to(found)
+    return (torch.xlogy(known, known) - known * found.log()).sum(1)
 
 
-def bayesian_privacy_loss(*, bins: int = BINS, smoothing: float = SMOOTHING) -> Callable[[Tensor, Tensor], Tensor]:
+def pixel_histogram(images: Tensor, *, bins: int = BINS) -> Tensor:
+    """Return the shares (k,) of the pixels of all ``images`` (N, C, H, W) in ``bins`` equal intervals of [0, 1]."""
+    counts = _pixel_counts(images, bins).sum(0)
+    shares: Tensor = counts / counts.sum()
+    return shares
+
+
+def _pixel_counts(images: Tensor, bins: int) -> Tensor:
+    """Count each image's pixels in the intervals, (N, k) float64."""
+    pixels = images.flatten(1).double()
+    interval = (pixels * bins).floor().clamp(0, bins - 1).long()
+    return pixels.new_zeros(len(pixels), bins).scatter_add_(1, interval, torch.ones_like(pixels))
+
+
+def bayesian_privacy_loss(
+    *, bins: int = BINS, smoothing: float = SMOOTHING, public: Tensor | None = None
+) -> Callable[[Tensor, Tensor], Tensor]:
     """Build the metric :func:`bpki` with other bins: (guesses, truths) -> (N,), the truths unused.
 
+    Args:
+        bins: k.
+        smoothing: pixels added to each interval.
+        public: images (N, C, H, W), whose histogram is the prior; ``None`` takes a uniform one.
+
     Raises:
-        UserError: ``bins`` is below 2, or ``smoothing`` not above 0.
+        UserError: ``bins`` is below 2, ``smoothing`` not above 0, or there is no public image.
     """
     checks.whole("bpki.bins", bins, at_least=2, example=10)
     checks.number("bpki.smoothing", smoothing, above=0, example=1)
-    return lambda guesses, truths: bpki(guesses, truths, bins=bins, smoothing=smoothing)
+    if public is not None and not len(public):
+        raise UserError("bpki.prior=public is expected with public images, but there are none; leave bpki.prior out.")
+    prior = None if public is None else pixel_histogram(public, bins=bins)
+    return lambda guesses, truths: bpki(guesses, truths, bins=bins, smoothing=smoothing, prior=prior)

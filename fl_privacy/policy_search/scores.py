@@ -156,6 +156,13 @@ Rule = Literal["left", "trapezoid"]
 """How the curve of similarities is integrated."""
 
 
+Over = Literal["images", "class means"]
+"""What the areas' mean and variance are taken over."""
+
+Variant = Literal["paper", "code", "code_normalized"]
+"""How policies are scored: as published; as the authors' program scores one; as it then compares several."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrivacyPlan:
     """How privacy is scored (Gao et al. 2023, Eq. 11); the defaults are the paper's.
@@ -166,6 +173,9 @@ class PrivacyPlan:
         cosine: of which gradient.
         alpha: weight of the mean of the areas below the curve.
         beta: weight of their variance.
+        over: ``images``: mean and variance are over all images (Eq. 9); ``class means``: over the means of each class.
+        normalized: whether means and variances are brought to [0, 1] among the policies before they are weighted; see
+            :func:`normalized_scores`.
     """
 
     points: int = 20
@@ -173,6 +183,8 @@ class PrivacyPlan:
     cosine: Cosine = "whole"
     alpha: float = 0.7
     beta: float = 0.3
+    over: Over = "images"
+    normalized: bool = False
 
     def __post_init__(self) -> None:
         least = 1 if self.rule == "left" else 2
@@ -180,16 +192,27 @@ class PrivacyPlan:
 
     @classmethod
     def named(
-        cls, variant: Literal["paper", "code"], *, points: int | None = None, alpha: float = 0.7, beta: float = 0.3
+        cls, variant: Variant, *, points: int | None = None, alpha: float = 0.7, beta: float = 0.3
     ) -> "PrivacyPlan":
-        """Plan as in the paper, or as in its authors' code: 21 points, trapezoids, mean of the tensors' cosines."""
+        """Plan as in the paper, or as in its authors' code: 21 points, trapezoids, mean of the tensors' cosines.
+
+        ``code_normalized`` also takes mean and variance over class means and normalizes each among all policies scored,
+        as the program does that picks them (``searchalg/search_best.py`` of gaow0007/ATSPrivacy).
+        """
         if variant == "paper":
             return cls(points=20 if points is None else points, alpha=alpha, beta=beta)
-        if variant == "code":
-            return cls(
-                points=21 if points is None else points, rule="trapezoid", cosine="layers", alpha=alpha, beta=beta
-            )
-        raise UserError(f"variant is expected to be paper or code, but got {variant!r}.")
+        if variant not in ("code", "code_normalized"):
+            raise UserError(f"variant is expected to be paper, code or code_normalized, but got {variant!r}.")
+        picks = variant == "code_normalized"
+        return cls(
+            points=21 if points is None else points,
+            rule="trapezoid",
+            cosine="layers",
+            alpha=alpha,
+            beta=beta,
+            over="class means" if picks else "images",
+            normalized=picks,
+        )
 
     def shares(self) -> Tensor:
         """Return the shares (K,) of the transformed image in each point."""
@@ -210,7 +233,7 @@ class PrivacyScore:
 
     Attributes:
         score: S_pri.
-        mean: of the areas below the curve, over the images.
+        mean: of the areas below the curve, over the images or their classes.
         variance: of the same.
     """
 
@@ -235,10 +258,34 @@ def privacy_scores(
     goals = torch.stack([transformed_by(batch.inputs, policy, seed) for policy in policies])
     products = similarity(start, goals.flatten(0, 1), batch.labels.repeat(len(policies)), plan.shares())
     areas = plan.area(products.cosine(plan.cosine).double()).view(len(policies), -1)
+    if plan.over == "class means":
+        areas = _class_means(areas, batch.labels)
     means, variances = areas.mean(1), areas.var(1, correction=0)
     scores = plan.alpha * means + plan.beta * variances
     rows = zip(scores.tolist(), means.tolist(), variances.tolist(), strict=True)
     return [PrivacyScore(score=score, mean=mean, variance=variance) for score, mean, variance in rows]
+
+
+def _class_means(areas: Tensor, labels: Tensor) -> Tensor:
+    """Average areas (P, S) over the images of each class that there is, (P, C)."""
+    _, of_class = labels.unique(return_inverse=True)
+    shares = torch.nn.functional.one_hot(of_class).to(areas)
+    return areas @ (shares / shares.sum(0))
+
+
+def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: PrivacyPlan) -> list[float]:
+    """Weight means and variances of several policies, each brought to [0, 1] by the least and largest of its kind.
+
+    So the authors' program compares policies (``searchalg/search_best.py``). A score says nothing without the others:
+    one more policy may change all. What is equal for all counts as 0, where the program divides by zero.
+    """
+    parts = []
+    for values in (means, variances):
+        found = torch.tensor(values, dtype=torch.float64)
+        least, most = found.min(), found.max()
+        parts.append((found - least) / (most - least) if most > least else torch.zeros_like(found))
+    scores: list[float] = (plan.alpha * parts[0] + plan.beta * parts[1]).tolist()
+    return scores
 
 
 def transformed_by(images: Tensor, policy: Policy, seed: int) -> Tensor:

@@ -29,6 +29,8 @@ class Scored:
         accuracy: S_acc, higher is better.
         altered: share of the images that it visibly alters.
         fsim: mean FSIM in [0, 1], ``None`` where it was not asked for.
+        mean: of the areas that S_pri is of, where policies are compared by it.
+        variance: of the same.
 
     Raises:
         UserError: a score is not finite.
@@ -39,6 +41,8 @@ class Scored:
     accuracy: float
     altered: float
     fsim: float | None = None
+    mean: float | None = None
+    variance: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("privacy", "accuracy"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_privacy.config.keys import keys_of
+from fl_privacy.config.reading import select
 from fl_privacy.config.settings import Role
 
 RUNTIME = keys_of(Role.RUNTIME)
@@ -17,9 +18,14 @@ FORMAT = 1
 """Of a run's folder; raised when a reader of the older one would misread it."""
 
 
+LATER: Mapping[str, Any] = {"bpki.prior": None, "defense.widths": None, "attack.into_range": "clamp"}
+"""Settings that came after runs had been identified, at the value that these have: it changes no hash."""
+
+
 def run_hash(config: Mapping[str, Any], ignore: Collection[str] = RUNTIME) -> str:
     """Return eight hexadecimal digits that equal configurations share, the dotted keys in ``ignore`` left out."""
-    text = json.dumps(_without(config, ignore), sort_keys=True, default=str)
+    unchanged = [key for key, value in LATER.items() if select(config, key) == value]
+    text = json.dumps(_without(config, (*ignore, *unchanged)), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

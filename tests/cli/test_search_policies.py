@@ -7,6 +7,11 @@ import sys
 import pytest
 
 from fl_privacy.cli.main import run_command_line
+from fl_privacy.config import compose_file, compose_run
+from fl_privacy.config.reading import read_section
+from fl_privacy.experiment import policy_search as search
+from fl_privacy.experiment.build import data_and_clients
+from fl_privacy.experiment.policy_search import SearchSettings, _folder_of
 
 pytest.importorskip("mlxtend")
 
@@ -99,6 +104,58 @@ def test_the_authors_code_adds_up_the_eigenvalues(found, tmp_path):
         assert json.loads(total)["accuracy"] == pytest.approx(8 * json.loads(mean)["accuracy"], rel=1e-4)
 
 
+def test_the_authors_program_compares_policies_by_class_means(tmp_path):
+    more = ["variant=code_normalized", "images_per_class=2", "accuracy_share=1", "keep=1", f"out={tmp_path}"]
+    assert run_command_line([*TINY, *more]) == 0
+    (folder,) = tmp_path.glob("[!.]*")
+    records = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    means, variances = ([r[name] for r in records] for name in ("mean", "variance"))
+    normalized = [
+        0.7 * (mean - min(means)) / (max(means) - min(means))
+        + 0.3 * (variance - min(variances)) / (max(variances) - min(variances))
+        for mean, variance in zip(means, variances, strict=True)
+    ]
+    assert [r["privacy"] for r in records] == pytest.approx(
+        [0.7 * m + 0.3 * v for m, v in zip(means, variances, strict=True)]
+    )
+    result = json.loads((folder / "policies.json").read_text())
+    assert result["untransformed"]["privacy"] == pytest.approx(normalized[0])
+    best = min((n, r["policy"]) for n, r in zip(normalized, records, strict=True) if r["altered"] >= 0.9)
+    assert result["policies"] == [best[1]] and result["scores"][0]["privacy"] == pytest.approx(best[0])
+
+
+def test_a_client_searches_on_its_own_images_alone(found, tmp_path, monkeypatch):
+    seen = []
+
+    class Watching(search.PolicyScorer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            seen.append(self._batch.inputs)
+
+    monkeypatch.setattr(search, "PolicyScorer", Watching)
+    own = ["partition=even_classes", "clients=40", "accuracy_share=1", "keep=1", f"out={tmp_path}"]
+    for client in (3, 7):
+        assert run_command_line([*TINY, *own, f"client={client}"]) == 0
+    folders = {path.name.rpartition("-")[0]: path for path in tmp_path.glob("[!.]*")}
+    assert set(folders) == {f"search-mnist_mini-lenet-client{client}" for client in (3, 7)}
+    config = compose_run(["data.image_size=8", "partition=even_classes", "federation.clients=40"])
+    _, clients = data_and_clients(config)
+    for client, images in zip((3, 7), seen, strict=True):
+        held = clients[client].examples.batch(clients[client].indices).inputs
+        assert len(images) == 10 and all((image == held).flatten(1).all(1).any() for image in images)
+    scores = [(folder / "scores.jsonl").read_text() for folder in folders.values()]
+    assert scores[0] != scores[1]
+    assert "images of client 3 of 40 alone" in (folders["search-mnist_mini-lenet-client3"] / "search.html").read_text()
+    assert "client" not in found.name
+
+
+def test_the_partition_is_another_search_for_a_client_alone():
+    searches = [[], ["clients=4"], ["partition=dirichlet"], ["client=1"], ["client=1", "clients=4"]]
+    searches.append(["client=1", "partition=dirichlet"])
+    names = [_folder_of(read_section(SearchSettings, compose_file("policy_search", more))).name for more in searches]
+    assert names[0] == names[1] == names[2] == "search-mnist_mini-lenet-fab1b361" and len(set(names)) == 4
+
+
 def test_where_nothing_hides_more_than_no_transformation_it_says_so(found, tmp_path, capfd):
     folder = tmp_path / found.name
     shutil.copytree(found, folder)
@@ -144,7 +201,11 @@ def test_clients_read_the_result(found, tmp_path):
     ("settings", "hint"),
     [
         (["policies=0"], "at least 1"),
-        (["variant=best"], "paper or code"),
+        (["variant=best"], "code_normalized"),
+        (["client=10"], "client is expected to be a whole number from 0 to 9, but got 10; raise clients"),
+        (["client=-1"], "from 0 to 9"),
+        (["clients=0"], "clients"),
+        (["client=0", "partition.alpha=1"], "partition.alpha"),
         (["points=x"], "whole number"),
         (["training.share=2"], "(0, 1)"),
         (["training.epochs=0"], "at least 1"),

@@ -11,7 +11,7 @@ from fl_privacy.config.keys import captured_groups, captured_keys, declared_sett
 from fl_privacy.config.reading import put, select
 from fl_privacy.config.table import with_table
 from fl_privacy.errors import UserError
-from fl_privacy.results.identity import attacked_hash, run_hash, training_hash
+from fl_privacy.results.identity import LATER, attacked_hash, run_hash, training_hash
 
 DECLARED = [key for key, _ in declared_settings()]
 OPEN = [key for key, declared in declared_settings() if "group" in declared.metadata]
@@ -65,6 +65,15 @@ def test_a_setting_tells_runs_apart_by_its_role(key: str) -> None:
 @pytest.mark.parametrize("override", ["attack.shards=2", "backend=flower", "threat_model=honest_but_curious"])
 def test_what_changes_no_result_leaves_a_run_the_same(override: str) -> None:
     assert run_hash(compose_run([override]).plain()) == run_hash(compose_run().plain())
+
+
+@pytest.mark.parametrize("key", LATER)
+def test_a_setting_that_came_later_leaves_older_runs_their_hash(key: str) -> None:
+    now, before = (compose_run(["defense=spn", "attack=dlg"]).plain() for _ in range(2))
+    above, _, name = key.rpartition(".")
+    assert select(now, key) == LATER[key]
+    del select(before, above)[name]
+    assert run_hash(now) == run_hash(before)
 
 
 def test_a_threat_model_by_its_name_or_by_its_fields_is_the_same_run() -> None:

@@ -42,6 +42,19 @@ def recorded(defense: Defense) -> tuple[RecordingGrid, harness.Recording]:
 PRIVATE = {
     "head": (harness.HEAD, ("private/private.weight", "private/private.bias"), {"memory/rounds"}),
     "spn": (spn(), tuple(f"private/out.spn.{name}" for name in ("weight", "bias", "codes")), set()),
+    "spn of three layers": (
+        spn(widths=[9, 7]),
+        tuple(
+            f"private/out.spn.{name}"
+            for name in (
+                "weight",
+                "bias",
+                "codes",
+                *(f"before.{k}.{part}" for k in (0, 1) for part in ("weight", "bias")),
+            )
+        ),
+        set(),
+    ),
 }
 
 
@@ -59,7 +72,7 @@ def test_private_values_are_in_no_message(name: str) -> None:
         assert private.keys() == {*values, *rest}
         for value in values:
             assert private[value].numpy().tobytes() not in grid.wire
-    for word in (b"private", b"memory", b"spn"):
+    for word in (b"private", b"memory", b"spn", b"before"):
         assert word not in grid.wire
 
 

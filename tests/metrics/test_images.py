@@ -11,7 +11,7 @@ from torchvision.models import AlexNet_Weights, alexnet
 
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import bayesian_privacy_loss
-from fl_privacy.metrics.images import bpki, mse, psnr, rmse, ssim
+from fl_privacy.metrics.images import bpki, mse, pixel_histogram, psnr, rmse, ssim
 from fl_privacy.metrics.lpips import _network, lpips
 
 SHAPES = [(1, 28, 28), (3, 32, 32), (3, 17, 23)]
@@ -131,6 +131,31 @@ def test_bpki_is_scipy_s_divergence_of_numpy_s_histogram(bins, smoothing):
         expected.append(entropy(np.full(bins, 1 / bins), (counts + smoothing) / (counts + smoothing).sum()))
     found = bayesian_privacy_loss(bins=bins, smoothing=smoothing)(guesses, truths)
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("bins", [4, 10])
+def test_bpki_of_a_prior_is_scipy_s_divergence_of_the_histogram_of_public_images(bins):
+    guesses, truths = pair((3, 17, 23))
+    public = pair((3, 17, 23), n=6, seed=1)[1] * 0.5
+    counts, _ = np.histogram(public.numpy(), bins=bins, range=(0, 1))
+    prior = counts / counts.sum()
+    np.testing.assert_allclose(pixel_histogram(public, bins=bins).numpy(), prior)
+    expected = []
+    for guess in guesses:
+        found, _ = np.histogram(guess.numpy(), bins=bins, range=(0, 1))
+        expected.append(entropy(prior, (found + 1) / (found + 1).sum()))
+    metric = bayesian_privacy_loss(bins=bins, public=public)
+    torch.testing.assert_close(metric(guesses, truths), torch.tensor(expected), rtol=1e-4, atol=1e-6)
+
+
+def test_what_the_prior_knows_already_is_no_gain_of_knowledge():
+    guesses, truths = pair((1, 50, 50), n=1)
+    own, uniform = bayesian_privacy_loss(public=guesses), bayesian_privacy_loss()
+    assert own(guesses, truths).item() == pytest.approx(0, abs=1e-4) and uniform(guesses, truths).item() > 0.01
+    ramp = ((torch.arange(1000) + 0.5) / 1000).view(1, 1, 10, 100)
+    torch.testing.assert_close(bayesian_privacy_loss(public=ramp)(guesses, truths), uniform(guesses, truths))
+    with pytest.raises(UserError, match=r"expected with public images, but there are none; leave bpki\.prior out"):
+        bayesian_privacy_loss(public=guesses[:0])
 
 
 def test_bpki_tells_nothing_of_a_uniform_image_and_most_of_a_black_one():

@@ -16,6 +16,7 @@ from fl_privacy.policy_search import (
     accuracy_scores,
     correlation_score,
     input_jacobian,
+    normalized_scores,
     privacy_scores,
     transformed_by,
 )
@@ -87,10 +88,14 @@ def by_loops(model, given, policy, seed, *, variant, points, alpha=0.7, beta=0.3
             else:
                 curve.append(np.mean([cosine(a, b) for a, b in zip(here, wanted, strict=True)]))
         areas.append(np.mean(curve) if variant == "paper" else np.trapezoid(curve, dx=1 / (points - 1)))
+    if variant == "code_normalized":
+        areas = [np.mean([a for a, k in zip(areas, given.labels, strict=True) if k == label]) for label in range(5)]
+        areas = [mean for mean in areas if not np.isnan(mean)]
     return alpha * np.mean(areas) + beta * np.mean((np.array(areas) - np.mean(areas)) ** 2)
 
 
-@pytest.mark.parametrize("variant", ["paper", "code"])
+@pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value encountered")
+@pytest.mark.parametrize("variant", ["paper", "code", "code_normalized"])
 @pytest.mark.parametrize(("make", "side"), MODELS.values(), ids=MODELS.keys())
 def test_privacy_score_equals_a_loop_over_samples_and_points(make, side, variant):
     model, given = make(), batch(side)
@@ -101,6 +106,29 @@ def test_privacy_score_equals_a_loop_over_samples_and_points(make, side, variant
         expected = by_loops(make(), given, policy, 3, variant=variant, points=4)
         assert score.score == pytest.approx(expected, rel=1e-9)
         assert score.score == pytest.approx(0.7 * score.mean + 0.3 * score.variance)
+
+
+def by_the_authors_program(class_means, alpha=0.7):
+    """Compare policies as ``searchalg/search_best.py`` does."""
+
+    def normalize(score):
+        return (score - np.min(score)) / (np.max(score) - np.min(score))
+
+    means, variances = [np.mean(one) for one in class_means], [np.var(one) for one in class_means]
+    return alpha * normalize(means) + (1 - alpha) * normalize(variances)
+
+
+def test_policies_are_compared_as_by_the_authors_program():
+    class_means = np.random.default_rng(0).uniform(0, 1, size=(6, 10)) ** 2
+    means, variances = class_means.mean(1).tolist(), class_means.var(1).tolist()
+    plan = PrivacyPlan.named("code_normalized")
+    found = normalized_scores(means, variances, plan)
+    assert found == pytest.approx(by_the_authors_program(class_means))
+    assert normalized_scores(means, [0.5] * 6, plan) == pytest.approx(
+        [0.7 * (m - min(means)) / (max(means) - min(means)) for m in means]
+    )
+    other = PrivacyPlan.named("code_normalized", alpha=0.0, beta=1.0)
+    assert np.argsort(normalized_scores(means, variances, other)).tolist() == np.argsort(variances).tolist()
 
 
 class Largest(TorchDispatchMode):
@@ -201,7 +229,7 @@ def test_accuracy_scores_equal_a_loop_over_policies_and_draws():
         assert score == pytest.approx(np.mean(draws), rel=1e-5)
 
 
-@pytest.mark.parametrize(("variant", "points"), [("paper", 0), ("code", 1), ("other", 5)])
+@pytest.mark.parametrize(("variant", "points"), [("paper", 0), ("code", 1), ("code_normalized", 1), ("other", 5)])
 def test_wrong_plans_are_one_line(variant, points):
     with pytest.raises(UserError):
         PrivacyPlan.named(variant, points=points)

@@ -17,17 +17,20 @@ class HiddenGradient:
     Attributes:
         weight: of the linear layer that the features enter.
         strength: expected size of one of them, relative to the factor of the cross entropy, over the root mean square
-            of the private head's weights, above 0; sets the unit in which they are guessed.
+            of the private head's weights to the power of ``layers``, above 0; sets the unit in which they are guessed.
         weight_rms: of the private head's weights; ``None`` where it is that of the layer's own.
+        layers: of the private head, through all of which they go.
     """
 
     weight: str
     strength: float
     weight_rms: float | None
+    layers: int = 1
 
     def unknowns(self, weight: Tensor) -> "Unknowns":
         """Return the variables to guess for the hidden gradient in front of a layer with weight ``weight`` (K, F)."""
-        return Unknowns(weight.shape[1], self.strength * (self.weight_rms or float(weight.square().mean().sqrt())))
+        rms = self.weight_rms or float(weight.square().mean().sqrt())
+        return Unknowns(weight.shape[1], self.strength * rms**self.layers)
 
 
 @dataclass(frozen=True)

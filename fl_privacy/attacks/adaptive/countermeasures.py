@@ -250,11 +250,14 @@ def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[
     them. The K weights of a feature, which all have a part where no output is beyond the margin yet, give an element of
     q a size of about alpha2 sqrt(K) times theirs, in whose unit it has to be guessed. The output layer is not perturbed
     at all; it is all that is matched where an update is of several steps, each with another q. In a batch q is free for
-    each example, more than the attacker might know: as long as no output is beyond the margin, it is one per class.
+    each example, more than the attacker might know: as long as no output is beyond the margin, it is one per class of a
+    head of a single layer. Further private layers leave q one vector of F unknowns; each of width w takes its size by
+    sqrt(w / 2) times that of its weights, since about half of its ReLUs pass something on.
     """
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     told = effect.alpha2 is not None and effect.bits is not None
     strength = (effect.alpha2 or 0.0) * math.sqrt(effect.bits or 0) / factor if told else UNTOLD
+    strength *= math.sqrt(math.prod(width / 2 for width in effect.widths))
     if strength == 0:
         sentence = "It weights the cross entropy as the clients do."
         return [] if factor == 1 else [Countermeasure(sentence=sentence, loss_factor=factor)]
@@ -264,7 +267,10 @@ def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[
             Countermeasure(
                 sentence="It learns what the private head sends back into the features, jointly with the image.",
                 hidden=HiddenGradient(
-                    weight=weight, strength=strength, weight_rms=effect.bound and effect.bound / math.sqrt(3)
+                    weight=weight,
+                    strength=strength,
+                    weight_rms=effect.bound and effect.bound / math.sqrt(3),
+                    layers=1 + len(effect.widths),
                 ),
                 loss_factor=factor,
             )

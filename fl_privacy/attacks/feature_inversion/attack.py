@@ -5,7 +5,7 @@ Each victim keeps the best of its attempts, with the labels that its update tell
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,16 @@ from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_grou
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels, guessed_outputs, infer_labels, output_layer
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, Minimum, filmed_rows, films_of, minimize
 from fl_privacy.attacks.gradient_inversion.priors import Guess, Prior, TotalVariation
-from fl_privacy.attacks.gradient_inversion.starts import Blank, Projection, Space, Start, Uniform, project
+from fl_privacy.attacks.gradient_inversion.starts import (
+    Blank,
+    Projection,
+    Scaling,
+    Space,
+    Start,
+    Uniform,
+    project,
+    scaled_to_range,
+)
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.optimizers import LBFGS, Optimizer
 from fl_privacy.effects import PrivateLayers
@@ -213,6 +222,7 @@ class ModelInversion:
         priors: terms added to the objective.
         start: the first guess.
         projection: brings the images back to [0, 1] after each iteration.
+        into_range: how images that were found are brought to [0, 1].
         iterations: of the optimizer.
         restarts: attempts from different starts; that with the least loss is taken.
         dtype: of the computation, ``float32`` or ``float64``.
@@ -231,6 +241,7 @@ class ModelInversion:
     start: Start = field(default_factory=Uniform)
     space: Space = field(default_factory=Space)
     projection: Projection = "none"
+    into_range: Scaling = "clamp"
     iterations: int = 1500
     restarts: int = 1
     dtype: Literal["float32", "float64"] = "float32"
@@ -245,6 +256,7 @@ class ModelInversion:
             ("features", ("auto", "known", "recovered")),
             ("front", ("auto", "fixed", "joint")),
             ("projection", ("none", "clamp", "minmax")),
+            ("into_range", get_args(Scaling)),
             ("dtype", ("float32", "float64")),
         ):
             if getattr(self, name) not in allowed:
@@ -366,7 +378,7 @@ class ModelInversion:
             filmed=filmed_rows(o for o in observations for _ in range(restarts)),
         )
         films = films_of(problem, found)
-        images = problem.images(found.variables).clamp(0, 1).float().to(first.precision).cpu()
+        images = scaled_to_range(problem.images(found.variables), self.into_range).float().to(first.precision).cpu()
         sentences = (JOINTLY,) if joint and first.knowledge.defense is not None else ()
         return [
             best_reconstruction(

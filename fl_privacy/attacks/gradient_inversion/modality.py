@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, longest_text
 from fl_privacy.attacks.gradient_inversion.settings import Settings
-from fl_privacy.attacks.gradient_inversion.starts import Space
+from fl_privacy.attacks.gradient_inversion.starts import Space, scaled_to_range
 from fl_privacy.attacks.gradient_inversion.table_rows import TableRows, pool
 from fl_privacy.modality import IMAGES, ROWS, TEXTS, Modality, modality_of
 from fl_privacy.models import TextModel
@@ -116,7 +116,7 @@ def _natural_noise(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
 
 def _read_images(settings: Settings, found: Tensor) -> Tensor:
     """Return images in [0, 1] unless wanted as they come."""
-    return (found if settings.as_they_come else found.clamp(0, 1)).float()
+    return (found if settings.as_they_come else scaled_to_range(found, settings.into_range)).float()
 
 
 def _seeking_words(settings: Settings, observation: Observation) -> Settings:

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from fl_privacy.attacks.gradient_inversion.embeddings import TokenReading
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Objective
 from fl_privacy.attacks.gradient_inversion.priors import Prior
-from fl_privacy.attacks.gradient_inversion.starts import ImageSource, Normal, Projection, Space, Start
+from fl_privacy.attacks.gradient_inversion.starts import ImageSource, Normal, Projection, Scaling, Space, Start
 from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 from fl_privacy.attacks.optimizers import LBFGS, EvolutionStrategy, Optimizer
 from fl_privacy.checks import number, one_of, whole
@@ -27,6 +27,7 @@ _CHOICES = {
     "reading": TokenReading,
     "labels": LabelPolicy,
     "projection": Projection,
+    "into_range": Scaling,
     "local_steps": LocalSteps,
     "compile": Compile,
     "dtype": DType,
@@ -94,6 +95,7 @@ class Settings:
         projection: brings the images back to [0, 1] after each iteration.
         as_they_come: whether what was found is reported with pixels outside of [0, 1]; else it is clamped, as every
             attacker knows the range of a pixel.
+        into_range: how images that were found are brought to [0, 1]; see :data:`Scaling`.
         iterations: of the optimizer.
         restarts: most attempts from different starts. The first that ends below ``accept`` is taken, else the one with
             the least loss.
@@ -124,6 +126,7 @@ class Settings:
     evident: bool = False
     projection: Projection = "none"
     as_they_come: bool = False
+    into_range: Scaling = "clamp"
     iterations: int = 300
     restarts: int = 1
     enough: float = 0.0

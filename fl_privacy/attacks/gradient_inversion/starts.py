@@ -18,6 +18,11 @@ Projection = Literal["none", "clamp", "minmax"]
 """``clamp`` cuts to [0, 1]; ``minmax`` maps each image's range that leaves [0, 1] onto [0, 1]."""
 
 
+Scaling = Literal["clamp", "stretch"]
+"""``clamp`` cuts a guess to [0, 1]; ``stretch`` maps its least and largest pixel onto 0 and 1 (FDL-PP, Gu et al. 2021,
+A.4: "scale the original images and reconstructed images to the range (0,1)")."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Space:
     """Images are ``mean + std * variables``; the papers that optimize normalized images use their data's values."""
@@ -47,6 +52,15 @@ def project(images: Tensor, how: Projection) -> Tensor:
         high = images.amax((2, 3, 4), keepdim=True).clamp_min(1)
         return (images - low) / (high - low)
     return images
+
+
+def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
+    """Bring finished guesses (..., C, H, W) to [0, 1], each by itself; one of a single level is cut in any case."""
+    if how == "clamp":
+        return images.clamp(0, 1)
+    low, high = images.amin((-3, -2, -1), keepdim=True), images.amax((-3, -2, -1), keepdim=True)
+    stretched = (images - low) / (high - low)
+    return torch.where(high > low, stretched, images).clamp(0, 1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

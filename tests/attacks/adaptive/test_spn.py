@@ -9,7 +9,7 @@ from fl_privacy.attacks import GradientInversion, dlg
 from fl_privacy.attacks.adaptive import Circumstances, countermeasures_against
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.defenses import ClientState, compose, pruning, spn
-from fl_privacy.defenses._spn import PolarizationHead
+from fl_privacy.defenses._spn import PolarizationHead, polarization_loss
 from fl_privacy.effects import PrivateLoss
 from fl_privacy.gradients import Layered, VictimModel
 from fl_privacy.types import LocalPlan, VictimId
@@ -56,9 +56,13 @@ def test_what_a_private_head_does_is_a_vector_of_features_an_example():
         torch.testing.assert_close(found[name][0], seen.upload.tensors[name])
 
 
-@pytest.mark.parametrize("alpha2", [0.01, 0.5])
-def test_learning_it_undoes_the_defense(alpha2):
-    defense = spn(alpha2=alpha2, bits=16)
+@pytest.mark.parametrize(
+    "options",
+    [{"alpha2": 0.01}, {"alpha2": 0.5}, {"alpha2": 0.5, "widths": [12, 8], "bound": 0.6}],
+    ids=["weak", "strong", "several layers"],
+)
+def test_learning_it_undoes_the_defense(options):
+    defense = spn(bits=16, **options)
     seen = victims(defense)
     images, truth, countermeasures = guesses(BY_VALUE, informed(seen, defense))
     assert error_of(images, truth) < 0.1 * mean_error(BY_VALUE, seen)
@@ -136,6 +140,19 @@ def test_the_unit_of_what_is_sent_back_is_relative_to_the_cross_entropy():
         for alpha1 in (1.0, 0.25)
     )
     assert plain.hidden.strength == pytest.approx(scaled.hidden.strength) == pytest.approx(0.2 * 4)
+
+
+def test_the_unit_of_several_private_layers_is_the_size_of_what_they_send_back():
+    rng = torch.Generator().manual_seed(3)
+    head = PolarizationHead(features=200, bits=64, classes=10, bound=0.3, rng=rng, widths=(100, 80))
+    features = torch.rand(8, 200, generator=rng).requires_grad_()
+    labels = torch.randint(10, (8,), generator=rng)
+    loss = 0.1 * polarization_loss(head(features), head.codes, labels, 1.0) * 8
+    (sent_back,) = torch.autograd.grad(loss, features)
+    effect = PrivateLoss(alpha1=1.0, alpha2=0.1, bits=64, bound=0.3, widths=(100, 80))
+    (measure,) = countermeasures_against(effect, circumstances())
+    unit = measure.hidden.unknowns(torch.empty(10, 200)).unit
+    assert 0.4 < float(sent_back.square().mean().sqrt()) / unit < 1.5
 
 
 def test_labels_are_inferred_under_the_factor_that_is_known():

@@ -14,6 +14,7 @@ from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.gradient_inversion.starts import Uniform
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.effects import Part, PrivateLayers
+from fl_privacy.errors import UserError
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import Front
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, VictimId
@@ -237,3 +238,20 @@ def test_who_is_told_nothing_says_so() -> None:
     assert "0.weight is missing; stand in for private ones" in without.failure
     wrong = observed[0].told(features=torch.zeros(1, *SHAPE))
     assert "are expected, but got" in model_inversion(**FAST)([wrong], seed=0)[0].failure
+
+
+def test_guesses_are_stretched_where_the_paper_s_scaling_is_asked_for() -> None:
+    seen, _ = victims(2)
+    clamped, stretched = (
+        [
+            r.batch.inputs
+            for r in model_inversion(**FAST | {"iterations": 1}, **how)(seen, seed=0)
+            if r.batch is not None
+        ]
+        for how in ({}, {"into_range": "stretch"})
+    )
+    assert len(clamped) == len(stretched) == 2
+    assert not any(torch.equal(one, other) for one, other in zip(clamped, stretched, strict=True))
+    assert {(float(image.min()), float(image.max())) for image in stretched} == {(0.0, 1.0)}
+    with pytest.raises(UserError, match="into_range is expected to be one of clamp, stretch, but got 'cut'"):
+        model_inversion(into_range="cut")  # type: ignore[arg-type]

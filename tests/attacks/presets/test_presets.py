@@ -24,7 +24,7 @@ from fl_privacy.attacks import (
     refiner_solved,
     sapag,
 )
-from fl_privacy.attacks.gradient_inversion.starts import STARTS, Blank, Given, Space
+from fl_privacy.attacks.gradient_inversion.starts import STARTS, Blank, Given, Space, scaled_to_range
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.errors import UserError
 from fl_privacy.models import ConvNet, LeNet, ResNet20
@@ -188,3 +188,29 @@ def test_guesses_as_they_come_are_those_that_are_clamped_else() -> None:
         assert one.batch is not None and other.batch is not None
         assert float(other.batch.inputs.min()) < 0
         torch.testing.assert_close(other.batch.inputs.clamp(0, 1), one.batch.inputs)
+
+
+@pytest.mark.parametrize("preset", [dlg, inverting_gradients])
+def test_guesses_are_stretched_to_the_range_as_in_fdl_pp_where_that_is_asked_for(
+    preset: Callable[..., GradientInversion],
+) -> None:
+    victims = observations(smooth_net(), 2)
+    attack = preset(iterations=1, dtype="float64", projection="none")
+    raw, stretched = (
+        replace(attack, **how)(victims, seed=0) for how in ({"as_they_come": True}, {"into_range": "stretch"})
+    )
+    for one, other in zip(raw, stretched, strict=True):
+        assert one.batch is not None and other.batch is not None
+        low, high = (f(one.batch.inputs.flatten(1), 1, keepdim=True)[..., None, None] for f in (torch.amin, torch.amax))
+        torch.testing.assert_close(other.batch.inputs, (one.batch.inputs - low) / (high - low))
+
+
+def test_a_guess_of_one_level_has_nothing_to_stretch() -> None:
+    images = torch.stack(
+        [torch.full((3, 4, 4), 0.4), torch.full((3, 4, 4), 1.7), torch.linspace(0.2, 0.4, 48).view(3, 4, 4)]
+    )
+    found = scaled_to_range(images, "stretch")
+    assert found[0].unique().tolist() == pytest.approx([0.4]) and found[1].unique().tolist() == [1.0]
+    assert (found[2].min(), found[2].max()) == (0, 1) and torch.equal(
+        scaled_to_range(images, "clamp"), images.clamp(0, 1)
+    )

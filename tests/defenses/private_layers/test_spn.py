@@ -142,6 +142,43 @@ def test_it_finds_the_features_of_any_model(model_class, options, layer, feature
     assert any(not torch.allclose(moved[name], clean[name]) for name in clean)
 
 
+def test_several_private_layers_are_a_deeper_second_head():
+    defense, step = spn(alpha1=0.7, alpha2=0.3, bits=16, widths=[9, 4]), local_step()
+    found = changed_gradient(defense, step)
+    private = defense.model[0](step.model, ClientState(), derive_generator(0, "private"))
+    head = next(m for m in private.modules() if isinstance(m, PolarizationHead))
+    assert [tuple(layer.weight.shape) for layer in head.before] == [(9, 144), (4, 9)] and head.weight.shape == (16, 4)
+    public = small_model()
+    features = public[:5](step.batch.inputs)
+    inner = (features @ head.before[0].weight.T + head.before[0].bias).relu()
+    inner = (inner @ head.before[1].weight.T + head.before[1].bias).relu()
+    gaps = 1.0 - (inner @ head.weight.T + head.bias) * head.codes[step.batch.labels]
+    loss = 0.7 * nn.functional.cross_entropy(public[5](features), step.batch.labels) + 0.3 * gaps.relu().sum(1).mean()
+    expected = torch.autograd.grad(loss, list(public.parameters()))
+    for (name, _), gradient in zip(public.named_parameters(), expected, strict=True):
+        torch.testing.assert_close(found[name], gradient)
+
+
+def test_one_private_layer_is_what_it_was_before_there_were_more():
+    alone, named = (
+        spn(bits=8, **o).model[0](small_model(), ClientState(), derive_generator(0)) for o in ({}, {"widths": []})
+    )
+    assert alone.state_dict().keys() == named.state_dict().keys()
+    assert all(torch.equal(t, named.state_dict()[name]) for name, t in alone.state_dict().items())
+    assert "widths" not in spn().parts[0].settings and spn(widths=[3]).parts[0].settings["widths"] == [3]
+
+
+def test_all_private_layers_are_trained_and_survive():
+    _, _, first = trained(spn(bits=8, widths=[6], bound=0.5), rounds=1)
+    _, _, second = trained(spn(bits=8, widths=[6], bound=0.5), rounds=2)
+    for client in first:
+        before, after = first[client].tensors, second[client].tensors
+        assert before.keys() == {
+            f"private/out.spn.{name}" for name in ("weight", "bias", "codes", "before.0.weight", "before.0.bias")
+        }
+        assert not torch.equal(before["private/out.spn.before.0.weight"], after["private/out.spn.before.0.weight"])
+
+
 @pytest.mark.parametrize("bound", [None, 0.05])
 def test_the_head_starts_like_the_layer_beside_it_or_as_told(bound):
     model = DLNet(in_channels=3, image_size=16, num_classes=5, init="uniform_0.3")
@@ -171,7 +208,8 @@ def test_wrong_models_and_settings_are_named():
     step: LocalStep = local_step(spatial)
     with pytest.raises(UserError, match="one vector of features"):
         changed_gradient(spn(layer="0"), step)
-    for options in ({"alpha1": 0}, {"alpha2": -1}, {"bits": 0}, {"bits": 1.5}, {"margin": 0.5}, {"bound": 0}):
+    wrong = [{"alpha1": 0}, {"alpha2": -1}, {"bits": 0}, {"bits": 1.5}, {"margin": 0.5}, {"bound": 0}]
+    for options in (*wrong, {"widths": 64}, {"widths": [0]}, {"widths": "64"}, {"widths": [6.5]}):
         with pytest.raises(UserError, match=next(iter(options))):
             spn(**options)
 
