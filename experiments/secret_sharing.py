@@ -177,8 +177,10 @@ def main() -> None:
                     assert np.abs(found - true).max() < 1e-5, "the mean of the updates is what comes out"
             figures = {who: statistics.median(each[k] for each in rounds) for k, who in enumerate(("client", "server"))}
             key = {"model": name, "clients": options.clients, "threshold": options.threshold, "dropped": dropped}
+            number = sum(each.size for each in one)
             for who, seconds in figures.items():
-                kept.add({**key, "who": who}, {"seconds": seconds, "repeats": options.repeats})
+                told = {"seconds": seconds, "parameters": number, "microseconds_each": 1e6 * seconds / number}
+                kept.add({**key, "who": who}, {**told, "repeats": options.repeats})
             print(key, figures, flush=True)
 
 
