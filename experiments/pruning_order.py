@@ -1,17 +1,20 @@
-"""Which elements of a gradient to keep, Refiner's Table 1: by weight, by gradient or by their product.
+"""Which elements of a gradient to keep, Refiner's Tables 1 and 11: by weight, gradient, their product, and others.
 
     python experiments/pruning_order.py trained --rates 0.2 0.8 --seeds 3 --out experiments/rows/pruning_order
     python experiments/pruning_order.py trained --network ReLU --by gradient product --steps 1950 --out ...
+    python experiments/pruning_order.py trained --by product integrated_gradients shapley --steps 780 --out ...
     python experiments/pruning_order.py kept --out experiments/rows/pruning_order
 
 ``trained``: accuracy on the test images after plain steps of 0.01 on batches of 128, where of every gradient the share
 ``--rates`` is pruned, the smallest first; means over seeds, each of which starts all criteria from the same values and
-gives them the same batches. ``kept``: along an unpruned training, which share of a batch gradient's squared norm each
-criterion keeps - to first order what a small step lowers the loss by, in parts of what it would unpruned - and which
-share of the sum of |weight x gradient|, which is what the paper's argument weighs.
+gives them the same batches. Seconds are of the CPU, of a training without its test. ``kept``: along an unpruned
+training, which share of a batch gradient's squared norm each criterion keeps - to first order what a small step lowers
+the loss by, in parts of what it would unpruned - and which share of the sum of |weight x gradient|, which is what the
+paper's argument weighs.
 """
 
 import argparse
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import product
@@ -23,14 +26,18 @@ from torch import Tensor, nn
 
 from fl_privacy.config import compose_run
 from fl_privacy.data import Examples
-from fl_privacy.defenses._pruning import keep_largest
+from fl_privacy.defenses import ClientState, LocalStep
+from fl_privacy.defenses._pruning import OF_STEPS, keep_largest, step_scores
 from fl_privacy.effects import Scope
 from fl_privacy.experiment.build import build_dataset
 from fl_privacy.metrics import aggregate
 from fl_privacy.models import LeNet
-from fl_privacy.types import Tensors
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 CRITERIA = ("weight", "gradient", "product")
+COSTLY = ("integrated_gradients", "shapley")
+"""Criteria that ask for many passes a step."""
 NETWORKS: Mapping[str, tuple[dict[str, object], float, Scope]] = {
     "tanh": ({"activation": "tanh", "mean": [0.5], "std": [0.25]}, 0.0, "layer"),
     "tanh, ranked over all layers": ({"activation": "tanh", "mean": [0.5], "std": [0.25]}, 0.0, "global"),
@@ -66,14 +73,15 @@ def batches(train: Examples, *, steps: int, seed: int) -> Iterator[tuple[Tensor,
         yield train.images[chosen].float() / 255, train.labels[chosen]
 
 
-def scores(by: str, weights: Tensors, gradients: Tensors) -> Tensors:
+def scores(by: str, gradients: Tensors, at: LocalStep, samples: int | None = None) -> Tensors:
     """Compute what a criterion ranks elements by."""
-    match by:
-        case "weight":
-            return {name: w.abs() for name, w in weights.items()}
-        case "gradient":
-            return {name: g.abs() for name, g in gradients.items()}
-    return {name: (weights[name] * g).abs() for name, g in gradients.items()}
+    if by in OF_STEPS:
+        return step_scores(by, gradients, at, samples)  # type: ignore[arg-type]
+    return {name: g.abs() for name, g in gradients.items()}
+
+
+def local_step(model: nn.Module, batch: tuple[Tensor, Tensor], rng: torch.Generator) -> LocalStep:
+    return LocalStep(model, ModelState.of(model), Batch(*batch), LocalPlan(), ClientState(), rng)
 
 
 def gradients_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensors:
@@ -88,10 +96,6 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, gradients: Tensors)
     optimizer.step()
 
 
-def weights_of(model: nn.Module) -> Tensors:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
 @torch.no_grad()
 def accuracy(model: nn.Module, test: Examples) -> float:
     hits = [
@@ -101,17 +105,19 @@ def accuracy(model: nn.Module, test: Examples) -> float:
     return float(torch.stack(hits).sum() / len(test))
 
 
-def train(cell: Row, seed: int, train: Examples, test: Examples) -> float:
-    """Train with pruned gradients and return the accuracy at the end."""
+def train(cell: Row, seed: int, train: Examples, test: Examples) -> Row:
+    """Train with pruned gradients and return the accuracy at the end, and the seconds that it took."""
     model, (_, momentum, scope) = built(cell["network"], seed), NETWORKS[cell["network"]]
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
+    rng, started = derive_generator(seed, "pruning"), time.process_time()
     for batch in batches(train, steps=cell["steps"], seed=seed):
         gradients = gradients_of(model, batch)
         if cell["rate"]:
-            masks = keep_largest(scores(cell["by"], weights_of(model), gradients), drop=cell["rate"], scope=scope)
+            found = scores(cell["by"], gradients, local_step(model, batch, rng), cell.get("samples"))
+            masks = keep_largest(found, drop=cell["rate"], scope=scope)
             gradients = {name: g * masks[name] for name, g in gradients.items()}
         step(model, optimizer, gradients)
-    return accuracy(model, test)
+    return {"seconds": time.process_time() - started, "accuracy": accuracy(model, test)}
 
 
 def trained(options: argparse.Namespace, data: tuple[Examples, Examples], kept: RowFile) -> None:
@@ -119,34 +125,48 @@ def trained(options: argparse.Namespace, data: tuple[Examples, Examples], kept: 
     cells = list(product(options.network, options.rates, options.by))
     for seed, (network, rate, by) in product(range(options.seeds), cells):
         cell: Row = {"network": network, "by": by if rate else "none", "rate": rate, "steps": options.steps}
+        if by in COSTLY:
+            cell["samples"] = options.samples
         if not kept.find({"what": "seed", **cell, "seed": seed}):
             found = train(cell, seed, *data)
             print(cell, seed, found, flush=True)
-            kept.add({"what": "seed", **cell, "seed": seed}, {"accuracy": found})
-        own = accuracies(kept, cell)
-        kept.add(
-            {"what": "trained", **cell}, {"accuracy": asdict(over) if (over := aggregate(list(own.values()))) else None}
-        )
+            kept.add({"what": "seed", **cell, "seed": seed}, found)
+        figures = {name: over(kept, cell, name) for name in ("accuracy", "seconds")}
+        kept.add({"what": "trained", **cell}, {**figures, "to_product": to_product(kept, cell)})
     for network, rate in product(options.network, options.rates):
         pair: Row = {"network": network, "rate": rate, "steps": options.steps}
-        one, other = (accuracies(kept, {**pair, "by": by}) for by in ("gradient", "product"))
+        one, other = (of_seeds(kept, {**pair, "by": by}, "accuracy") for by in ("gradient", "product"))
         apart = [one[seed] - other[seed] for seed in one if seed in other]
-        if over := aggregate(apart):
-            kept.add({"what": "difference", **pair}, {"accuracy": asdict(over)})
+        if apart and (found := aggregate(apart)):
+            kept.add({"what": "difference", **pair}, {"accuracy": asdict(found)})
 
 
-def accuracies(kept: RowFile, cell: Row) -> dict[int, float]:
-    """Look up the accuracy of each seed."""
+def over(kept: RowFile, cell: Row, figure: str) -> Row | None:
+    """Sum up a figure over the seeds so far."""
+    found = aggregate(list(of_seeds(kept, cell, figure).values()))
+    return asdict(found) if found else None
+
+
+def to_product(kept: RowFile, cell: Row) -> Row | None:
+    """Compute how many times the seconds of the product a criterion takes, over the seeds that have both."""
+    plain = {name: cell[name] for name in ("network", "rate", "steps")} | {"by": "product"}
+    own, other = (of_seeds(kept, each, "seconds") for each in (cell, plain))
+    found = aggregate([own[seed] / other[seed] for seed in own if seed in other])
+    return asdict(found) if found else None
+
+
+def of_seeds(kept: RowFile, cell: Row, figure: str) -> dict[int, float]:
+    """Look up a figure of each seed that has it."""
     wanted = {"what": "seed", **cell}
-    return {row["seed"]: row["accuracy"] for row in kept.rows if wanted.items() <= row.items()}
+    return {row["seed"]: row[figure] for row in kept.rows if wanted.items() <= row.items() and figure in row}
 
 
 def shares(model: nn.Module, batch: tuple[Tensor, Tensor], *, by: str, rate: float) -> tuple[float, float]:
     """Compute what a criterion keeps of the squared norm of the gradient, and of the sum of |weight x gradient|."""
-    weights, gradients = weights_of(model), gradients_of(model, batch)
-    masks = keep_largest(scores(by, weights, gradients), drop=rate, scope="layer")
+    gradients, at = gradients_of(model, batch), local_step(model, batch, torch.Generator())
+    masks = keep_largest(scores(by, gradients, at), drop=rate, scope="layer")
     parts = []
-    for whole in ({n: g**2 for n, g in gradients.items()}, scores("product", weights, gradients)):
+    for whole in ({n: g**2 for n, g in gradients.items()}, scores("product", gradients, at)):
         left = sum(float((each * masks[name]).sum()) for name, each in whole.items())
         parts.append(left / sum(float(each.sum()) for each in whole.values()))
     return parts[0], parts[1]
@@ -176,7 +196,8 @@ def main() -> None:
     parser.add_argument("what", choices=("trained", "kept"))
     parser.add_argument("--network", nargs="+", choices=NETWORKS, default=["tanh"])
     parser.add_argument("--rates", nargs="+", type=float, default=[0.8])
-    parser.add_argument("--by", nargs="+", choices=CRITERIA, default=CRITERIA)
+    parser.add_argument("--by", nargs="+", choices=CRITERIA + COSTLY, default=CRITERIA)
+    parser.add_argument("--samples", type=int, default=5, help="points, or orders of neurons, of a costly criterion")
     parser.add_argument("--steps", type=int, default=7800, help="20 epochs, as published")
     parser.add_argument("--seeds", type=int, default=3)
     takes_rows(parser)

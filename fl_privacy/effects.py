@@ -96,6 +96,18 @@ class Laplace(Noise):
     """Laplace noise on every element."""
 
 
+def layer_of(name: str) -> str:
+    """Name the layer that owns the parameter ``name``: its module, or itself where nothing else names one."""
+    return name.rpartition(".")[0] or name
+
+
+def layer_numbers(names: Iterable[str]) -> dict[str, int]:
+    """Return the number of the layer of each of the parameters ``names``, from 1, in their order."""
+    names = list(names)
+    layers = list(dict.fromkeys(map(layer_of, names)))
+    return {name: layers.index(layer_of(name)) + 1 for name in names}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClippedExamples(Effect):
     """The gradient of each example clipped, Gaussian noise on their sum (DP-SGD).
@@ -248,6 +260,27 @@ class SlicedNoise(Heuristic):
     """Gaussian noise of standard deviation ``std`` on random slices of the gradient."""
 
     std: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisedLayers(Heuristic):
+    """Noise on some layers alone; the others are uploaded as they are, so that nothing is guaranteed.
+
+    Attributes:
+        noise: on each element of these layers, and what was clipped before.
+        layers: their names; numbers count the layers of the update from 1.
+    """
+
+    noise: Noise | None
+    layers: tuple[int | str, ...] | None
+
+    def noised(self, names: Iterable[str]) -> frozenset[str]:
+        """Return those of the tensors ``names`` of an update that are noised; all where the layers are untold."""
+        numbered = layer_numbers(names)
+        wanted = None if self.layers is None else {*self.layers}
+        return frozenset(
+            name for name, number in numbered.items() if wanted is None or number in wanted or layer_of(name) in wanted
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

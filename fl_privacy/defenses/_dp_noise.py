@@ -4,15 +4,28 @@ Clipping to a norm and independent noise: what mechanisms of differential privac
 """
 
 import math
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
-from fl_privacy.effects import Clipped, ClippedExamples, Gaussian, Laplace, Part, Scope
+from fl_privacy.effects import (
+    Clipped,
+    ClippedExamples,
+    Gaussian,
+    Laplace,
+    NoisedLayers,
+    Part,
+    Scope,
+    layer_numbers,
+    layer_of,
+)
+from fl_privacy.errors import UserError
 from fl_privacy.gradients import clipped_sum
 from fl_privacy.rng import SecretGenerator
 from fl_privacy.types import Tensors
@@ -80,6 +93,7 @@ def dp_noise(
     clip_norm: float | None = None,
     clip_scope: Scope = "global",
     at: Literal["upload", "gradient"] = "upload",
+    layers: Sequence[int | str] | None = None,
 ) -> Defense:
     """Clip, then add independent noise to every element (Abadi et al. 2016 for a whole update; DLG section 5.1).
 
@@ -92,6 +106,8 @@ def dp_noise(
         clip_norm: l2 norm the update is scaled down to first; ``None`` leaves it.
         clip_scope: ``global`` bounds the norm of the whole update, ``layer`` that of each parameter tensor.
         at: ``upload`` perturbs once what is uploaded, ``gradient`` the gradient of every local step.
+        layers: that get noise, by the names of their modules or by their numbers in the update, from 1 (Refiner Table
+            2); ``None`` are all. The others are uploaded as they are, so that there is no guarantee.
     """
     checks.one_of("defense.noise", noise, ("gaussian", "laplace"))
     checks.one_of("defense.clip_scope", clip_scope, ("layer", "global"))
@@ -100,10 +116,13 @@ def dp_noise(
     if clip_norm is not None:
         checks.number("defense.clip_norm", clip_norm, above=0, example=1.0)
 
+    chosen = None if layers is None else _expect_layers(layers)
+
     def perturb(tensors: Tensors, rng: torch.Generator) -> Tensors:
+        noised = tensors if chosen is None else _owned(tensors, chosen)
         if clip_norm is not None:
             tensors = clip_by_norm(tensors, clip_norm, scope=clip_scope)
-        return {name: t + sample_noise(t, noise, scale, rng) for name, t in tensors.items()}
+        return {n: t + sample_noise(t, noise, scale, rng) if n in noised else t for n, t in tensors.items()}
 
     def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
         return perturb(tensors, rng)
@@ -116,13 +135,41 @@ def dp_noise(
         "noise": noise, "scale": scale, "std": std, "clip_norm": clip_norm, "clip_scope": clip_scope, "at": at
     }  # fmt: skip
     clip = None if clip_norm is None else Clipped(norm=clip_norm, scope=clip_scope)
-    effect = (Gaussian if noise == "gaussian" else Laplace)(std=std, clip=clip, at=at)
-
+    whole = (Gaussian if noise == "gaussian" else Laplace)(std=std, clip=clip, at=at)
+    part = Part("dp_noise", settings, whole, strength="scale")
+    if chosen is not None:
+        settings |= {"layers": list(chosen)}
+        part = Part("dp_noise", settings, NoisedLayers(noise=whole, layers=chosen), strength="scale")
     return Defense(
-        parts=(Part("dp_noise", settings, effect, strength="scale"),),
+        parts=(part,),
         gradient=(on_gradient,) if at == "gradient" else (),
         upload=(on_upload,) if at == "upload" else (),
+        fits=() if chosen is None else (partial(_expect_there, layers=chosen),),
     )
+
+
+def _expect_layers(layers: Sequence[int | str]) -> tuple[int | str, ...]:
+    """Return ``layers``, names and numbers from 1, of which there is at least one."""
+    listed = isinstance(layers, Sequence) and not isinstance(layers, str) and len(layers) > 0
+    if not listed or not all((type(one) is int and one >= 1) or (isinstance(one, str) and one) for one in layers):
+        raise UserError(
+            "defense.layers is expected to be a list of names of layers, or of their numbers from 1, but got"
+            f" {layers!r}; try [1], or null for all."
+        )
+    return tuple(layers)
+
+
+def _owned(names: Iterable[str], layers: tuple[int | str, ...]) -> frozenset[str]:
+    """Return those of the tensors ``names`` that the ``layers`` own; ``UserError`` where one of these is not there."""
+    numbers = layer_numbers(names)
+    there = [*dict.fromkeys(map(layer_of, numbers)), *dict.fromkeys(numbers.values())]
+    for layer in layers:
+        checks.one_of("defense.layers", layer, there)
+    return NoisedLayers(noise=None, layers=layers).noised(numbers)
+
+
+def _expect_there(model: nn.Module, layers: tuple[int | str, ...]) -> None:
+    _owned((name for name, _ in model.named_parameters()), layers)
 
 
 def local_dp(

@@ -3,6 +3,7 @@
 Choosing elements of an update, and adding what was dropped to the next one.
 """
 
+import typing
 from collections.abc import Callable
 from typing import Literal
 
@@ -12,7 +13,14 @@ from torch import Tensor
 from fl_privacy import checks
 from fl_privacy.defenses._dp_noise import Distribution, dp_noise, noise_std, sample_noise
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep, compose
+from fl_privacy.defenses.importance import (
+    PERMUTATIONS,
+    POINTS,
+    integrated_gradients_of_step,
+    shapley_of_elements,
+)
 from fl_privacy.effects import Part, Scope, Sparse
+from fl_privacy.errors import UserError
 from fl_privacy.types import Tensors
 
 
@@ -68,27 +76,61 @@ def compress_with_feedback(
     return compressed
 
 
+Criterion = Literal["gradient", "weight", "product", "integrated_gradients", "shapley", "random"]
+"""What makes an element important enough to be uploaded."""
+
+OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
+"""Those that ask for more than the update, and prune the gradient of every local step."""
+
+
+def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int | None = None) -> Tensors:
+    """Score the elements of ``gradients`` by one of ``OF_STEPS``; larger is more important.
+
+    Args:
+        by: criterion.
+        gradients: of the step, by name.
+        step: at which parameters, model and batch are at hand.
+        samples: points of Integrated Gradients, or orders of Neuron Shapley; ``None`` takes the usual number.
+    """
+    weights = {name: step.sent.parameters[name].detach() for name in gradients}
+    if by == "weight":
+        return {name: w.abs() for name, w in weights.items()}
+    products = {name: (w * gradients[name]).abs() for name, w in weights.items()}
+    if by == "product":
+        return products
+    if by == "integrated_gradients":
+        found = integrated_gradients_of_step(step, points=samples or POINTS)
+        return {name: found[name].abs() for name in gradients}
+    return products | {
+        name: s
+        for name, s in shapley_of_elements(step, permutations=samples or PERMUTATIONS).items()
+        if name in weights
+    }
+
+
 def pruning(
     *,
     rate: float = 0.9,
-    by: Literal["gradient", "weight", "product", "random"] = "gradient",
+    by: Criterion = "gradient",
     scope: Scope = "layer",
     error_feedback: bool = False,
+    samples: int | None = None,
 ) -> Defense:
-    """Zero the floor(rate * n) elements of the least importance (DLG section 5.2; Refiner Table 1).
+    """Zero the floor(rate * n) elements of the least importance (DLG section 5.2; Refiner Tables 1 and 11).
 
     Args:
         rate: share of the elements set to zero, in [0, 1).
-        by: importance of an element: ``gradient`` is its magnitude in what is uploaded, ``random`` a uniform draw;
-            ``weight`` (the magnitude of its parameter) and ``product`` (|parameter x gradient|) prune the gradient
-            of every local step, where the parameters are at hand.
+        by: importance of an element: ``gradient`` is its magnitude in what is uploaded, ``random`` a uniform draw; the
+            others prune the gradient of every local step, where the parameters are at hand: ``weight`` (the magnitude
+            of the parameter), ``product`` (|parameter x gradient|), ``integrated_gradients`` (|parameter x mean
+            gradient on the line from zero to the parameters|) and ``shapley`` (what its neuron takes off the batch's
+            loss: Neuron Shapley; parameters of no neuron go by ``product``).
         scope: ``layer`` prunes the share of each parameter tensor, ``global`` of the whole update.
         error_feedback: add what was pruned to the next update.
+        samples: points on the line of ``integrated_gradients``, or random orders of ``shapley``, each a pass or one for
+            every neuron; ``None`` takes 20 points or 10 orders.
     """
-    checks.number("defense.rate", rate, at_least=0, below=1, example=0.9)
-    checks.one_of("defense.by", by, ("gradient", "weight", "product", "random"))
-    checks.one_of("defense.scope", scope, ("layer", "global"))
-    checks.one_of("defense.error_feedback", error_feedback, (True, False))
+    _check_pruning(rate, by, scope, error_feedback, samples=samples)
 
     def prune(tensors: Tensors, scores: Callable[[Tensors], Tensors], state: ClientState) -> Tensors:
         def compress(update: Tensors) -> Tensors:
@@ -105,17 +147,15 @@ def pruning(
         return prune(tensors, lambda update: {name: t.abs() for name, t in update.items()}, state)
 
     def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
-        weights = {name: step.sent.parameters[name].detach() for name in tensors}
-        if by == "weight":
-            return prune(tensors, lambda update: {name: w.abs() for name, w in weights.items()}, step.state)
-        return prune(tensors, lambda update: {n: (w * update[n]).abs() for n, w in weights.items()}, step.state)
+        return prune(tensors, lambda update: step_scores(by, update, step, samples), step.state)
 
-    of_gradient = by in ("weight", "product")
+    of_gradient = by in OF_STEPS
+    settings = {"rate": rate, "by": by, "scope": scope, "error_feedback": error_feedback}
     return Defense(
         parts=(
             Part(
                 "pruning",
-                {"rate": rate, "by": by, "scope": scope, "error_feedback": error_feedback},
+                settings if samples is None else {**settings, "samples": samples},
                 Sparse(largest=by == "gradient", scope=scope, error_feedback=error_feedback, dropped=rate),
                 strength="rate",
             ),
@@ -123,6 +163,25 @@ def pruning(
         gradient=(on_gradient,) if of_gradient else (),
         upload=() if of_gradient else (on_upload,),
     )
+
+
+def _check_pruning(rate: float, by: str, scope: str, error_feedback: bool, *, samples: int | None) -> None:
+    checks.number("defense.rate", rate, at_least=0, below=1, example=0.9)
+    checks.one_of("defense.by", by, typing.get_args(Criterion))
+    checks.one_of("defense.scope", scope, ("layer", "global"))
+    checks.one_of("defense.error_feedback", error_feedback, (True, False))
+    if samples is not None:
+        checks.whole("defense.samples", samples, at_least=1, example=20)
+        if by not in ("integrated_gradients", "shapley"):
+            raise UserError(
+                "defense.samples is expected with defense.by=integrated_gradients or shapley, but got"
+                f" defense.by={by}; leave it out."
+            )
+    if by == "shapley" and scope == "global":
+        raise UserError(
+            "defense.scope is expected to be layer with defense.by=shapley, whose values rank the neurons of a layer,"
+            " but got 'global'; set defense.scope=layer."
+        )
 
 
 def selective_sharing(

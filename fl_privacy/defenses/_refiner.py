@@ -5,13 +5,15 @@ A client's own memory of what it made of its images, found again by their conten
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
+from fl_privacy.defenses.importance import integrated_gradients, integrated_gradients_of_step
 from fl_privacy.defenses.robust_data import (
     Gap,
     Importance,
@@ -36,7 +38,7 @@ from fl_privacy.pretrained.evaluator_files import CachedEvaluator
 from fl_privacy.pretrained.find_words import find_word_evaluator, name_of_words
 from fl_privacy.pretrained.word_evaluator import WordEvaluator
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Batch, Tensors
+from fl_privacy.types import Batch, ModelState, Tensors
 
 
 def fingerprints(images: Tensor) -> Tensor:
@@ -123,7 +125,7 @@ def refiner(
     match: Literal["batch", "example"] = "batch",
     per: Literal["step", "round"] = "step",
     warm_start: bool = False,
-    evaluator: str | None = None,
+    evaluator: str | Sequence[str] | None = None,
 ) -> Defense:
     """Upload the gradient of images that look like noise but pull the model alike (Refiner, Fan et al. 2025).
 
@@ -148,7 +150,8 @@ def refiner(
         iterations: iota, at least 1.
         lr: step size, above 0.
         decay: tau, factor of each layer's weight over the one before, in (0, 1].
-        weights: of the elements in UM: |gradient x value|, |gradient|, |value| or none.
+        weights: of the elements in UM: |gradient x value|, |gradient|, |value| or none; ``integrated_gradients`` takes
+            the gradient's mean on the line from zero to the values, 20 passes a step (appendix A).
         utility: ``relative`` divides UM by that of pure noise, ``absolute`` is Eq. 2 as printed.
         privacy: PM: the ``evaluator``, or the mean squared distance of the pixels that the paper compares with.
         match: the gradient of the ``batch``, or that of each ``example``; the same for a batch of one.
@@ -157,6 +160,7 @@ def refiner(
         warm_start: start from the robust data of an earlier round where the client has seen all images of a batch, and
             halve the iterations. Only then do the same images meet an attacker with the same noise again.
         evaluator: file of ``fl-privacy train-evaluator``; ``None`` takes a small one, for gray images and texts only.
+            Of a list, client k takes file k modulo their number, so that clients may have networks of their own.
     """
     made = _Refinement(**locals())
     return Defense(
@@ -184,9 +188,8 @@ class _Refinement:
     match: Literal["batch", "example"]
     per: Literal["step", "round"]
     warm_start: bool
-    evaluator: str | None
-    judge: CachedEvaluator = field(init=False, repr=False)
-    of_words: "_OfWords" = field(init=False, repr=False)
+    evaluator: str | Sequence[str] | None
+    judges: Sequence["_Judge"] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         checks.number("defense.epsilon", self.epsilon, at_least=0, example=0.1)
@@ -195,29 +198,32 @@ class _Refinement:
         checks.whole("defense.iterations", self.iterations, at_least=1, example=10)
         checks.number("defense.lr", self.lr, above=0, example=1.0)
         checks.number("defense.decay", self.decay, above=0, at_most=1, example=0.95)
-        checks.one_of("defense.weights", self.weights, ("product", "gradient", "value", "none"))
+        checks.one_of("defense.weights", self.weights, get_args(Importance))
         checks.one_of("defense.utility", self.utility, ("relative", "absolute"))
         checks.one_of("defense.privacy", self.privacy, ("evaluator", "mse"))
         checks.one_of("defense.match", self.match, ("batch", "example"))
         checks.one_of("defense.per", self.per, ("step", "round"))
         checks.one_of("defense.warm_start", self.warm_start, (True, False))
-        object.__setattr__(self, "judge", CachedEvaluator(self.evaluator))
-        object.__setattr__(self, "of_words", _OfWords())
+        object.__setattr__(self, "judges", [_Judge(file) for file in _files(self.evaluator)])
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        listed = isinstance(self.evaluator, Sequence) and not isinstance(self.evaluator, str)
+        return own | {"evaluator": _files(self.evaluator)} if listed else own
 
     def prepare(self, input_shape: Sequence[int]) -> None:
-        """Load the evaluation network that fits the inputs."""
+        """Load the evaluation networks, which have to fit the inputs."""
         if self.privacy == "evaluator":
-            self.judge(input_shape)
+            for judge in self.judges:
+                judge.of_images(input_shape)
 
     def prepare_texts(self, model: TextModel, public: Tensor | None) -> None:
-        """Find the evaluation network of the words of ``model``, or make it of ``public`` texts."""
+        """Find the evaluation networks of the words of ``model``, or make one of ``public`` texts."""
         if self.privacy == "evaluator":
             table = model.words.weight.detach()
-            self.of_words.keep(table, find_word_evaluator(self.evaluator, table, public))
+            for judge in self.judges:
+                judge.of_words.keep(table, find_word_evaluator(judge.file, table, public))
 
     def on_gradient(self, tensors: Tensors, step: LocalStep) -> Tensors:
         """Return the gradient of robust data, near ``tensors``."""
@@ -240,13 +246,14 @@ class _Refinement:
         return tensors
 
     def _space(self, step: LocalStep) -> RobustSpace:
+        own = self.judges[step.state.number % len(self.judges)]
         if modality_of(step.model).continuous:
-            return Pixels(step.batch.inputs, self.judge)
+            return Pixels(step.batch.inputs, own.of_images)
         assert isinstance(step.model, TextModel)
         table = step.sent.parameters[step.model.word_weight]
-        if self.privacy == "evaluator" and self.of_words.judging(table) is None:
+        if self.privacy == "evaluator" and own.of_words.judging(table) is None:
             self.prepare_texts(step.model, None)
-        judge = self.of_words.judging(table)
+        judge = own.of_words.judging(table)
         return words_of(step, None if judge is None else judge.to(step.batch.inputs.device))
 
     def _robust_data(self, target: Tensors, step: LocalStep, space: RobustSpace) -> Tensor:
@@ -266,10 +273,9 @@ class _Refinement:
     def _refine(
         self, start: Tensor, noise: Tensor, target: Tensors, step: LocalStep, space: RobustSpace, *, steps: int
     ) -> Tensor:
-        values, few = step.sent.parameters, space.inputs(space.true)[:1]
-        depths = layer_depths(step.model, step.sent, few)
+        depths = layer_depths(step.model, step.sent, space.inputs(space.true)[:1])
         if self.match == "batch":
-            weights = importance(target, values, depths, by=self.weights, decay=self.decay)
+            weights = self._weights(step, space, target, depths)
             gap = batch_gap(step, target, weights, space.inputs, start)
             return self._solve(start, noise, space, gap, steps=steps)
         chunk = max(1, _CHUNK_ELEMENTS // sum(t.numel() for t in target.values()))
@@ -280,10 +286,27 @@ class _Refinement:
             own_space = self._space(part)
             clean = own_gradients(part, own_space.inputs(own_space.true))
             own = {n: g.detach() for n, g in clean.items() if n in target}
-            weights = importance(own, values, depths, by=self.weights, decay=self.decay)
+            weights = self._weights(part, own_space, own, depths)
             gap = example_gap(part, own, weights, own_space.inputs)
             refined.append(self._solve(start[some], noise[some], own_space, gap, steps=steps))
         return torch.cat(refined)
+
+    def _weights(self, step: LocalStep, space: RobustSpace, target: Tensors, depths: dict[str, int]) -> Tensors:
+        """Weigh the elements of ``target``, the gradient of the batch or (B, *shape) of its examples."""
+        values = step.sent.parameters
+        if self.weights != "integrated_gradients":
+            return importance(target, values, depths, by=self.weights, decay=self.decay)
+        inputs = space.inputs(space.true)
+        if self.match == "batch":
+            found = integrated_gradients_of_step(replace(step, batch=Batch(inputs, step.batch.labels)))
+        else:
+
+            def gradient_at(at: Tensors) -> Tensors:
+                return own_gradients(replace(step, sent=ModelState(at, step.sent.buffers)), inputs)
+
+            found = integrated_gradients({name: value.detach() for name, value in values.items()}, gradient_at)
+        found = {name: found[name].detach() for name in target}
+        return importance(found, values, depths, by="gradient", decay=self.decay)
 
     def _solve(self, start: Tensor, noise: Tensor, space: RobustSpace, gap: Gap, *, steps: int) -> Tensor:
         unit = gap(noise).detach() if self.utility == "relative" else torch.ones((), device=noise.device)
@@ -291,6 +314,25 @@ class _Refinement:
         measure = space.privacy(self.privacy)
         *_, data = descend(start, gap, measure, unit=unit, beta=self.beta, lr=self.lr, iterations=steps)
         return data
+
+
+def _files(evaluator: str | Sequence[str] | None) -> list[str | None]:
+    """Return the files of evaluation networks, of which there is at least one; ``None`` stands for the small one."""
+    if evaluator is None or isinstance(evaluator, str | Path):
+        return [evaluator]  # type: ignore[list-item]
+    if not isinstance(evaluator, Sequence) or not evaluator or not all(isinstance(f, str) and f for f in evaluator):
+        raise UserError(
+            "defense.evaluator is expected to be a file, or a list of files of which client k takes number k, but got"
+            f" {evaluator!r}; make them by `fl-privacy train-evaluator`."
+        )
+    return list(evaluator)
+
+
+class _Judge:
+    """The evaluation network of some of the clients: for images, or by the words of models."""
+
+    def __init__(self, file: str | None) -> None:
+        self.file, self.of_images, self.of_words = file, CachedEvaluator(file), _OfWords()
 
 
 class _OfWords:

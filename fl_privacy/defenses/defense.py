@@ -1,7 +1,7 @@
 """What a defense is: plain functions at a few places of a client's round."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -24,14 +24,20 @@ class ClientState:
     Attributes:
         tensors: by name; a defense puts its own name in front (``"spn/head.weight"``).
         input_shape: (C, H, W) of the client's images; ``None`` where they are not known.
+        number: of the client, by which it finds what is its own among what a defense was given for each.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     input_shape: tuple[int, ...] | None = None
+    number: int = 0
 
     def of_images(self, shape: tuple[int, ...]) -> "ClientState":
         """Return the same state, tensors shared, of a client whose images have this shape."""
-        return ClientState(self.tensors, tuple(shape))
+        return replace(self, input_shape=tuple(shape))
+
+    def of_client(self, number: int) -> "ClientState":
+        """Return the same state, tensors shared, of the client of this number."""
+        return replace(self, number=number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +83,7 @@ class LocalData:
 
 
 Inform = Callable[[Batch, Tensor], None]
+Fits = Callable[[nn.Module], None]
 Prepare = Callable[[tuple[int, ...]], None]
 PrepareTexts = Callable[[TextModel, Tensor | None], None]
 PrivateHook = Callable[[nn.Module], Collection[str]]
@@ -124,6 +131,8 @@ class Defense:
         private: (Module) -> names of parameters and buffers of the model that stay with each client: they are neither
             sent nor uploaded, and each client keeps its own in the ClientState.
         private_passes: over its examples, in which a client trains its private parameters alone on each new model.
+        fits: (Module) -> None, once before anything is trained: says in a ``UserError`` why the defense can't act on
+            this model.
         prepare: (C, H, W) -> None, once before anything is trained: gets what the defense needs, or says in a
             ``UserError`` why it can't.
         texts: (TextModel, public tokens (N, L) or ``None``) -> None, instead of ``prepare`` where the data are texts. A
@@ -143,6 +152,7 @@ class Defense:
     upload: tuple[UploadHook, ...] = ()
     private: tuple[PrivateHook, ...] = ()
     private_passes: int = 0
+    fits: tuple[Fits, ...] = ()
     prepare: tuple[Prepare, ...] = ()
     texts: tuple[PrepareTexts, ...] = ()
     informed: tuple[Inform, ...] = ()
@@ -172,6 +182,8 @@ class Defense:
         Raises:
             UserError: it can't be prepared for them.
         """
+        for fits in self.fits:
+            fits(model)
         if modality_of(model).continuous:
             for prepare in self.prepare:
                 prepare(input_shape)

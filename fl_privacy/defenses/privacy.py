@@ -20,6 +20,7 @@ from fl_privacy.effects import (
     Gaussian,
     Heuristic,
     Noise,
+    NoisedLayers,
     Part,
     PerExample,
     PostProcessing,
@@ -353,6 +354,7 @@ def _why_missing(defense: Defense, buffers_shared: bool) -> str | None:
         f"none is known of {', '.join(foreign)}, whose noise, if it adds any, the accountants cannot see": bool(
             foreign
         ),
+        "some layers are uploaded without noise": any(isinstance(p.effect, NoisedLayers) for p in defense.parts),
         f"{defense.name} adds no calibrated noise": not _mechanisms(defense),
         f"the accountants do not cover {defense.name}": effect is None or bool(uncovered),
         "batch-norm statistics are uploaded without noise": buffers_shared,

@@ -22,8 +22,11 @@ from fl_privacy.pretrained.word_evaluator import WordBox, WordEvaluator
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, ModelState, Tensors
 
-Importance = Literal["product", "gradient", "value", "none"]
+Elementwise = Literal["product", "gradient", "value", "none"]
 """What makes an element important: |gradient x value|, |gradient|, |value|, nothing."""
+
+Importance = Literal[Elementwise, "integrated_gradients"]
+"""Likewise, or |value x mean gradient on the line from zero to the values| (appendix A), by passes of its own."""
 
 Gap = Callable[[Tensor], Tensor]
 """Robust data (B, ...) -> utility gap (G,), differentiable: of the batch (G = 1) or of each example (G = B)."""
@@ -32,7 +35,7 @@ Privacy = Callable[[Tensor], Tensor]
 """Robust data (B, ...) -> (B,), differentiable; higher shows less."""
 
 
-def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Importance, decay: float) -> Tensors:
+def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Elementwise, decay: float) -> Tensors:
     """Weigh each element in the utility metric (Eq. 3): |g theta| tau^i in layer i.
 
     Args:

@@ -206,7 +206,7 @@ class Client:
                     batches,
                     plan=plan,
                     defense=self.defense,
-                    state=state,
+                    state=state.of_client(self.id),
                     rng=self._once(f"round-{round}/private", "defense"),
                 )
         seconds = time.perf_counter() - started
@@ -286,7 +286,7 @@ class Client:
                 num_examples=work.num_examples or _visited(work.order),
                 plan=work.plan,
                 defense=self.defense,
-                state=state,
+                state=state.of_client(self.id),
                 rng=self._once(work.purpose, "defense"),
                 private_rng=self._rng("private"),
             )

@@ -139,7 +139,8 @@ class DefendedTraining:
         if self.once is not None:
             self.once.begin()
         device = next(self.net.parameters()).device
-        self._state, self._rng = load_state(self.memory, device), self.draws.once("defense")
+        self._state = load_state(self.memory, device).of_client(self.draws.number)
+        self._rng = self.draws.once("defense")
         self._kept = private_names(self.net, self.defense)
         return self
 
@@ -244,6 +245,11 @@ class _Draws:
 
     seed: int | Secret
     client: str
+
+    @property
+    def number(self) -> int:
+        """Return the number of the client's part of the data, or of its node."""
+        return int(self.client) if self.client.isdecimal() else 0
 
     def always(self, purpose: str) -> torch.Generator:
         """Return the stream of a purpose, the same in every round."""

@@ -127,6 +127,7 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
     "dsa": (dsa(**CONDENSED, networks=1, outer_steps=1, inner_steps=1, lr=50), unchanged),
     "instahide": (instahide(), unchanged),
     "gaussian": (dp_noise(scale=0.1), all_moved),
+    "gaussian, first layer": (dp_noise(scale=0.1, layers=[1]), lambda clean, d: torch.equal(clean[912:], d[912:])),
     "laplace, clipped": (dp_noise(noise="laplace", scale=0.1, clip_norm=0.5, at="gradient"), all_moved),
     "clipped, no noise": (
         dp_noise(scale=0, clip_norm=0.5),
@@ -142,6 +143,8 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
     "pruning, global": (pruning(rate=0.5, scope="global"), subset_of(0.5)),
     "pruning by weight": (pruning(rate=0.7, by="weight"), subset_of(0.3)),
     "pruning by product": (pruning(rate=0.7, by="product"), subset_of(0.3)),
+    "pruning by integrated gradients": (pruning(rate=0.7, by="integrated_gradients"), subset_of(0.3)),
+    "pruning by neurons": (pruning(rate=0.7, by="shapley"), subset_of(0.3)),
     "pruning at random": (pruning(rate=0.7, by="random"), subset_of(0.3)),
     "shared 5 %": (selective_sharing(share=0.05), subset_of(0.05)),
     "shared 30 % at random": (selective_sharing(share=0.3, by="random", scope="layer"), subset_of(0.3)),
@@ -152,6 +155,10 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
     "ppdl": (ppdl(share=0.3, scale=0.1), lambda clean, d: abs((d != 0).double().mean().item() - 0.3) < 0.01),
     "recup_fl": (informed(recup_fl(budget=0.3, iterations=3, substitutes=2, public=40)), moved_within(0.3)),
     "refiner": (refiner(epsilon=0.01, evaluator=small_evaluator()), within(0.01)),
+    "refiner, integrated gradients": (
+        refiner(epsilon=0.01, weights="integrated_gradients", evaluator=[small_evaluator(), small_evaluator()]),
+        within(0.01),
+    ),
     "refiner, by example": (refiner(match="example", evaluator=small_evaluator()), within(0.1)),
     "soteria": (soteria(rate=0.75), columns_of_head_zero(0.75)),
     "soteria, estimated": (soteria(rate=0.75, scores="estimated"), columns_of_head_zero(0.75)),

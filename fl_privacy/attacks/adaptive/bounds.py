@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.adaptive.estimates import estimate_step
-from fl_privacy.effects import Quantized, Sparse
+from fl_privacy.effects import NoisedLayers, Quantized, Sparse
 from fl_privacy.transformations import Policy, Table, apply_policy
 from fl_privacy.types import Tensors
 
@@ -125,6 +125,21 @@ def only_layer(layer: str) -> Rule:
             for name, t in update.items()
             if name.rpartition(".")[0] != layer
         }
+
+    return rule
+
+
+def bare_layers(effect: NoisedLayers, reach: float) -> Rule:
+    """Build the rule for noise on some layers: within ``reach`` of what was observed there, exact elsewhere.
+
+    Where no layer is bare, all are as observed.
+    """
+
+    def rule(update: Tensors, noise_std: float) -> Bounds:
+        noised = effect.noised(update)
+        if len(noised) == len(update):
+            return {}
+        return {name: (update[name] - reach, update[name] + reach) for name in update if name in noised}
 
     return rule
 

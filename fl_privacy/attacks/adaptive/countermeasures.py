@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 
 from fl_privacy.attacks.adaptive.bounds import (
     Rule,
     Transform,
+    bare_layers,
     only_layer,
     outcomes,
     shared_columns,
@@ -23,6 +24,7 @@ from fl_privacy.effects import (
     Effect,
     MutedFeatures,
     Noise,
+    NoisedLayers,
     PrivateLayers,
     PrivateLoss,
     Quantized,
@@ -95,6 +97,9 @@ chosen on two LeNets with sigmoids, of whose gradients the image makes up a hund
 
 _MANY_BITS = 6
 """Of a quantized value, from which its levels hide little."""
+
+_REACH = 3.0
+"""Standard deviations of the noise within which nearly all of it is."""
 
 UNSCALED, UNTOLD = 1.0, 1.0
 """What an attacker assumes that is not told SPN's weights: the cross entropy is as it would be without, and what is
@@ -216,6 +221,24 @@ def _against_noise(effect: Noise, circumstances: Circumstances) -> Sequence[Coun
     std = effect.std and effect.std * unit
     clipping = _clip(effect.clip, unit, std, circumstances) if effect.clip and clips else []
     return [*clipping, *_smooth_away(circumstances)]
+
+
+@countermeasures_against.register
+def _against_bare_layers(effect: NoisedLayers, circumstances: Circumstances) -> Sequence[Countermeasure]:
+    """Counter noise on some layers: the others are exact, and those are near what was observed."""
+    noise = effect.noise or Noise(std=None, clip=None)
+    one = noise.at == "upload" or (circumstances.plan.shares == "gradient" and not circumstances.unrolls)
+    reach = math.inf if noise.std is None or not one else _REACH * noise.std
+    clip = noise.clip if noise.clip and noise.clip.norm else None
+    clipping = _against_noise(Noise(std=0.0, clip=clip, at=noise.at), replace(circumstances, pixels=False))
+    return [
+        *clipping,
+        Countermeasure(
+            sentence="It matches the layers without noise exactly, and the others within what the noise hides.",
+            rule=bare_layers(effect, reach),
+        ),
+        *_prefer_smooth(circumstances, HIDDEN),
+    ]
 
 
 @countermeasures_against.register

@@ -20,7 +20,7 @@ from fl_privacy.attacks.adaptive.countermeasures import (
     looks_noisy,
 )
 from fl_privacy.attacks.adaptive.estimates import estimate_noise_std
-from fl_privacy.effects import Clipped, Description, Effect, Noise, SlicedNoise, Summed
+from fl_privacy.effects import Clipped, Description, Effect, Noise, NoisedLayers, SlicedNoise, Summed
 from fl_privacy.types import Observation, Tensors
 
 logger = logging.getLogger(__name__)
@@ -170,11 +170,18 @@ def _as_seen(parts: Description) -> Description:
     for part in parts:
         effect = part.effect
         if isinstance(effect, Noise):
-            std = None if effect.std is None else effect.std / math.sqrt(number)
-            seen.append(replace(part, effect=replace(effect, std=std, clip=None)))
+            seen.append(replace(part, effect=_of_mean(effect, number)))
+        elif isinstance(effect, NoisedLayers):
+            noise = effect.noise and _of_mean(effect.noise, number)
+            seen.append(replace(part, effect=replace(effect, noise=noise)))
         elif not isinstance(effect, Clipped):
             seen.append(part)
     return tuple(seen)
+
+
+def _of_mean(effect: Noise, number: int) -> Noise:
+    std = None if effect.std is None else effect.std / math.sqrt(number)
+    return replace(effect, std=std, clip=None)
 
 
 def uncountered(parts: Description) -> list[str]:

@@ -24,6 +24,7 @@ from fl_privacy.effects import (
     Laplace,
     MutedFeatures,
     Noise,
+    NoisedLayers,
     Quantized,
     SlicedNoise,
     Sparse,
@@ -320,6 +321,22 @@ def _of_noise(effect: Noise, setting: Setting) -> Step:
     def step(belief: Belief) -> Belief:
         belief = clip(belief) if clip else belief
         return belief.noisier(told if isinstance(told, float) else dict.fromkeys(belief.mean, told), law)
+
+    return step
+
+
+@likelihood_of.register
+def _of_noised_layers(effect: NoisedLayers, setting: Setting) -> Step | None:
+    """Leave the layers without noise exact."""
+    if effect.noise is None:
+        return None
+    noised = effect.noised(setting.observed)
+    few = {name: value for name, value in setting.observed.items() if name in noised}
+    step_of_noise = _of_noise(effect.noise, replace(setting, observed=few) if few else setting)
+
+    def step(belief: Belief) -> Belief:
+        found = step_of_noise(belief)
+        return replace(found, std={name: found.std[name] if name in noised else belief.std[name] for name in found.std})
 
     return step
 

@@ -28,7 +28,7 @@ from fl_privacy.attacks.text.word_evidence import (
     word_rows,
     words_of_head,
 )
-from fl_privacy.effects import Noise
+from fl_privacy.effects import Noise, NoisedLayers
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.models import TextModel
 from fl_privacy.rng import derive_generator
@@ -96,7 +96,7 @@ class BagReader:
         if self._where != "embeddings":
             found = words_of_head(rows, most)
             return self._counted(found, observation, rows, total)
-        noise = _told_noise(observation)
+        noise = _told_noise(observation, self._name)
         whole = most if lengths.told is not None else texts * observation.input_shape[0]  # positions may be dropped
         model = None if is_exact(rows, whole, noise) else self._simulated(observation, max(2, expected // texts))
         odds = _odds(observation, self._model.words.num_embeddings, expected).to(rows.values.device)
@@ -172,9 +172,11 @@ def _odds(observation: Observation, size: int, expected: int) -> Tensor:
     return -torch.expm1(expected * torch.log1p(-(counts / counts.sum()).clamp_max(1 - 1e-9)))
 
 
-def _told_noise(observation: Observation) -> float | None:
-    """Return the standard deviation of the noise on each element of the upload, where the defense gives it."""
-    parts = [part.effect for part in observation.knowledge.defense or () if isinstance(part.effect, Noise)]
+def _told_noise(observation: Observation, name: str) -> float | None:
+    """Return the standard deviation of the noise on each element of the tensor ``name``, where the defense gives it."""
+    effects = [part.effect for part in observation.knowledge.defense or ()]
+    there = [e.noise for e in effects if isinstance(e, NoisedLayers) and name in e.noised(observation.upload.tensors)]
+    parts = [e for e in effects + there if isinstance(e, Noise)]
     if not parts or any(effect.std is None for effect in parts):
         return None
     factor = matched_per_uploaded(observation.plan, observation.upload.num_examples, unrolls=False)

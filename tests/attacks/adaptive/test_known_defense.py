@@ -53,6 +53,7 @@ HIDING = {
     "signs": quantization(bits=1, rounding="nearest"),
     "stochastic rounding": quantization(bits=2),
     "soteria": soteria(rate=0.6),
+    "noise on one layer": dp_noise(scale=1.0, layers=[1]),
     "two defenses": compose(soteria(rate=0.5), pruning(rate=0.5)),
     "clipping by layer": dp_noise(scale=1e-5, clip_norm=0.2, clip_scope="layer"),
 }

@@ -3,10 +3,10 @@ import torch
 from torch.nn.utils import prune
 
 from fl_privacy.defenses import pruning
-from fl_privacy.defenses._pruning import keep_largest
+from fl_privacy.defenses._pruning import keep_largest, step_scores
 from fl_privacy.errors import UserError
 
-from ..harness import clean_gradient, flat, large_update, local_step, run
+from ..harness import clean_gradient, flat, large_update, local_step, run, small_model
 
 
 def test_global_pruning_is_that_of_torch():
@@ -65,7 +65,43 @@ def test_no_tensors_no_error():
     assert run(pruning(rate=0.5, scope="global"), {}, local_step()) == {}
 
 
-@pytest.mark.parametrize("options", [{"rate": 1.0}, {"rate": -0.1}, {"rate": "x"}, {"by": "size"}, {"scope": "all"}])
+@pytest.mark.parametrize("by", ["integrated_gradients", "shapley"])
+def test_importance_by_many_passes_is_seeded_and_keeps_the_most_important(by):
+    clean = clean_gradient(local_step())
+    once, again = (run(pruning(rate=0.8, by=by, samples=3), clean, local_step()) for _ in range(2))
+    assert torch.equal(flat(once), flat(again))
+    scores = step_scores(by, clean, local_step(), 3)
+    for name, t in once.items():
+        kept = t != 0
+        assert kept.sum() == t.numel() - int(0.8 * t.numel())
+        assert scores[name][kept].min() >= scores[name][~kept].max()
+
+
+def test_parameters_of_no_neuron_are_ranked_by_the_product():
+    step = local_step(
+        torch.nn.Sequential(
+            torch.nn.Conv2d(3, 6, 3), torch.nn.GroupNorm(2, 6), *small_model()[4:5], torch.nn.Linear(6 * 14 * 14, 5)
+        )
+    )
+    clean = clean_gradient(step)
+    found = step_scores("shapley", clean, step)
+    assert torch.equal(found["1.weight"], (step.sent.parameters["1.weight"] * clean["1.weight"]).abs())
+    assert len(found["0.weight"].unique()) == 6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rate": 1.0},
+        {"rate": -0.1},
+        {"rate": "x"},
+        {"by": "size"},
+        {"scope": "all"},
+        {"samples": 5},
+        {"by": "shapley", "samples": 0},
+        {"by": "shapley", "scope": "global"},
+    ],
+)
 def test_bad_options_are_one_line(options):
     with pytest.raises(UserError, match="expected") as error:
         pruning(**options)

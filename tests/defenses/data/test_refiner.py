@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from fl_privacy import network_files
-from fl_privacy.defenses import ClientState, refiner
+from fl_privacy.data import Examples
+from fl_privacy.defenses import ClientState, Defense, refiner
 from fl_privacy.defenses._refiner import ImageMemory, fingerprints
 from fl_privacy.defenses.robust_data import (
     batch_gap,
@@ -19,8 +20,10 @@ from fl_privacy.defenses.robust_data import (
     pull_within,
 )
 from fl_privacy.errors import UserError
+from fl_privacy.federation import Client
 from fl_privacy.gradients import loss_gradients
-from fl_privacy.pretrained.evaluator_files import load_evaluator
+from fl_privacy.pretrained.evaluator import EvaluatorPlan, train_evaluator
+from fl_privacy.pretrained.evaluator_files import load_evaluator, save_evaluator
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
@@ -310,6 +313,9 @@ def test_ablations_change_the_upload():
         {"match": "x"},
         {"per": "x"},
         {"warm_start": 3},
+        {"evaluator": []},
+        {"evaluator": ["a", ""]},
+        {"evaluator": 3},
     ],
 )
 def test_bad_options_are_one_line(wrong):
@@ -341,3 +347,61 @@ def test_missing_evaluator_is_said_before_the_training():
         prepare((3, 32, 32))
     (prepare,) = refiner(privacy="mse").prepare
     prepare((3, 16, 16))
+
+
+def other_evaluator(tmp_path):
+    """File of a network that was trained less."""
+    plan = EvaluatorPlan(widths=(4, 4, 4), epochs=1, lr=1e-2, batch_size=64)
+    network = train_evaluator(torch.randint(256, (64, 3, 16, 16), dtype=torch.uint8), plan, seed=1)
+    save_evaluator(network, tmp_path / "other.safetensors", {})
+    return str(tmp_path / "other.safetensors")
+
+
+def test_of_several_evaluators_every_client_takes_its_own(tmp_path):
+    files = [small_evaluator(), other_evaluator(tmp_path)]
+
+    def upload(number, evaluator):
+        step = trained_step()
+        step = replace(step, state=ClientState().of_client(number))
+        return flat(run(refiner(epsilon=1e6, evaluator=evaluator), clean_gradient(step), step))
+
+    assert torch.equal(upload(0, files), upload(0, files[0]))
+    assert torch.equal(upload(3, files), upload(0, files[1]))
+    assert not torch.equal(upload(0, files), upload(1, files))
+    assert refiner(evaluator=tuple(files)).parts[0].settings["evaluator"] == files
+
+
+def test_each_of_several_evaluators_is_looked_at_before_the_training(tmp_path):
+    (prepare,) = refiner(evaluator=[small_evaluator(), str(tmp_path / "none.safetensors")]).prepare
+    with pytest.raises(UserError, match=r"none\.safetensors"):
+        prepare((3, 16, 16))
+
+
+def test_clients_tell_the_defense_their_number(tmp_path):
+    seen = []
+    plain = Defense(gradient=(lambda tensors, step: seen.append(step.state.number) or tensors,))
+    examples = Examples(torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8), torch.arange(8) % 5, 5)
+    for number in (0, 4):
+        client = Client(number, examples, torch.arange(8), small_model(), LocalPlan(lr=0.1), plain, seed=0)
+        client.update(ModelState.of(small_model()), ClientState(), round=1)
+    assert seen == [0, 4]
+
+
+@pytest.mark.parametrize("match", ["batch", "example"])
+def test_integrated_gradients_weigh_otherwise_than_the_product(match):
+    uploads = []
+    for weights in ("product", "integrated_gradients"):
+        step = trained_step()
+        defense = refiner(epsilon=1e6, match=match, weights=weights, evaluator=small_evaluator())
+        uploads.append(flat(run(defense, clean_gradient(step), step)))
+    assert uploads[1].isfinite().all()
+    assert not torch.equal(*uploads)
+
+
+def test_both_ways_of_matching_integrate_alike_for_a_single_image():
+    uploads = []
+    for match in ("batch", "example"):
+        step = trained_step(examples=1)
+        defense = refiner(epsilon=1e6, match=match, weights="integrated_gradients", evaluator=small_evaluator())
+        uploads.append(flat(run(defense, clean_gradient(step), step)))
+    torch.testing.assert_close(*uploads, rtol=1e-4, atol=1e-6)

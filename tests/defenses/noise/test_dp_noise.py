@@ -1,12 +1,15 @@
+import math
+
 import pytest
 import torch
 from scipy import stats
 
 from fl_privacy.defenses import compose, dp_noise
 from fl_privacy.defenses._dp_noise import clip_by_norm
+from fl_privacy.defenses.privacy import guarantee, promises_privacy
 from fl_privacy.errors import UserError
 
-from ..harness import flat, large_update, local_step, run
+from ..harness import flat, large_update, local_step, run, small_model
 
 
 @pytest.mark.parametrize("noise, reference", [("gaussian", stats.norm), ("laplace", stats.laplace)])
@@ -51,6 +54,42 @@ def test_two_noises_composed_add_their_variances():
     assert flat(run(both, {"a": torch.zeros(100_000)}, local_step())).std().item() == pytest.approx(0.5, rel=0.02)
 
 
+@pytest.mark.parametrize("at", ["upload", "gradient"])
+@pytest.mark.parametrize("layers", [["b"], [2]])
+def test_noise_on_some_layers_leaves_the_others_as_they_are(at, layers):
+    clean = large_update() | {"b.bias": torch.zeros(30), "c": torch.zeros(4)}
+    found = run(dp_noise(scale=0.3, layers=layers, at=at), clean, local_step())
+    assert torch.equal(found["a.weight"], clean["a.weight"])
+    assert torch.equal(found["c"], clean["c"])
+    assert (found["b.weight"] != clean["b.weight"]).all()
+    assert (found["b.bias"] != 0).all()
+
+
+def test_noise_on_all_layers_by_name_is_that_on_all():
+    clean = large_update()
+    torch.testing.assert_close(
+        run(dp_noise(layers=["a", "b"]), clean, local_step()), run(dp_noise(), clean, local_step()), rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize("layer", ["features.9", 4])
+def test_a_layer_that_is_not_there_is_one_line_that_names_those_that_are(layer):
+    defense = dp_noise(layers=[layer])
+    with pytest.raises(UserError, match=r"defense\.layers .* one of 0, 2, 5, 1, 2, 3, but got") as error:
+        defense.prepare_for(small_model(), (3, 16, 16))
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="one of a, b, 1, 2"):
+        run(defense, large_update(), local_step())
+
+
+def test_noise_on_some_layers_guarantees_nothing():
+    defense = dp_noise(scale=1.0, clip_norm=1.0, layers=[1])
+    found = guarantee(defense, sample_rate=1.0, delta=1e-5)
+    assert found.missing == "some layers are uploaded without noise"
+    assert found.epsilon(1) == math.inf
+    assert not promises_privacy(defense)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -60,6 +99,11 @@ def test_two_noises_composed_add_their_variances():
         {"noise": "uniform"},
         {"clip_scope": "all"},
         {"at": "x"},
+        {"layers": []},
+        {"layers": "a"},
+        {"layers": [0]},
+        {"layers": [True]},
+        {"layers": [""]},
     ],
 )
 def test_bad_options_are_one_line(options):
