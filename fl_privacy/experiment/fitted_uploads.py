@@ -11,7 +11,7 @@ from fl_privacy.experiment.ladder import Rung
 from fl_privacy.experiment.ladder_problem import reason_of
 from fl_privacy.experiment.ladder_scores import EXACT_ROW, MOST_SHOWN, Row
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.fitted import LogisticOptimum, Moments, row_beside_known, rows_between
+from fl_privacy.fitted import LogisticOptimum, Moments, row_beside_known, rows_alone, rows_between
 from fl_privacy.metrics.intervals import binomial_tail
 from fl_privacy.metrics.pinned_rows import TOLERANCE, pinned_rows
 from fl_privacy.results.counts import LEVEL, Counts
@@ -37,15 +37,22 @@ SWEEPS, VICTIMS = 8, 20
 
 _TREES = "Rows behind the client's trees, all rounds together"
 _BESIDE = "One row of the fitted model, by who knows the client's others"
-_SUMS = "Rows that came or went between two rounds"
+_SUMS = "Rows that came or went between two rounds, or are alone in their class"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FittedRung(Rung):
-    """A rung of the ladder for fitted models, with a title of its own."""
+    """A rung of the ladder for fitted models.
+
+    Attributes:
+        called: its title.
+        beyond: whether more was read than by guesses that never saw the upload.
+        source: what it was read from, in a sentence.
+    """
 
     called: str = ""
     beyond: bool = False
+    source: str = "fitted models that clients upload"
 
     @property
     def title(self) -> str:
@@ -199,6 +206,7 @@ def _trees_rung(kept: FittedUploads, clients: int, seed: int, seconds: float) ->
         name="trees",
         called=_TREES,
         made=f"{rounds} round{'s' * (rounds != 1)} of trees",
+        source="trees that clients upload",
         kind="row",
         counts=judged,
         control=Counts(recognizable=control[0], nothing=control[1] - control[0], groups=len(cells)),
@@ -291,6 +299,7 @@ def _logistic_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fi
         name="logistic",
         called=_BESIDE,
         made="the fitted model; a worst case, as the attacker has all the client's rows but one",
+        source="fitted models that clients upload, each time knowing all other rows of the client",
         kind="row",
         counts=Counts(exact=read, nothing=judged - read, groups=judged),
         control=Counts(exact=unseen, nothing=judged - unseen, groups=judged),
@@ -352,37 +361,55 @@ def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fitted
     """Reconstruct the rows that came or went between rounds, or are alone in a class, from means and variances."""
     began, read, changed = time.perf_counter(), 0, 0
     for client in clients:
-        rounds = [_moments(reply, fit) for (_, reply), fit in zip(
-            kept.parameters[client], kept.fits[client], strict=False)]  # fmt: skip
-        rows = [fit.rows for fit in kept.fits[client]]
-        pairs = zip(rounds, rounds[1:], rows, rows[1:], strict=False)
-        for before, after, old, new in pairs:
-            if before is None or after is None:
-                continue
-            for one in rows_between(before, after):
-                changed += abs(one.change or 0)
-                longer = new if (one.change or 0) > 0 else old
-                spread = np.maximum(np.ptp(longer, axis=0), 1e-12)
-                read += sum(bool((np.abs(longer - row) <= EXACT_ROW * spread).all(1).any()) for row in one.rows[:1])
+        fits = kept.fits[client]
+        rounds = [_moments(reply, fit) for (_, reply), fit in zip(kept.parameters[client], fits, strict=False)]
+        asked = _rows_between(rounds, fits)
+        last = rounds[-1]
+        asked += [(row, fits[-1].rows) for _, row in rows_alone(last)] if last is not None else []
+        changed += len(asked)
+        read += sum(row is not None and _is_there(row, table) for row, table in asked)
     if not changed:
         single = all(len(kept.parameters[client]) < 2 for client in clients)
         reason = (
             "there was one round alone, and --rounds gives more; means and variances of two rounds give each row that"
             " came or went between them exactly (fl_privacy.fitted.rows_between)"
             if single
-            else "no row came or went between two rounds; means and variances of two rounds give such a row exactly"
-            " (fl_privacy.fitted.rows_between)"
+            else "no row came or went between two rounds, and none is alone in its class; means and variances give"
+            " such rows exactly (fl_privacy.fitted.rows_between)"
         )
         return FittedRung(name="sums", called=_SUMS, kind="row", reason=reason)
     return FittedRung(
         name="sums",
         called=_SUMS,
         made="means and variances by class",
+        source="means and variances that clients upload",
         kind="row",
         counts=Counts(exact=read, nothing=max(changed - read, 0), groups=changed),
         beyond=read > 0,
         seconds=time.perf_counter() - began,
     )
+
+
+def _rows_between(
+    rounds: Sequence[Moments | None], fits: Sequence[Fitted]
+) -> list[tuple[np.ndarray | None, np.ndarray]]:
+    """List the rows that came or went, ``None`` where they are too many to be told, with the tables that have them."""
+    found: list[tuple[np.ndarray | None, np.ndarray]] = []
+    pairs = zip(rounds, rounds[1:], fits, fits[1:], strict=False)
+    for before, after, old, new in pairs:
+        for one in rows_between(before, after) if before is not None and after is not None else ():
+            if not one.change:
+                found += [(one.rows[0], old.rows), (one.rows[1], new.rows)]
+                continue
+            table = new.rows if one.change > 0 else old.rows
+            single = one.rows[0] if len(one.rows) else None
+            found += [(single if k == 0 else None, table) for k in range(abs(one.change))]
+    return found
+
+
+def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
+    spread = np.maximum(np.ptp(table, axis=0), 1e-12)
+    return bool((np.abs(table - row) <= EXACT_ROW * spread).all(1).any())
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:

@@ -262,7 +262,8 @@ class Ladder:
         if not found:
             return Rung(name=name, uploaded=uploaded, reason=reason or "no client answered")
         started = time.perf_counter()
-        self.tell(f"Attacking {len(found)} {'uploads' if uploaded else 'gradients'} of one example each")
+        of = f"{'upload' if uploaded else 'gradient'}{'s' * (len(found) != 1)}"
+        self.tell(f"Attacking {len(found)} {of} of one example{' each' * (len(found) != 1)}")
         made = attempt(lambda: self._attacked(found, uploaded=uploaded))
         if isinstance(made, Failure):
             return Rung(name=name, uploaded=uploaded, reason=reason_of(made))

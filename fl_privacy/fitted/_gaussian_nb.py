@@ -2,8 +2,9 @@
 
 With n rows of a class, mean m and variance v (of the n rows, as scikit-learn keeps it), the sum is n m and the sum of
 squares n (v + m^2). Differences of two rounds are the sums over the rows that came: one row itself; of two rows each
-feature's two values, mean +- deviation. Where counts are not sent, one row x = m' + n (m' - m) must have the square
-that the variances give, which is one equation a feature for the one number n.
+feature's two values, mean +- deviation. Where one row x came for another x', differences are x - x' and x^2 - x'^2,
+which give both in each feature in which they differ. Where counts are not sent, one row x = m' + n (m' - m) must have
+the square that the variances give, which is one equation a feature for the one number n.
 """
 
 from dataclasses import dataclass
@@ -52,15 +53,16 @@ class RowsBetween:
 
     Attributes:
         label: of the class.
-        change: number of rows that came, negative where they went; ``None`` where nothing tells.
+        change: number of rows that came, negative where they went; 0 where as many came as went.
         before: rows of the class before.
-        rows: (1, F) the row; (2, F) of two rows each feature's smaller and larger value; empty beyond.
+        rows: (1, F) the row; (2, F) of two rows each feature's smaller and larger value; empty beyond. Of no change in
+            number (2, F) the row that went and the one that came, if it was one: NaN where both have the same value.
         mean, deviation: (F,) of the rows that came or went, exact for any number.
     """
 
     label: int
-    change: int | None
-    before: int | None
+    change: int
+    before: int
     rows: np.ndarray
     mean: np.ndarray
     deviation: np.ndarray
@@ -86,6 +88,19 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
     return tuple(found)
 
 
+def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
+    """Return the class and the row (F,) of each class of one row, or of rows that are all the same: its mean.
+
+    Where counts are not sent, such a class has no variance but what is added to all features alike.
+    """
+    found = []
+    for label, (mean, variance) in enumerate(zip(moments.means, moments.variances, strict=True)):
+        alike = len(variance) > 1 and np.ptp(variance) <= ROUNDING * variance.max()
+        if moments.counts[label] == 1 if moments.counts is not None else alike:
+            found.append((label, mean))
+    return tuple(found)
+
+
 def _squares(moments: Moments, label: int) -> np.ndarray:
     """Compute the (F,) mean of squares of a class."""
     return np.asarray(moments.variances[label] - moments.smoothing + moments.means[label] ** 2)
@@ -96,7 +111,7 @@ def _counted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
     n, m = float(before.counts[label]), float(after.counts[label])
     change = round(m - n)
     if not change:
-        return None
+        return _exchanged(before, after, label, n)
     mean = (m * after.means[label] - n * before.means[label]) / change
     square = (m * _squares(after, label) - n * _squares(before, label)) / change
     deviation = np.sqrt(np.maximum(square - mean**2, 0.0))
@@ -106,6 +121,23 @@ def _counted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
     elif abs(change) == 2:
         rows = np.stack([mean - deviation, mean + deviation])
     return RowsBetween(label=label, change=change, before=round(n), rows=rows, mean=mean, deviation=deviation)
+
+
+def _exchanged(before: Moments, after: Moments, label: int, number: float) -> RowsBetween:
+    """Find the row that went and the one that came of ``number`` rows, if it was one."""
+    step = number * (after.means[label] - before.means[label])
+    lift = number * (_squares(after, label) - _squares(before, label))
+    moved = np.abs(step) > 1e-12 * number * np.maximum(np.abs(after.means[label]), 1e-300)
+    sums = np.divide(lift, step, out=np.full(len(step), np.nan), where=moved)
+    rows = np.stack([sums - step, sums + step]) / 2
+    return RowsBetween(
+        label=label,
+        change=0,
+        before=round(number),
+        rows=rows,
+        mean=rows.mean(0),
+        deviation=np.abs(step) / 2,
+    )
 
 
 def _uncounted(before: Moments, after: Moments, label: int) -> RowsBetween | None:

@@ -50,6 +50,7 @@ class Step:
         labels: right ones and how many are known.
         seconds: of the attack.
         size: examples behind an upload.
+        source: what was read from, where it is no upload of so many examples in a step.
         notes: sentences.
         shown: pairs of pictures, rows or words.
     """
@@ -65,6 +66,7 @@ class Step:
     labels: tuple[int, int] | None
     seconds: float
     size: int = 1
+    source: str = ""
     notes: Sequence[str] = ()
     shown: Sequence[Any] = ()
 
@@ -178,7 +180,7 @@ class AppPage:
         """Say how many examples were read of the upload of which most were, where that is no more than chance."""
         most = max(self._uploads_attacked, key=_share)
         assert most.counts is not None
-        of = f"{most.counts.read} of {most.counts.judged} {KINDS[most.kind]}s"
+        of = f"{most.counts.read} of {_number(most.counts.judged, KINDS[most.kind])}"
         said = f"The server's attacks read {of} from uploads, no more than chance allows"
         words = max(map(_single_words, self._uploads_attacked), default=0)
         return f"{said}, but {words} single word{'s' * (words != 1)} of them" if words else said
@@ -189,12 +191,10 @@ class AppPage:
         if self._uploads_attacked:
             return f"{self._of_chance()}: that tells of these attacks, and is no guarantee"
         if attacked:
-            counts, what = attacked[0].counts, KINDS[attacked[0].kind]
+            counts = attacked[0].counts
             assert counts is not None
-            return (
-                f"No upload could be attacked; of gradients, which do not leave as such, {counts.read} of"
-                f" {counts.judged} {what}s were read"
-            )
+            of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {_were(counts.read)} read"
+            return f"No upload could be attacked; of gradients, which do not leave as such, {of}"
         if self.going_on:
             return "No upload was attacked yet"
         if any(one.found for one in self.survivors):
@@ -238,12 +238,23 @@ def _single_words(step: Step) -> int:
 def _read(step: Step) -> str:
     counts, what = step.counts, KINDS[step.kind]
     assert counts is not None
-    of = f"{counts.read} of {counts.judged} {what}{'s' * (counts.judged != 1)}"
+    of = f"{counts.read} of {_number(counts.judged, what)}"
     how = "The server read"
+    if step.source:
+        return f"{how} {of} from {step.source}"
     if step.kind in _READ_IN_WORDS:
         how = "The server read the words of"
-        of = of if step.size == 1 else f"{counts.read} of {counts.judged} upload{'s' * (counts.judged != 1)}"
+        of = of if step.size == 1 else f"{counts.read} of {_number(counts.judged, 'upload')}"
     return f"{how} {of} from what clients upload of {_made_of(step)}"
+
+
+def _number(number: int, what: str) -> str:
+    """Spell a number of things, such as one image or two images."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"
 
 
 def _made_of(step: Step) -> str:
@@ -263,6 +274,7 @@ def render_app(page: AppPage) -> str:
         page=page,
         findings=[{**finding, "label": SEVERITIES[finding["severity"]]} for finding in page.findings],
         steps=[_view(step, number) for number, step in enumerate(page.steps, 1)],
+        notes=list(dict.fromkeys(note for step in page.steps for note in step.notes)),
         survivors=[_survivor(one) for one in page.survivors],
         open_lines=page.lines[:MOST_LINES],
         more_lines=page.lines[MOST_LINES:],
@@ -279,7 +291,9 @@ def _view(step: Step, number: int) -> dict[str, Any]:
         "tone": step.tone,
         "read": "" if counts is None else f"{counts.read} of {counts.judged + counts.failures}",
         "interval": "" if counts is None else f"{100 * low:.0f} to {100 * high:.0f} %",
-        "control": "none: one upload" if control is None else f"{control.read} of {control.judged + control.failures}",
+        "control": ("none" if step.source else "none: one upload")
+        if control is None
+        else f"{control.read} of {control.judged + control.failures}",
         "labels": "" if step.labels is None else f"{step.labels[0]} of {step.labels[1]}",
         "seconds": seconds(step.seconds) if step.counts is not None else "",
         **{name: [] for name, _ in _VIEWS.values()},

@@ -8,6 +8,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fl_privacy.tapping.copies import (
+    LEAST_ROWS,
+    LEAST_SHARE,
+    array_in,
+    bytes_hold,
+    copies_in,
+    features_in,
+    figure_of_features,
+)
 from fl_privacy.tapping.inventory import Sent
 from fl_privacy.tapping.spelled import entries_of_classes, numbers_in
 
@@ -15,14 +24,17 @@ Severity = Literal["data", "facts", "look"]
 """``data``: examples, or parts of them, left as they are; ``facts``: something about the examples; ``look``: something
 that may hold data, or run code, where it arrives."""
 
-LEAST_ROWS, LEAST_SHARE = 5, 0.5
-"""Rows, and share of an array's rows, from which on what equals loaded rows is no accident."""
-
 LEAST_DISTINCT = 4
 """Different values without which equal numbers say nothing."""
 
-LEAST_STATISTIC = 1e-6
-"""Below which a number is not compared with figures of columns."""
+LEAST_STATISTIC, LARGEST_STATISTIC = 1e-6, 1e300
+"""Between which a number is compared with figures of columns."""
+
+DIGITS = 3
+"""Digits up to which a number, as settings and shares have, is a figure of a column only where its key says so."""
+
+MOST_TEXTS = 100
+"""Texts of a list that are looked at."""
 
 LONG_TEXT = 200
 """Letters from which on a text is shown to the reader as one that may hold data."""
@@ -35,6 +47,8 @@ _ZIP = b"PK\x03\x04"
 _NUMPY = b"\x93NUMPY"
 
 _EXAMPLE_COUNTS = re.compile(r"num[-_]?(examples|samples|rows|data)", re.IGNORECASE)
+_LABELS = re.compile(r"label|target|class|truth|species|diagnos|outcome|^y(_|\b)", re.IGNORECASE)
+_FIGURE = re.compile(r"mean|average|avg|sum|total|squares?|std|dev|variance", re.IGNORECASE)
 _STATED = re.compile(r"epsilon|delta|noise[-_]?multiplier|max[-_]?grad[-_]?norm|clip", re.IGNORECASE)
 
 
@@ -98,7 +112,7 @@ def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: 
     counts = {int(v) for v in [*told, loaded.examples] if LEAST_ROWS <= v < math.inf}
     for (record, key), array in sent.arrays.items():
         where = f"{record}/{key}"
-        here = list(_of_array(array, where, loaded, counts))
+        here = list(_of_array(array, where, loaded, counts, unknown=key in unknown))
         if not here and key in unknown and array.ndim and len(array) in counts:
             here = [_of_each(array, where)]
         elif not here and key in unknown and trained:
@@ -109,25 +123,52 @@ def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: 
     return found + list(counts_apart(sent.values, loaded.labels))
 
 
-def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int]) -> Iterator[Leak]:
+def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *, unknown: bool) -> Iterator[Leak]:
     """Yield what an array is, where what was loaded shows it."""
-    if array.dtype.kind in "SUO" or (array.dtype == np.uint8 and array.ndim == 1):
-        yield from _of_bytes(array.tobytes(), where)
+    if array.dtype.kind in "SU":
+        for text in array.reshape(-1)[:MOST_TEXTS].tolist():
+            yield from _of_text(text if isinstance(text, str) else text.decode("utf-8", "replace"), where)
         return
-    rows = _equal_rows(array, loaded)
-    if rows:
-        yield Leak(
-            severity="data",
-            what=f"{rows} of {len(array)} rows are examples of the client, value by value",
-            where=where,
-            why="Whoever receives this has these examples; nothing has to be attacked.",
-        )
-    elif _is_labels(array, loaded):
+    copies = copies_in(array, loaded.rows, unknown=unknown)
+    if copies is not None:
+        yield _raw_rows(copies.what, where)
+    elif _is_labels(array, where, loaded):
         yield _raw_labels(array.size, where)
+    elif array.dtype == np.uint8 and array.ndim == 1:
+        yield from _of_bytes(array.tobytes(), where, loaded)
     elif (column := _equal_column(array, loaded, counts)) is not None:
         yield _raw_column(column, array.size, where)
+    elif unknown and (told := features_in(array, loaded.rows, counts)) is not None:
+        yield _raw_rows(f"the values of {told[0]} of {told[1]} features of the client's {len(array)} examples", where)
     elif _is_class_count(array, loaded):
         yield _class_counts(where)
+    elif (figure := figure_of_features(array, loaded.rows)) is not None:
+        yield Leak(
+            severity="facts",
+            what=f"the {figure} of each of {array.size} features over the client's examples",
+            where=where,
+            why="Of few examples such figures tell the examples, and two of nearly the same people tell one apart.",
+        )
+    elif array.ndim == 1 and _is_histogram(array, loaded):
+        yield _histogram(array, where)
+
+
+def _raw_rows(what: str, where: str) -> Leak:
+    return Leak(
+        severity="data",
+        what=what,
+        where=where,
+        why="Whoever receives this has these examples; nothing has to be attacked.",
+    )
+
+
+def _histogram(array: np.ndarray, where: str) -> Leak:
+    return Leak(
+        severity="facts",
+        what=f"a histogram of the client's {int(array.sum())} examples",
+        where=where,
+        why="Bins with few examples point at people, and it tells how this client's differ from others.",
+    )
 
 
 def _of_each(array: np.ndarray, where: str) -> Leak:
@@ -141,13 +182,21 @@ def _of_each(array: np.ndarray, where: str) -> Leak:
     )
 
 
-def _is_labels(array: np.ndarray, loaded: Loaded) -> bool:
-    """Say whether ``array`` holds the class of each of the client's examples, in whatever order."""
+def _is_labels(array: np.ndarray, where: str, loaded: Loaded) -> bool:
+    """Say whether ``array`` holds the class of each of the client's examples, in whatever order.
+
+    Right answers may be as many as the examples of one of two classes by chance: these are told by order, or by name.
+    """
     labels = loaded.labels
-    if labels is None or array.dtype.kind not in "fiu" or not LEAST_ROWS <= array.size == len(labels):
+    if labels is None or array.dtype.kind not in "fiub" or not LEAST_ROWS <= array.size == len(labels):
+        return False
+    if max(array.shape) != array.size:
         return False
     values = np.sort(array.reshape(-1))
-    return max(array.shape) == array.size and values[0] != values[-1] and bool(np.array_equal(values, np.sort(labels)))
+    if values[0] == values[-1] or not np.array_equal(values, np.sort(labels)):
+        return False
+    named = _LABELS.search(where.rpartition("/")[2]) is not None
+    return named or len(np.unique(values)) > 2 or bool(np.array_equal(array.reshape(-1), labels))
 
 
 def _raw_labels(number: int, where: str) -> Leak:
@@ -170,16 +219,16 @@ def _raw_column(column: str, number: int, where: str) -> Leak:
 
 def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak]:
     if isinstance(value, bytes):
-        yield from _of_bytes(value, where)
+        yield from _of_bytes(value, where, loaded)
     elif isinstance(value, str):
         yield from _of_text(value, where)
         yield from _of_numbers(numbers_in(value), where, loaded)
     elif isinstance(value, list) and value and not isinstance(value[0], str | bytes):
         yield from _of_numbers(np.asarray(value), where, loaded)
     elif isinstance(value, list):
-        for text in value[:100]:
-            yield from _of_text(text, where) if isinstance(text, str) else _of_bytes(text, where)
-    elif isinstance(value, float) and (told := _statistic(value, loaded)) is not None:
+        for text in value[:MOST_TEXTS]:
+            yield from _of_text(text, where) if isinstance(text, str) else _of_bytes(text, where, loaded)
+    elif (told := _statistic(value, key, loaded)) is not None:
         yield Leak(
             severity="facts",
             what=f"the {told[0]} of the column {told[1]} over the client's {told[2]} examples",
@@ -192,19 +241,16 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
 
 def _of_numbers(array: np.ndarray, where: str, loaded: Loaded) -> Iterator[Leak]:
     """Yield what a list of numbers is, where what was loaded shows it."""
-    if _is_labels(array, loaded):
+    if (copies := copies_in(array, loaded.rows, unknown=True)) is not None:
+        yield _raw_rows(copies.what, where)
+    elif _is_labels(array, where, loaded):
         yield _raw_labels(array.size, where)
     elif (column := _equal_column(array, loaded, {loaded.examples})) is not None:
         yield _raw_column(column, len(array), where)
     elif _is_class_count(array, loaded):
         yield _class_counts(where)
     elif _is_histogram(array, loaded):
-        yield Leak(
-            severity="facts",
-            what=f"a histogram of the client's {int(array.sum())} examples",
-            where=where,
-            why="Bins with few examples point at people, and it tells how this client's differ from others.",
-        )
+        yield _histogram(array, where)
     elif len(array) > 1 and len(array) == loaded.examples:
         yield Leak(
             severity="facts",
@@ -234,7 +280,14 @@ def stated_privacy(sent: Sent) -> dict[str, float]:
     }
 
 
-def _of_bytes(content: bytes, where: str) -> Iterator[Leak]:
+def _of_bytes(content: bytes, where: str, loaded: Loaded) -> Iterator[Leak]:
+    if content.startswith(_NUMPY) and (array := array_in(content)) is not None:
+        if array.dtype != np.uint8 or array.ndim != 1:  # else bytes may hold bytes, and so on
+            yield from _of_array(array, where, loaded, {loaded.examples}, unknown=True)
+        return
+    plain = [column[:, None] for column in loaded.columns.values() if column.ndim == 1 and column.dtype.kind in "fiu"]
+    if (held := bytes_hold(content, [*loaded.rows, *plain], loaded.labels)) is not None:
+        yield _raw_rows(f"{len(content)} bytes that hold {held}", where)
     if content.startswith(_PICKLES):
         yield Leak(
             severity="look",
@@ -257,7 +310,14 @@ def _of_bytes(content: bytes, where: str) -> Iterator[Leak]:
             why="Split values are values of examples, and sums over leaves count people."
             + ("" if b'"split_conditions"' in content else " Only XGBoost's trees are attacked here."),
         )
-    elif _NUMPY not in content[:8]:
+    elif content.startswith(_NUMPY):
+        yield Leak(
+            severity="look",
+            what=f"{len(content)} bytes of an array of Python's objects",
+            where=where,
+            why="They are pickled: whoever reads them runs what they say, and they may hold any object of the client.",
+        )
+    else:
         yield from _of_text(content[:100_000].decode("utf-8", "replace"), where) if _is_text(content) else ()
 
 
@@ -286,30 +346,14 @@ def _is_text(content: bytes) -> bool:
     return bool(head) and sum(32 <= byte < 127 or byte in (9, 10, 13) for byte in head) > 0.95 * len(head)
 
 
-def _equal_rows(array: np.ndarray, loaded: Loaded) -> int:
-    """Count the rows of ``array`` that are rows of what was loaded, 0 where they are too few to say."""
-    if array.ndim < 2 or array.dtype.kind not in "fiu" or not len(array):
-        return 0
-    flat = array.reshape(len(array), -1).astype(np.float32)
-    if flat.shape[1] < 2:
-        return 0
-    for rows in loaded.rows:
-        if rows.ndim == 2 and rows.shape[1] == flat.shape[1]:
-            known = {row.tobytes() for row in np.ascontiguousarray(rows.astype(np.float32))}
-            equal = sum(row.tobytes() in known for row in np.ascontiguousarray(flat) if len(np.unique(row)) > 1)
-            if equal >= min(LEAST_ROWS, len(flat)) and equal >= LEAST_SHARE * len(flat):
-                return equal
-    return 0
-
-
 def _equal_column(array: np.ndarray, loaded: Loaded, counts: set[int]) -> str | None:
     """Name of the loaded column whose values ``array`` holds; ``None`` where it is none."""
     if array.dtype.kind not in "fiu" or array.size < LEAST_ROWS or max(array.shape) != array.size:
         return None
     values = np.asarray(array, dtype=np.float64).reshape(-1)
     distinct = np.unique(values)
-    if len(distinct) < LEAST_DISTINCT:
-        return None
+    if len(distinct) < LEAST_DISTINCT or (len(distinct) == len(values) and not np.diff(distinct, 2).any()):
+        return None  # a count from one to many is in any column that has them all
     for name, column in loaded.columns.items():
         enough = len(values) in counts or len(values) >= LEAST_SHARE * len(column)
         if column.dtype.kind in "fiu" and enough and bool(np.isin(distinct, column.astype(np.float64)).all()):
@@ -320,7 +364,7 @@ def _equal_column(array: np.ndarray, loaded: Loaded, counts: set[int]) -> str | 
 def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
     """Say whether ``array`` is how many, or what share, of the client's examples are of each class."""
     labels = loaded.labels
-    if labels is None or not len(labels) or array.ndim != 1 or array.dtype.kind not in "fiu" or len(array) < 2:
+    if labels is None or len(labels) < LEAST_ROWS or array.ndim != 1 or array.dtype.kind not in "fiu" or len(array) < 2:
         return False
     if labels.dtype.kind not in "iu" or int(labels.max()) >= len(array):  # else one number sizes the counts
         return False
@@ -330,12 +374,21 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
     return bool(np.array_equal(counts, array)) or bool(np.allclose(counts / counts.sum(), array, rtol=1e-5, atol=1e-7))
 
 
-def _statistic(value: float, loaded: Loaded) -> tuple[str, str, int] | None:
-    """Find which statistic of which loaded column a number is, and over how many examples."""
-    if value == 0 or not np.isfinite(value) or abs(value) < LEAST_STATISTIC:
+def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | None:
+    """Find which statistic of which loaded column a number is, and over how many examples.
+
+    A number of few digits may be a setting or a share, and is none unless its key says so; nor is what a column of one
+    value gives, such as an accuracy of one.
+    """
+    if type(value) not in (int, float) or not LEAST_STATISTIC <= abs(value) < LARGEST_STATISTIC:
         return None
+    if _EXAMPLE_COUNTS.search(key):
+        return None
+    plain = value == float(f"{value:.{DIGITS}g}") and not _FIGURE.search(key)
     for name, column in loaded.columns.items():
-        if column.dtype.kind not in "fiu" or len(column) < 2:
+        if column.dtype.kind not in "fiu" or len(column) < 2 or column.min() == column.max():
+            continue
+        if plain and name.lower() not in key.lower():
             continue
         values = column.astype(np.float64)
         figures = {
@@ -351,8 +404,10 @@ def _statistic(value: float, loaded: Loaded) -> tuple[str, str, int] | None:
 
 
 def _is_histogram(array: np.ndarray, loaded: Loaded) -> bool:
-    """Say whether whole numbers add up to the number of loaded rows."""
+    """Say whether whole numbers, no one for each example and no counter, add up to the number of loaded rows."""
     if array.dtype.kind not in "iu" or len(array) < LEAST_DISTINCT or (array < 0).any():
+        return False
+    if len(array) == loaded.examples or not np.diff(array.astype(np.float64), 2).any():
         return False
     total = int(array.sum())
     return total >= LEAST_ROWS and any(total == len(column) for column in loaded.columns.values())

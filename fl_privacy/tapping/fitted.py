@@ -1,7 +1,7 @@
 """What XGBoost and scikit-learn are given to fit while a client answers, so that guesses can be judged afterwards."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,13 +9,20 @@ from typing import Any
 import numpy as np
 
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.tapping.findings import LEAST_DISTINCT, Leak
 from fl_privacy.tapping.watch import _replaced
 
 ESTIMATORS = {
     "LogisticRegression": "sklearn.linear_model._logistic",
     "GaussianNB": "sklearn.naive_bayes",
+    "DecisionTreeClassifier": "sklearn.tree._classes",
+    "DecisionTreeRegressor": "sklearn.tree._classes",
+    "BaseForest": "sklearn.ensemble._forest",
 }
-"""Estimators of scikit-learn whose parameters are read -> the module that defines them."""
+"""Estimators of scikit-learn whose parameters are read, or classes that they come from -> the module that has them."""
+
+MOST_TREES = 32
+"""Of a forest that are looked for in replies."""
 
 _NOTED = "_fl_privacy_table"
 
@@ -30,6 +37,7 @@ class Fitted:
         labels: (N,).
         settings: of the estimator, numbers, texts and truth values alone.
         classes: of the estimator, in its order; empty for trees.
+        nodes: of scikit-learn's decision trees, the first of a forest: one array for each, with names of what it holds.
     """
 
     kind: str
@@ -37,6 +45,52 @@ class Fitted:
     labels: np.ndarray = field(repr=False)
     settings: dict[str, Any] = field(default_factory=dict)
     classes: tuple[Any, ...] = ()
+    nodes: tuple[np.ndarray, ...] = field(default=(), repr=False)
+
+
+def leaks_of_nodes(fit: Fitted, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> list[Leak]:
+    """List where a reply gives away the nodes of scikit-learn's decision trees, as arrays or pickled.
+
+    Args:
+        fit: with the trees.
+        arrays, values: of the reply, by record and name joined.
+    """
+    pickled = {key: array.tobytes() for key, array in arrays.items() if array.dtype == np.uint8 and array.ndim == 1}
+    pickled |= {key: value for key, value in values.items() if isinstance(value, bytes)}
+    found = []
+    for key, content in pickled.items():
+        held = sum(nodes.tobytes() in content for nodes in fit.nodes)
+        if held:
+            trees = f"{held} decision tree{'s' * (held != 1)} of scikit-learn{' at least' * (held == MOST_TREES)}"
+            found.append(_nodes_leak(f"{trees}, with thresholds and how many examples are in each node", key))
+    for key, array in arrays.items():
+        for name, what in _TOLD.items():
+            if any(_holds(array, nodes[name]) for nodes in fit.nodes):
+                found.append(_nodes_leak(what, key))
+    return found
+
+
+_TOLD = {
+    "threshold": "thresholds of a decision tree",
+    "n_node_samples": "how many of the client's examples are in each node of a decision tree",
+}
+"""Field of scikit-learn's nodes -> what it is."""
+
+
+def _holds(array: np.ndarray, told: np.ndarray) -> bool:
+    """Say whether an array is what a tree has, in single precision at least."""
+    if array.dtype.kind not in "fiu" or array.size != len(told) or len(np.unique(told)) < LEAST_DISTINCT:
+        return False
+    return bool(np.allclose(array.reshape(-1).astype(np.float64), told, rtol=1e-6, atol=0.0))
+
+
+def _nodes_leak(what: str, where: str) -> Leak:
+    return Leak(
+        severity="facts",
+        what=what,
+        where=where,
+        why="A threshold lies halfway between values of two examples, and nodes count people; not attacked here.",
+    )
 
 
 class FittedBy:
@@ -97,8 +151,17 @@ class FittedBy:
                     labels=answers.copy(),
                     settings=settings,
                     classes=tuple(np.unique(answers).tolist()),
+                    nodes=_nodes(estimator),
                 )
             )
+
+
+def _nodes(estimator: Any) -> tuple[np.ndarray, ...]:
+    """Return the nodes of a fitted tree, or of the first trees of a forest; none of others."""
+    trees: Sequence[Any] = getattr(estimator, "estimators_", [estimator])
+    found = [getattr(tree, "tree_", None) for tree in list(trees)[:MOST_TREES]]
+    told = [tree.__getstate__()["nodes"] for tree in found if tree is not None]
+    return tuple(np.frombuffer(nodes.tobytes(), nodes.dtype) for nodes in told)  # with the bytes between fields
 
 
 def _table(data: Any, label: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -156,7 +156,8 @@ def _by_scale(
 def _meant(array: np.ndarray, value: np.ndarray, *, divides: bool, named: bool) -> np.ndarray | None:
     """Return the numbers that ``array`` stands for if these are ``value``, but for their digits; else ``None``."""
     own, size = value.astype(np.float64), float(np.linalg.norm(value))
-    if value.dtype.kind != "f" or not size or not math.isfinite(size):
+    constant = not named and size > 0 and value.min() == value.max()  # any constant array is a multiple of it
+    if value.dtype.kind != "f" or not size or not math.isfinite(size) or constant:
         return None
     if array.dtype.kind == "f":
         other = array.astype(np.float64)

@@ -11,6 +11,9 @@ import numpy as np
 MOST_LETTERS = 200_000
 """Of a text in which numbers are looked for."""
 
+MOST_NESTED = 4
+"""Lists within lists, as of images, that are read as one."""
+
 MOST_KEYS = 8
 """Keys that are named."""
 
@@ -26,7 +29,7 @@ def numbers_in(text: str) -> np.ndarray:
         said = json.loads(text)
     except (ValueError, RecursionError):
         said = [float(one) for one in _NUMBER.findall(text)] if _NUMBERS.fullmatch(text) else []
-    said = list(said.values()) if isinstance(said, dict) else said
+    said = _flattened(list(said.values()) if isinstance(said, dict) else said)
     if not isinstance(said, list) or len(said) < 2 or not all(type(one) in (int, float) for one in said):
         return np.zeros(0)
     try:
@@ -35,6 +38,14 @@ def numbers_in(text: str) -> np.ndarray:
         return np.zeros(0)
     whole = np.isfinite(found).all() and bool((np.abs(found) < 2**53).all()) and bool((found == found.round()).all())
     return found.astype(np.int64) if whole else found
+
+
+def _flattened(said: Any) -> Any:
+    """Put lists within a list, as rows are written, one behind the other."""
+    for _ in range(MOST_NESTED):
+        if isinstance(said, list) and said and all(isinstance(one, list) for one in said):
+            said = [each for one in said for each in one]
+    return said
 
 
 def entries_of_classes(values: Mapping[str, Any], labels: np.ndarray) -> tuple[str, ...]:

@@ -91,6 +91,27 @@ def test_a_row_between_two_rounds_of_sums(beside: tuple[str, ...]) -> None:
     assert (rung.counts.exact, rung.counts.judged) == (1, 1)
 
 
+def _sums(kept: FittedUploads, rows: np.ndarray, labels: np.ndarray) -> None:
+    model, fit = fitted(GaussianNB, rows, labels)
+    arrays = {"a/0": model.theta_, "a/1": model.var_, "a/2": model.class_count_}
+    kept.note(0, arrays, arrays, [fit])
+
+
+def test_a_row_for_another_and_a_row_alone_are_read_of_sums() -> None:
+    rows, labels = load_breast_cancer(return_X_y=True)
+    swapped, alone = FittedUploads(), FittedUploads()
+    same = np.flatnonzero(labels == labels[0])
+    for first in same[:2]:
+        chosen = np.append(first, np.setdiff1d(np.arange(100), same[:2]))
+        _sums(swapped, rows[chosen][:, :4], labels[chosen])
+    chosen = np.append(np.flatnonzero(labels == 1)[:30], np.flatnonzero(labels == 0)[:1])
+    _sums(alone, rows[chosen], labels[chosen])
+    for kept, number in ((swapped, 2), (alone, 1)):
+        (rung,) = kept.climb(clients=1, seed=0, seconds=60.0)
+        assert (rung.counts.exact, rung.counts.judged) == (number, number)
+        assert rung.read_beyond_chance and rung.source.startswith("means and variances")
+
+
 def test_values_that_are_none_are_a_reason_on_their_own_rung() -> None:
     rows, labels = load_iris(return_X_y=True)
     kept = FittedUploads()

@@ -12,6 +12,7 @@ from fl_privacy.fitted import (
     Moments,
     row_beside_known,
     row_between_optima,
+    rows_alone,
     rows_between,
     weighted_sums,
 )
@@ -46,6 +47,27 @@ def test_two_rows_of_a_class_give_each_feature_s_two_values() -> None:
     (found,) = rows_between(moments(rows[rest], labels[rest]), moments(rows, labels))
     assert found.change == 2
     assert np.allclose(found.rows, np.sort(rows[pair], 0), atol=1e-3)
+
+
+def test_a_row_for_another_of_its_class_gives_both_where_they_differ() -> None:
+    rows, labels = iris()
+    went, came = np.flatnonzero(labels == 1)[-2:]
+    rest = np.setdiff1d(np.arange(len(rows)), [went, came])
+    fits = [moments(rows[chosen], labels[chosen]) for chosen in (np.append(rest, went), np.append(rest, came))]
+    (found,) = rows_between(*fits)
+    differ = rows[went] != rows[came]
+    assert (found.label, found.change, found.before) == (1, 0, 49)
+    assert differ.any() and np.isnan(found.rows[:, ~differ]).all()
+    assert np.allclose(found.rows[:, differ], rows[[went, came]][:, differ], atol=1e-4)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_row_alone_in_its_class_is_its_mean(counted: bool) -> None:
+    rows, labels = iris()
+    chosen = np.append(np.flatnonzero(labels != 2), np.flatnonzero(labels == 2)[:1])
+    ((label, row),) = rows_alone(moments(rows[chosen], labels[chosen], counted=counted))
+    assert label == 2 and np.allclose(row, rows[chosen[-1]])
+    assert rows_alone(moments(rows, labels, counted=counted)) == ()
 
 
 def test_many_rows_give_their_mean_and_nothing_gives_nothing() -> None:

@@ -105,3 +105,10 @@ def test_uploads_in_codes_are_attacked(tmp_path: Path, name: str) -> None:
     assert record["facts"]["What is uploaded"] == "weights of 4 parameters and buffers"
     assert rung(record, "one")["counts"]["judged"] == 2 and not rung(record, "one")["reason"]
     assert name != "bfloat16" or rung(record, "one")["counts"]["read"] == 2
+
+
+def test_an_array_of_one_number_is_no_multiple_of_a_parameter_of_one() -> None:
+    ones = {"parts.0.norm.weight": torch.ones(6), "parts.0.1.weight": AFTER["parts.0.1.weight"]}
+    uploaded = {"arrays/counts": np.full(6, 5.0, np.float32), "arrays/1.weight": ones["parts.0.1.weight"].numpy()}
+    found = matched(uploaded, {}, ones, ones, {})
+    assert found.unknown == ("arrays/counts",) and found.by == "value"

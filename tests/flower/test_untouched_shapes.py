@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from fl_privacy.flower.untouched.app import read_app
 from fl_privacy.flower.untouched.audit import Asked, audit_app, folder_name
 from fl_privacy.flower.untouched.loaded import LoadedBy
 from fl_privacy.flower.untouched.review import review_app
-from fl_privacy.report.untouched import AppPage, Step
+from fl_privacy.report.untouched import AppPage, Step, render_app
 from fl_privacy.results.counts import Counts
 from fl_privacy.results.survivors import Estimate, Survivor
 from fl_privacy.tapping import Watched
@@ -235,6 +236,25 @@ def test_a_headline_of_classes_says_how_many_examples_were_read_beside(read: int
     assert page.headline.endswith(
         f"The server's attacks read {read} of 4 images from uploads, no more than chance allows"
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "source", "said", "alone"),
+    [
+        (1, "", "1 of 1 row from what clients upload of one example in one step", "1 of 1 row was read"),
+        (2, "trees that clients upload", "2 of 2 rows from trees that clients upload", "2 of 2 rows were read"),
+    ],
+)
+def test_a_headline_says_what_rows_were_read_from(number: int, source: str, said: str, alone: str) -> None:
+    step = Step(
+        title="Rows", made="one", kind="row", uploaded=True, control=None, beyond=True, reason="", labels=None,
+        seconds=1.0, source=source, counts=Counts(exact=number, groups=number), notes=("First.",),
+    )  # fmt: skip
+    other = replace(step, beyond=False, uploaded=False, notes=("First.", "Second."))
+    page = AppPage(app="a", lede="", steps=[step, other])
+    assert page.headline == f"The server read {said}"
+    assert render_app(page).count("First.") == render_app(page).count("Second.") == 1
+    assert AppPage(app="a", lede="", steps=[replace(step, uploaded=False)]).headline.endswith(alone)
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -20,6 +20,7 @@ from flwr.app import Context, RecordDict
 from fl_privacy.attacks.named import attack_named
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.fitted_uploads import FittedRung
 from fl_privacy.experiment.ladder import Client as LadderClient
 from fl_privacy.experiment.ladder import Ladder, Rung, as_plain
 from fl_privacy.federation.replies import Failure, attempt
@@ -218,8 +219,8 @@ class _Run:
         problems = [*self.problems]
         if grid.joined:
             problems.append(f"The app waits for more than {self.nodes} clients; {grid.joined} joined.")
-        problems += [f"{why} ({n} replies)" for why, n in grid.failures.most_common(5)]
-        problems += [f"{why} ({n} times)" for why, n in grid.problems.most_common(5)]
+        problems += [f"{why} ({n} repl{'y' if n == 1 else 'ies'})" for why, n in grid.failures.most_common(5)]
+        problems += [f"{why} ({n} time{'s' * (n != 1)})" for why, n in grid.problems.most_common(5)]
         return AppPage(
             app=self.app.name,
             lede=self._lede(),
@@ -351,6 +352,7 @@ def _step(rung: Rung) -> Step:
         labels=rung.labels,
         seconds=rung.seconds,
         size=rung.size,
+        source=rung.source if isinstance(rung, FittedRung) else "",
         notes=rung.notes,
         shown=rung.shown,
     )

@@ -25,7 +25,7 @@ from fl_privacy.results.survivors import ClassTrace, class_trace
 from fl_privacy.rng import Streams, streams_now
 from fl_privacy.tapping import Inventory, Leak, Sent, Watch, Watched, findings_of
 from fl_privacy.tapping.findings import Loaded, stated_privacy
-from fl_privacy.tapping.fitted import Fitted, FittedBy
+from fl_privacy.tapping.fitted import Fitted, FittedBy, leaks_of_nodes
 from fl_privacy.tapping.inventory import DOWN, UP
 from fl_privacy.tapping.matching import Matched, matched
 from fl_privacy.tapping.watch import OnlyExamples
@@ -129,7 +129,7 @@ class TappedGrid(LocalGrid):
         order = {"data": 0, "facts": 1, "look": 2}
         alike: dict[tuple[str, str, str, str], tuple[Leak, int]] = {}
         for (kind, leak), times in self.found.items():  # of clients with other numbers of examples
-            key = (kind, leak.severity, leak.where, re.sub(r"\d+", "", leak.what))
+            key = (kind, *_alike(leak))
             first, before = alike.get(key, (leak, 0))
             alike[key] = first, before + times
         every = [Found(leak, key[0], times, self.replies[key[0]]) for key, (leak, times) in alike.items()]
@@ -186,8 +186,7 @@ class TappedGrid(LocalGrid):
             reply = attempt(lambda: app(message, context))
         reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
         noted = attempt(lambda: self._note(reply, down, seen, columns.of(seen, fitted.fits), before))
-        for leak in self._fits(message, reply, fitted.fits):
-            self.found[kind, leak] += 1
+        self._count(kind, self._fits(message, reply, fitted.fits))
         if isinstance(noted, Failure):
             self.problems[f"A reply is not understood: {noted.reason}"] += 1
         shown = None if self.on_answer is None else attempt(self.on_answer)
@@ -225,8 +224,7 @@ class TappedGrid(LocalGrid):
         odd = [key for _, key in up.arrays if key not in known]
         self._trace(down, sent, uploaded, pairs, loaded.labels)
         asked = down.kind.partition(".")[0] == "query"  # whose answers are no parameters
-        for leak in findings_of(up, loaded, odd, trained=bool(pairs.parameters) or asked):
-            self.found[down.kind, leak] += 1
+        self._count(down.kind, findings_of(up, loaded, odd, trained=bool(pairs.parameters) or asked))
         for key, value in stated_privacy(up).items():
             self.stated.setdefault(key, set()).add(value)
         if before is not None and seen.steps and len(seen.modules):
@@ -234,12 +232,23 @@ class TappedGrid(LocalGrid):
             answer = Answer(down.node, down.round, message, context, streams, seen, sent, uploaded, pairs)
             self.answers[down.node, "first" if (down.node, "first") not in self.answers else "latest"] = answer
 
+    def _count(self, kind: str, leaks: Sequence[Leak]) -> None:
+        """Count what leaves in one reply, once however often it is there, such as addresses in a list."""
+        for leak in {_alike(leak): leak for leak in reversed(leaks)}.values():
+            self.found[kind, leak] += 1
+
     def _fits(self, message: Message, reply: Message, fits: list[Fitted]) -> Sequence[Leak]:
         """Find what a client that fits trees, optima or sums gives away."""
         if reply.has_error():
             return ()
-        sent, up = (_flat(_described(one.content, way, "", 1, 0)) for one, way in ((message, DOWN), (reply, UP)))
-        found = attempt(lambda: self.fitted.note(message.metadata.dst_node_id, sent, up, fits))
+        sent, told = (_described(one.content, way, "", 1, 0) for one, way in ((message, DOWN), (reply, UP)))
+        values = {f"{record}/{key}": value for (record, key), value in told.values.items()}
+        found = attempt(
+            lambda: [
+                *self.fitted.note(message.metadata.dst_node_id, _flat(sent), _flat(told), fits),
+                *(leak for fit in fits[-1:] for leak in leaks_of_nodes(fit, _flat(told), values)),
+            ]
+        )
         if isinstance(found, Failure):
             self.problems[f"A reply of a fitted model is not understood: {found.reason}"] += 1
             return ()
@@ -294,6 +303,11 @@ class Again:
     reply: dict[str, np.ndarray] = field(repr=False)
     watched: Watched
     matched: Matched
+
+
+def _alike(leak: Leak) -> tuple[str, str, str]:
+    """Return what leaks of one kind in one place have in common, whatever the numbers and letters in them."""
+    return leak.severity, leak.where, re.sub(r" \(.*?\)|\d+", "", leak.what)
 
 
 def _is_probe(message: Message) -> bool:
