@@ -6,8 +6,8 @@ A line of ``rows.jsonl`` for each attacked round and attacker of every finished 
 attack; of inference attacks one for each method, of a trade-off one for each CAP, of a search for policies one for each
 single operation and for each number of random ones. Only ``run.json``, ``environment.json``, ``summary.json``,
 ``trade_off_cap.json``, the accuracies in ``metrics.jsonl`` and a search's ``scores.jsonl`` and ``config.yaml`` are
-read: no image, text, update or record of a single victim gets into a row. Of paths only the last part is kept. Rows of runs that are there already are replaced,
-those of other runs stay.
+read: no image, text, update or record of a single victim gets into a row. Of paths only the last part is kept. Rows of
+runs that are there already are replaced, those of other runs stay.
 """
 
 import argparse
@@ -77,7 +77,13 @@ def rows_of(folder: Path) -> list[Row]:
         common["about_epsilon"] = round(privacy["epsilon"]) if math.isfinite(privacy["epsilon"]) else "infinite"
     reached = accuracies(folder)
     attacked = [
-        {**common, "round": entry["round"], **reached.get(entry["round"], {}), "attacker": who, **statistics(entry[who])}
+        {
+            **common,
+            **reached.get(entry["round"], {}),
+            "round": entry["round"],
+            "attacker": who,
+            **statistics(entry[who]),
+        }
         for entry in summary["attacked"]
         for who in ("plain", "adaptive")
         if entry.get(who)

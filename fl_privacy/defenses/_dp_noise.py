@@ -131,7 +131,7 @@ def dp_noise(
         return perturb(tensors, step.rng)
 
     std = noise_std(noise, scale)
-    settings = {
+    settings: dict[str, object] = {
         "noise": noise, "scale": scale, "std": std, "clip_norm": clip_norm, "clip_scope": clip_scope, "at": at
     }  # fmt: skip
     clip = None if clip_norm is None else Clipped(norm=clip_norm, scope=clip_scope)

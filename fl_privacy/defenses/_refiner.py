@@ -319,7 +319,7 @@ class _Refinement:
 def _files(evaluator: str | Sequence[str] | None) -> list[str | None]:
     """Return the files of evaluation networks, of which there is at least one; ``None`` stands for the small one."""
     if evaluator is None or isinstance(evaluator, str | Path):
-        return [evaluator]  # type: ignore[list-item]
+        return [evaluator]
     if not isinstance(evaluator, Sequence) or not evaluator or not all(isinstance(f, str) and f for f in evaluator):
         raise UserError(
             "defense.evaluator is expected to be a file, or a list of files of which client k takes number k, but got"

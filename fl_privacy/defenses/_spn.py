@@ -84,7 +84,8 @@ def spn(
 
             yield polarize
 
-    settings = {"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin, "layer": layer, "bound": bound}
+    settings: dict[str, object] = {"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin}
+    settings |= {"layer": layer, "bound": bound}
     if layers:
         settings["widths"] = list(layers)
     effect = PrivateLoss(alpha1=alpha1, alpha2=alpha2, bits=bits, layer=layer, bound=bound, widths=layers)
@@ -200,7 +201,7 @@ class PolarizationHead(nn.Module):
         self.register_buffer("codes", 2.0 * torch.randint(2, (classes, bits), generator=rng) - 1.0)
         self.before = nn.ModuleList()
         for inputs, outputs in pairwise((features, *widths)):
-            layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
+            layer = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
             for values in (layer.weight, layer.bias):
                 nn.init.uniform_(values, -bound, bound, generator=rng)
             self.before.append(layer)
