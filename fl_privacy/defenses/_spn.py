@@ -84,10 +84,16 @@ def spn(
 
             yield polarize
 
-    settings: dict[str, object] = {"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin}
-    settings |= {"layer": layer, "bound": bound}
-    if layers:
-        settings["widths"] = list(layers)
+    own = {"widths": list(layers)} if layers else {}
+    settings = {
+        "alpha1": alpha1,
+        "alpha2": alpha2,
+        "bits": bits,
+        "margin": margin,
+        "layer": layer,
+        "bound": bound,
+        **own,
+    }
     effect = PrivateLoss(alpha1=alpha1, alpha2=alpha2, bits=bits, layer=layer, bound=bound, widths=layers)
     return Defense(parts=(Part("spn", settings, effect, strength="alpha2"),), model=(on_model,), loss=(on_loss,))
 
