@@ -84,16 +84,8 @@ def spn(
 
             yield polarize
 
-    own = {"widths": list(layers)} if layers else {}
-    settings = {
-        "alpha1": alpha1,
-        "alpha2": alpha2,
-        "bits": bits,
-        "margin": margin,
-        "layer": layer,
-        "bound": bound,
-        **own,
-    }
+    told = {"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin, "layer": layer, "bound": bound}
+    settings = {**told, "widths": list(layers)} if layers else told
     effect = PrivateLoss(alpha1=alpha1, alpha2=alpha2, bits=bits, layer=layer, bound=bound, widths=layers)
     return Defense(parts=(Part("spn", settings, effect, strength="alpha2"),), model=(on_model,), loss=(on_loss,))
 
