@@ -267,11 +267,11 @@ class NoisedLayers(Heuristic):
     """Noise on some layers alone; the others are uploaded as they are, so that nothing is guaranteed.
 
     Attributes:
-        noise: on each element of these layers, and what was clipped before.
+        added: noise on each element of these layers, and what was clipped before.
         layers: their names; numbers count the layers of the update from 1.
     """
 
-    noise: Noise | None
+    added: Noise | None
     layers: tuple[int | str, ...] | None
 
     def noised(self, names: Iterable[str]) -> frozenset[str]:

@@ -139,7 +139,7 @@ def dp_noise(
     part = Part("dp_noise", settings, whole, strength="scale")
     if chosen is not None:
         settings |= {"layers": list(chosen)}
-        part = Part("dp_noise", settings, NoisedLayers(noise=whole, layers=chosen), strength="scale")
+        part = Part("dp_noise", settings, NoisedLayers(added=whole, layers=chosen), strength="scale")
     return Defense(
         parts=(part,),
         gradient=(on_gradient,) if at == "gradient" else (),
@@ -165,7 +165,7 @@ def _owned(names: Iterable[str], layers: tuple[int | str, ...]) -> frozenset[str
     there = [*dict.fromkeys(map(layer_of, numbers)), *dict.fromkeys(numbers.values())]
     for layer in layers:
         checks.one_of("defense.layers", layer, there)
-    return NoisedLayers(noise=None, layers=layers).noised(numbers)
+    return NoisedLayers(added=None, layers=layers).noised(numbers)
 
 
 def _expect_there(model: nn.Module, layers: tuple[int | str, ...]) -> None:

@@ -226,7 +226,7 @@ def _against_noise(effect: Noise, circumstances: Circumstances) -> Sequence[Coun
 @countermeasures_against.register
 def _against_bare_layers(effect: NoisedLayers, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Counter noise on some layers: the others are exact, and those are near what was observed."""
-    noise = effect.noise or Noise(std=None, clip=None)
+    noise = effect.added or Noise(std=None, clip=None)
     one = noise.at == "upload" or (circumstances.plan.shares == "gradient" and not circumstances.unrolls)
     reach = math.inf if noise.std is None or not one else _REACH * noise.std
     clip = noise.clip if noise.clip and noise.clip.norm else None

@@ -172,8 +172,8 @@ def _as_seen(parts: Description) -> Description:
         if isinstance(effect, Noise):
             seen.append(replace(part, effect=_of_mean(effect, number)))
         elif isinstance(effect, NoisedLayers):
-            noise = effect.noise and _of_mean(effect.noise, number)
-            seen.append(replace(part, effect=replace(effect, noise=noise)))
+            added = effect.added and _of_mean(effect.added, number)
+            seen.append(replace(part, effect=replace(effect, added=added)))
         elif not isinstance(effect, Clipped):
             seen.append(part)
     return tuple(seen)

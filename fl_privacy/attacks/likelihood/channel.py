@@ -328,11 +328,11 @@ def _of_noise(effect: Noise, setting: Setting) -> Step:
 @likelihood_of.register
 def _of_noised_layers(effect: NoisedLayers, setting: Setting) -> Step | None:
     """Leave the layers without noise exact."""
-    if effect.noise is None:
+    if effect.added is None:
         return None
     noised = effect.noised(setting.observed)
     few = {name: value for name, value in setting.observed.items() if name in noised}
-    step_of_noise = _of_noise(effect.noise, replace(setting, observed=few) if few else setting)
+    step_of_noise = _of_noise(effect.added, replace(setting, observed=few) if few else setting)
 
     def step(belief: Belief) -> Belief:
         found = step_of_noise(belief)

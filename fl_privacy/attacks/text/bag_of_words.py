@@ -175,7 +175,7 @@ def _odds(observation: Observation, size: int, expected: int) -> Tensor:
 def _told_noise(observation: Observation, name: str) -> float | None:
     """Return the standard deviation of the noise on each element of the tensor ``name``, where the defense gives it."""
     effects = [part.effect for part in observation.knowledge.defense or ()]
-    there = [e.noise for e in effects if isinstance(e, NoisedLayers) and name in e.noised(observation.upload.tensors)]
+    there = [e.added for e in effects if isinstance(e, NoisedLayers) and name in e.noised(observation.upload.tensors)]
     parts = [e for e in effects + there if isinstance(e, Noise)]
     if not parts or any(effect.std is None for effect in parts):
         return None

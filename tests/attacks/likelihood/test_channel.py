@@ -73,11 +73,11 @@ KINDS = {
         lambda: defended(dp_noise(scale=0.05, clip_norm=1.0)),
     ),
     "noise on one layer": (
-        [NoisedLayers(noise=Gaussian(std=5.0, clip=Clipped(norm=1e3)), layers=("conv",))],
+        [NoisedLayers(added=Gaussian(std=5.0, clip=Clipped(norm=1e3)), layers=("conv",))],
         lambda: defended(dp_noise(scale=5.0, clip_norm=1e3, layers=["conv"])),
     ),
     "noise of unknown size on one layer": (
-        [NoisedLayers(noise=Laplace(std=None, clip=None), layers=(1,))],
+        [NoisedLayers(added=Laplace(std=None, clip=None), layers=(1,))],
         lambda: defended(dp_noise(scale=5.0, layers=[1])),
     ),
     "noise of unknown size": ([Gaussian(std=None, clip=None)], lambda: noised(gradient(0), 2.0)),

@@ -377,12 +377,20 @@ def test_each_of_several_evaluators_is_looked_at_before_the_training(tmp_path):
         prepare((3, 16, 16))
 
 
-def test_clients_tell_the_defense_their_number(tmp_path):
+def test_clients_tell_the_defense_their_number():
     seen = []
     plain = Defense(gradient=(lambda tensors, step: seen.append(step.state.number) or tensors,))
     examples = Examples(torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8), torch.arange(8) % 5, 5)
     for number in (0, 4):
-        client = Client(number, examples, torch.arange(8), small_model(), LocalPlan(lr=0.1), plain, seed=0)
+        client = Client(
+            id=number,
+            examples=examples,
+            indices=torch.arange(8),
+            model=small_model(),
+            plan=LocalPlan(lr=0.1),
+            defense=plain,
+            seed=0,
+        )
         client.update(ModelState.of(small_model()), ClientState(), round=1)
     assert seen == [0, 4]
 
