@@ -77,8 +77,7 @@ def spn(
                 if alpha2 == 0:
                     return alpha1 * loss
                 logits = made[-1].output
-                output_layer = maker_of(logits, called) if called else host
-                _expect_fitting(host, layer, output_layer, logits, own["codes"])
+                _expect_fitting(host, layer, maker_of(logits, called) if called else host, logits, own["codes"])
                 outputs = functional_call(head, own, (_features(host, [call.inputs for call in seen]),))
                 return alpha1 * loss + alpha2 * polarization_loss(outputs, own["codes"], batch.labels, margin)
 
