@@ -54,12 +54,7 @@ def spn(
             layer. The paper has "fully connected polarization layers" (section 3.1) and gives neither their number,
             widths nor activation. Their weights start as those of the last one.
     """
-    checks.number("defense.alpha1", alpha1, above=0, example=1.0)
-    checks.number("defense.alpha2", alpha2, at_least=0, example=0.1)
-    checks.whole("defense.bits", bits, at_least=1, example=64)
-    if bound is not None:
-        checks.number("defense.bound", bound, above=0, example=0.3)
-    checks.number("defense.margin", margin, at_least=1, example=1.0)
+    _expect(alpha1, alpha2, bits, bound, margin)
     layers = _layers(widths)
 
     def on_model(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
@@ -87,6 +82,15 @@ def spn(
     settings = {**told, "widths": list(layers)} if layers else told
     effect = PrivateLoss(alpha1=alpha1, alpha2=alpha2, bits=bits, layer=layer, bound=bound, widths=layers)
     return Defense(parts=(Part("spn", settings, effect, strength="alpha2"),), model=(on_model,), loss=(on_loss,))
+
+
+def _expect(alpha1: float, alpha2: float, bits: int, bound: float | None, margin: float) -> None:
+    checks.number("defense.alpha1", alpha1, above=0, example=1.0)
+    checks.number("defense.alpha2", alpha2, at_least=0, example=0.1)
+    checks.whole("defense.bits", bits, at_least=1, example=64)
+    if bound is not None:
+        checks.number("defense.bound", bound, above=0, example=0.3)
+    checks.number("defense.margin", margin, at_least=1, example=1.0)
 
 
 def _layers(widths: Sequence[int] | None) -> tuple[int, ...]:
