@@ -21,7 +21,6 @@ import yaml
 from scipy.stats import rankdata
 
 from fl_privacy.files import write_whole
-from fl_privacy.results.records import read_records
 
 Row = dict[str, Any]
 
@@ -94,9 +93,9 @@ def rows_of(folder: Path) -> list[Row]:
 
 def accuracies(folder: Path) -> dict[int, Row]:
     """Collect the accuracy after each evaluated round of training, by its number."""
-    records, _ = read_records(folder / "metrics.jsonl")
-    rounds = [record for record in records if record["kind"] == "round" and record.get("accuracy") is not None]
-    return {record["round"]: {"accuracy": record["accuracy"]} for record in rounds}
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    rounds = [json.loads(line) for line in lines if line.startswith('{"kind": "round"')]
+    return {one["round"]: {"accuracy": one["accuracy"]} for one in rounds if one.get("accuracy") is not None}
 
 
 def inference(finding: Mapping[str, Any]) -> Row:

@@ -18,7 +18,13 @@ FORMAT = 1
 """Of a run's folder; raised when a reader of the older one would misread it."""
 
 
-LATER: Mapping[str, Any] = {"bpki.prior": None, "defense.widths": None, "attack.into_range": "clamp"}
+LATER: Mapping[str, Any] = {
+    "bpki.prior": None,
+    "defense.widths": None,
+    "defense.layers": None,
+    "defense.samples": None,
+    "attack.into_range": "clamp",
+}
 """Settings that came after runs had been identified, at the value that these have: it changes no hash."""
 
 

@@ -27,6 +27,9 @@ MOST_DIGITS = 3
 ALIKE, LEAST_WIDTH = 1e-4, 16
 """What a row and another, multiplied, may lack of a correlation of one, and numbers of a row that this takes."""
 
+AT_ONCE = 1 << 22
+"""Numbers of rows that are compared together, which bounds the memory that this takes."""
+
 LARGEST = 1 << 24
 """Numbers beyond which an array is read as of its own shape alone."""
 
@@ -86,11 +89,11 @@ def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool)
         if not natural and (not unknown or array.size > LARGEST):
             continue
         kind = np.float16 if array.dtype == np.float16 else np.float32
-        rows, known = array.reshape(-1, table.shape[1]).astype(kind), table.astype(kind)
+        rows, known = (each.astype(kind, copy=False) for each in (array.reshape(-1, table.shape[1]), table))
         if found := _equal(rows, known, natural=natural):
             return Copies(rows=found, of=len(rows), how="value by value")
         if unknown and array.size <= LARGEST:
-            if found := _equal(np.sort(rows, 1), np.sort(known, 1), natural=False, ordered=False):
+            if found := _equal(rows, known, natural=False, ordered=False):
                 return Copies(rows=found, of=len(rows), how="value by value, in another order")
             if found := _multiples(rows, known):
                 return Copies(rows=found, of=len(rows), how="but for a scale and an offset")
@@ -164,11 +167,10 @@ def figure_of_features(array: np.ndarray, tables: Sequence[np.ndarray]) -> str |
     if not fitting or not np.isfinite(told).all() or _bits(told) < ENOUGH:
         return None
     for table in fitting:
-        if not np.isfinite(table).all():
+        size = max(abs(float(table.min())), abs(float(table.max()))) + 1e-30
+        if not math.isfinite(size):
             continue
-        rows = table.astype(np.float64)
-        size = np.abs(rows).max() + 1e-30
-        for name, figure in _figures(rows):
+        for name, figure in _figures(table):
             wide = max(size, float(np.abs(figure).max()))
             if np.abs(figure - told).max() <= 1e-6 * wide and np.allclose(figure, told, rtol=1e-4, atol=1e-7 * wide):
                 return name
@@ -176,13 +178,16 @@ def figure_of_features(array: np.ndarray, tables: Sequence[np.ndarray]) -> str |
 
 
 def _figures(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    yield "mean", rows.mean(0)
-    yield "sum", rows.sum(0)
-    yield "smallest value", rows.min(0)
-    yield "largest value", rows.max(0)
-    for ddof in (0, 1):
-        yield "variance", rows.var(0, ddof=ddof)
-        yield "standard deviation", rows.std(0, ddof=ddof)
+    total = rows.sum(0, dtype=np.float64)
+    mean = total / len(rows)
+    yield "mean", mean
+    yield "sum", total
+    yield "smallest value", rows.min(0).astype(np.float64)
+    yield "largest value", rows.max(0).astype(np.float64)
+    squares = np.stack([np.square(chunk - mean).sum(0) for chunk in _chunks(rows)]).sum(0)
+    for degrees in (len(rows), len(rows) - 1):
+        yield "variance", squares / degrees
+        yield "standard deviation", np.sqrt(squares / degrees)
 
 
 def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool = True) -> int:
@@ -191,13 +196,14 @@ def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool 
     Args:
         rows, known: of one width and type.
         natural: the array has these rows by its shape.
-        ordered: the order of a row's numbers is evidence, too.
+        ordered: the order of a row's numbers is evidence, too; else they may stand in any.
     """
-    codes = np.unique(_codes(known))
-    hits = rows[np.isin(_codes(rows), codes)]
+    codes = np.unique(_codes(known, ordered=ordered))
+    hits = rows[np.isin(_codes(rows, ordered=ordered), codes)]
     if not len(hits):
         return 0
-    different = np.unique(hits[:1000], axis=0)
+    first = hits[:1000]
+    different = np.unique(first if ordered else np.sort(first, 1), axis=0)
     chance = math.log2(len(rows)) + math.log2(len(codes))
     if sum(max(0.0, _bits(row, ordered=ordered) - chance) for row in different) >= ENOUGH:
         return len(hits)
@@ -212,13 +218,25 @@ def _values(column: np.ndarray) -> np.ndarray:
     return np.asarray(np.unique(column.astype(np.float32)))
 
 
-def _codes(rows: np.ndarray) -> np.ndarray:
+def _chunks(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield as many rows (N, F) at once as ``AT_ONCE`` allows."""
+    step = max(1, AT_ONCE // rows.shape[1])
+    for begin in range(0, len(rows), step):
+        yield rows[begin : begin + step]
+
+
+def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
     """Return a whole number for each row, the same for equal ones and for no others, as far as anybody will see."""
-    plain = np.ascontiguousarray(rows + rows.dtype.type(0))  # of zeros there are two
-    bits = plain.view(np.uint16 if rows.dtype == np.float16 else np.uint32).astype(np.uint64)
     factors = np.random.default_rng(0).integers(1, 1 << 63, rows.shape[1], dtype=np.uint64) | np.uint64(1)
-    mixed = (bits + np.uint64(0x9E3779B97F4A7C15)) * factors
-    return np.asarray((mixed ^ (mixed >> np.uint64(29))).sum(1, dtype=np.uint64))
+    found = [np.empty(0, np.uint64)]
+    for chunk in _chunks(rows):
+        plain = np.ascontiguousarray(chunk + chunk.dtype.type(0))  # of zeros there are two
+        if not ordered:
+            plain.sort(1)
+        bits = plain.view(np.uint16 if rows.dtype == np.float16 else np.uint32).astype(np.uint64)
+        mixed = (bits + np.uint64(0x9E3779B97F4A7C15)) * factors
+        found.append((mixed ^ (mixed >> np.uint64(29))).sum(1, dtype=np.uint64))
+    return np.concatenate(found)
 
 
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
@@ -249,8 +267,13 @@ def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
         return 0
     most = max(1, MOST_PRODUCTS // known.size)
     told = [row for row in _standardized(rows[:most]) if _bits(row) >= 2 * ENOUGH]
-    whole = _standardized(known)
-    return int(((np.stack(told) @ whole.T).max(1) >= 1 - ALIKE).sum()) if told and len(whole) else 0
+    if not told:
+        return 0
+    asked, nearest = np.stack(told), np.full(len(told), -1.0, np.float32)
+    for chunk in _chunks(known):
+        if len(whole := _standardized(chunk)):
+            nearest = np.maximum(nearest, (asked @ whole.T).max(1))
+    return int((nearest >= 1 - ALIKE).sum())
 
 
 def _standardized(rows: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.tree import DecisionTreeClassifier
 
 from fl_privacy.flower.untouched.tapped_grid import TappedGrid
+from fl_privacy.tapping import copies
 from fl_privacy.tapping.findings import Loaded, findings_of
 from fl_privacy.tapping.fitted import FittedBy, leaks_of_nodes
 from fl_privacy.tapping.inventory import UP, Sent
@@ -183,3 +184,17 @@ def test_nodes_of_decision_trees_are_facts(kind: type) -> None:
         "a/n": "how many",
         "m/model": f"{len(fit.nodes)} decision tree{'s' * (len(fit.nodes) != 1)}",
     }
+
+
+def test_memory_of_a_comparison_is_bounded_by_what_is_compared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    table = rng.normal(size=(300, 20)).astype(np.float32)
+    sent = np.concatenate([table[[250]] * 3 + 1, rng.normal(size=(4, 20)).astype(np.float32)])
+    found = []
+    for at_once in (copies.AT_ONCE, 1, 64):
+        monkeypatch.setattr(copies, "AT_ONCE", at_once)
+        asked = (sent, table[[299, 7]][:, ::-1].copy(), table[7:9])
+        found.append([copies.copies_in(one, [table], unknown=True) for one in asked])
+        found[-1].append(copies.figure_of_features(table.std(0), [table]))
+    assert found[0] == found[1] == found[2]
+    assert [one.rows if isinstance(one, copies.Copies) else one for one in found[0]] == [1, 2, 2, "standard deviation"]
