@@ -50,16 +50,10 @@ def spn(
         layer: the linear layer whose input are the features; ``None``: the last one, whose outputs are the classes.
         bound: first weights of the private head are from U(-bound, bound), above 0; ``None`` gives them the spread of
             that layer's, as in the paper, which draws both alike. The perturbation grows with it.
-        widths: of further private layers between features and codes, each followed by ReLU; ``None``: a single
-            layer. The paper has "fully connected polarization layers" (section 3.1) and gives neither their number,
-            widths nor activation. Their weights start as those of the last one.
+        widths: of private layers in front of the last one, each followed by ReLU, which start like it; ``None``: none.
+            Section 3.1 has "fully connected polarization layers" without their number, widths or activation.
     """
-    checks.number("defense.alpha1", alpha1, above=0, example=1.0)
-    checks.number("defense.alpha2", alpha2, at_least=0, example=0.1)
-    checks.whole("defense.bits", bits, at_least=1, example=64)
-    if bound is not None:
-        checks.number("defense.bound", bound, above=0, example=0.3)
-    checks.number("defense.margin", margin, at_least=1, example=1.0)
+    _check_numbers(alpha1=alpha1, alpha2=alpha2, bits=bits, bound=bound, margin=margin)
     layers = _layers(widths)
 
     def on_model(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
@@ -77,18 +71,26 @@ def spn(
                 if alpha2 == 0:
                     return alpha1 * loss
                 logits = made[-1].output
-                output_layer = maker_of(logits, called) if called else host
-                _expect_fitting(host, layer, output_layer, logits, own["codes"])
+                _expect_fitting(host, layer, maker_of(logits, called) if called else host, logits, own["codes"])
                 outputs = functional_call(head, own, (_features(host, [call.inputs for call in seen]),))
                 return alpha1 * loss + alpha2 * polarization_loss(outputs, own["codes"], batch.labels, margin)
 
             yield polarize
 
     settings = {"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin, "layer": layer, "bound": bound}
-    if layers:
-        settings["widths"] = list(layers)
+    more = {"widths": list(layers)} if layers else {}
     effect = PrivateLoss(alpha1=alpha1, alpha2=alpha2, bits=bits, layer=layer, bound=bound, widths=layers)
-    return Defense(parts=(Part("spn", settings, effect, strength="alpha2"),), model=(on_model,), loss=(on_loss,))
+    part = Part("spn", {**settings, **more}, effect, strength="alpha2")
+    return Defense(parts=(part,), model=(on_model,), loss=(on_loss,))
+
+
+def _check_numbers(*, alpha1: float, alpha2: float, bits: int, bound: float | None, margin: float) -> None:
+    checks.number("defense.alpha1", alpha1, above=0, example=1.0)
+    checks.number("defense.alpha2", alpha2, at_least=0, example=0.1)
+    checks.whole("defense.bits", bits, at_least=1, example=64)
+    if bound is not None:
+        checks.number("defense.bound", bound, above=0, example=0.3)
+    checks.number("defense.margin", margin, at_least=1, example=1.0)
 
 
 def _layers(widths: Sequence[int] | None) -> tuple[int, ...]:
@@ -200,7 +202,7 @@ class PolarizationHead(nn.Module):
         self.register_buffer("codes", 2.0 * torch.randint(2, (classes, bits), generator=rng) - 1.0)
         self.before = nn.ModuleList()
         for inputs, outputs in pairwise((features, *widths)):
-            layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
+            layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
             for values in (layer.weight, layer.bias):
                 nn.init.uniform_(values, -bound, bound, generator=rng)
             self.before.append(layer)

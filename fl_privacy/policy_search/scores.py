@@ -268,7 +268,7 @@ def privacy_scores(
 
 def _class_means(areas: Tensor, labels: Tensor) -> Tensor:
     """Average areas (P, S) over the images of each class that there is, (P, C)."""
-    _, of_class = labels.unique(return_inverse=True)
+    of_class: Tensor = torch.unique(labels, return_inverse=True)[1]
     shares = torch.nn.functional.one_hot(of_class).to(areas)
     return areas @ (shares / shares.sum(0))
 
