@@ -103,9 +103,10 @@ def layer_of(name: str) -> str:
 
 def layer_numbers(names: Iterable[str]) -> dict[str, int]:
     """Return the number of the layer of each of the parameters ``names``, from 1, in their order."""
-    names = list(names)
-    layers = list(dict.fromkeys(map(layer_of, names)))
-    return {name: layers.index(layer_of(name)) + 1 for name in names}
+    names, numbers = list(names), dict[str, int]()
+    for name in names:
+        numbers.setdefault(layer_of(name), len(numbers) + 1)
+    return {name: numbers[layer_of(name)] for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)

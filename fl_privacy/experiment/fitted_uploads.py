@@ -359,7 +359,7 @@ def _logistic_row(found: tuple[np.ndarray, int] | None, rows: np.ndarray, row: i
 
 def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> FittedRung:
     """Reconstruct the rows that came or went between rounds, or are alone in a class, from means and variances."""
-    began, read, changed = time.perf_counter(), 0, 0
+    began, exact, part, changed = time.perf_counter(), 0, 0, 0
     for client in clients:
         fits = kept.fits[client]
         rounds = [_moments(reply, fit) for (_, reply), fit in zip(kept.parameters[client], fits, strict=False)]
@@ -367,7 +367,9 @@ def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fitted
         last = rounds[-1]
         asked += [(row, fits[-1].rows) for _, row in rows_alone(last)] if last is not None else []
         changed += len(asked)
-        read += sum(row is not None and _is_there(row, table) for row, table in asked)
+        there = [row for row, table in asked if row is not None and _is_there(row, table)]
+        whole = sum(not np.isnan(row).any() for row in there)
+        exact, part = exact + whole, part + len(there) - whole
     if not changed:
         single = all(len(kept.parameters[client]) < 2 for client in clients)
         reason = (
@@ -384,8 +386,8 @@ def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fitted
         made="means and variances by class",
         source="means and variances that clients upload",
         kind="row",
-        counts=Counts(exact=read, nothing=max(changed - read, 0), groups=changed),
-        beyond=read > 0,
+        counts=Counts(exact=exact, recognizable=part, nothing=changed - exact - part, groups=changed),
+        beyond=exact + part > 0,
         seconds=time.perf_counter() - began,
     )
 
@@ -407,9 +409,14 @@ def _rows_between(
     return found
 
 
+_TOLD = 0.5
+"""Share of a row's values that are told, from which it is one: of a row for another those are that differ."""
+
+
 def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
-    spread = np.maximum(np.ptp(table, axis=0), 1e-12)
-    return bool((np.abs(table - row) <= EXACT_ROW * spread).all(1).any())
+    """Say whether a table has a row (F,), of which values that are not told are NaN."""
+    spread, told = np.maximum(np.ptp(table, axis=0), 1e-12), ~np.isnan(row)
+    return told.mean() >= _TOLD and bool((np.abs(table - row) <= EXACT_ROW * spread)[:, told].all(1).any())
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:

@@ -91,14 +91,15 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
 def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
     """Return the class and the row (F,) of each class of one row, or of rows that are all the same: its mean.
 
-    Where counts are not sent, such a class has no variance but what is added to all features alike.
+    Where counts are not sent, such a class has no variance but the smoothing; where that is untold, next to none beside
+    the largest of any class.
     """
-    found = []
-    for label, (mean, variance) in enumerate(zip(moments.means, moments.variances, strict=True)):
-        alike = len(variance) > 1 and np.ptp(variance) <= ROUNDING * variance.max()
-        if moments.counts[label] == 1 if moments.counts is not None else alike:
-            found.append((label, mean))
-    return tuple(found)
+    if moments.counts is not None:
+        alone = moments.counts == 1
+    else:
+        none = moments.smoothing * (1 + ROUNDING) or ROUNDING * moments.variances.max()
+        alone = moments.variances.max(1) <= none
+    return tuple((int(label), moments.means[label]) for label in np.flatnonzero(alone))
 
 
 def _squares(moments: Moments, label: int) -> np.ndarray:

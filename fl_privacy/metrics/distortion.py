@@ -155,7 +155,7 @@ def input_conditions(model: nn.Module, image: Tensor, label: int, *, layer: str 
         layer: name of the fully connected layer; ``None`` takes the first that is entered.
 
     Raises:
-        UserError: there is no such layer.
+        UserError: there is no such layer, or nothing enters it.
     """
     exact = copy.deepcopy(model).double().eval()
     linear = {name: m for name, m in exact.named_modules() if isinstance(m, nn.Linear) and m.bias is not None}
@@ -174,6 +174,8 @@ def input_conditions(model: nn.Module, image: Tensor, label: int, *, layer: str 
 
     with entering(watched) as calls:
         loss = nn.functional.cross_entropy(exact(x[None]), torch.tensor([label], device=x.device))
+    if not calls:
+        raise UserError(f"A layer that the model uses is expected, but {', '.join(watched)} is entered by no input.")
     name = calls[0].name
     bias = torch.autograd.grad(loss, linear[name].bias)[0]
     jacobian = torch.func.jacrev(features, chunk_size=_ROWS_AT_ONCE)(x).flatten(1).detach()

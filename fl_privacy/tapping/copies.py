@@ -150,11 +150,25 @@ def bytes_hold(content: bytes, tables: Sequence[np.ndarray], labels: np.ndarray 
 
 
 def array_in(content: bytes) -> np.ndarray | None:
-    """Return the array that bytes in NumPy's own format hold; ``None`` if they hold no plain numbers."""
+    """Return the array that bytes in NumPy's own format hold; ``None`` if they hold no plain numbers.
+
+    No memory is taken for what the header says and the bytes do not hold.
+    """
+    file = io.BytesIO(content)
     try:
-        return np.asarray(np.load(io.BytesIO(content), allow_pickle=False))
-    except (ValueError, OSError, EOFError, MemoryError, SyntaxError, TypeError, OverflowError):
+        read = _HEADERS[np.lib.format.read_magic(file)]
+        shape, fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
+        if dtype.hasobject or dtype.itemsize * math.prod(shape) != len(content) - file.tell():
+            return None
+        return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
+    except (ValueError, KeyError, SyntaxError, TypeError, OverflowError, RecursionError):
         return None
+
+
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+"""Version of the format -> how its header is read."""
+
+_LONGEST_HEADER = 1 << 12
 
 
 @_QUIET

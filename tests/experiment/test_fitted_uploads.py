@@ -106,6 +106,14 @@ def test_a_row_for_another_and_a_row_alone_are_read_of_sums() -> None:
         _sums(swapped, rows[chosen][:, :4], labels[chosen])
     chosen = np.append(np.flatnonzero(labels == 1)[:30], np.flatnonzero(labels == 0)[:1])
     _sums(alone, rows[chosen], labels[chosen])
+    partly, other = FittedUploads(), rows.copy()
+    other[same[1], 0] = other[same[0], 0]  # which no round tells then
+    for first in same[:2]:
+        chosen = np.append(first, np.setdiff1d(np.arange(100), same[:2]))
+        _sums(partly, other[chosen][:, :4], labels[chosen])
+    (rung,) = partly.climb(clients=1, seed=0, seconds=60.0)
+    assert (rung.counts.exact, rung.counts.recognizable, rung.counts.judged) == (0, 2, 2)
+    assert rung.read_beyond_chance
     for kept, number in ((swapped, 2), (alone, 1)):
         (rung,) = kept.climb(clients=1, seed=0, seconds=60.0)
         assert (rung.counts.exact, rung.counts.judged) == (number, number)

@@ -68,6 +68,8 @@ def test_a_row_alone_in_its_class_is_its_mean(counted: bool) -> None:
     ((label, row),) = rows_alone(moments(rows[chosen], labels[chosen], counted=counted))
     assert label == 2 and np.allclose(row, rows[chosen[-1]])
     assert rows_alone(moments(rows, labels, counted=counted)) == ()
+    scaled = (rows[labels == 0] - rows[labels == 0].mean(0)) / rows[labels == 0].std(0)
+    assert rows_alone(moments(scaled, labels[labels == 0], counted=counted)) == (), "their deviations are all one"
 
 
 def test_many_rows_give_their_mean_and_nothing_gives_nothing() -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -186,7 +187,7 @@ def test_nodes_of_decision_trees_are_facts(kind: type) -> None:
     }
 
 
-def test_memory_of_a_comparison_is_bounded_by_what_is_compared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_in_pieces_finds_what_one_of_all_does(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     table = rng.normal(size=(300, 20)).astype(np.float32)
     sent = np.concatenate([table[[250]] * 3 + 1, rng.normal(size=(4, 20)).astype(np.float32)])
@@ -198,3 +199,23 @@ def test_memory_of_a_comparison_is_bounded_by_what_is_compared_at_once(monkeypat
         found[-1].append(copies.figure_of_features(table.std(0), [table]))
     assert found[0] == found[1] == found[2]
     assert [one.rows if isinstance(one, copies.Copies) else one for one in found[0]] == [1, 2, 2, "standard deviation"]
+
+
+def _headed(array: np.ndarray, **header: object) -> bytes:
+    file = io.BytesIO()
+    told = np.lib.format.header_data_from_array_1_0(array) | header
+    np.lib.format.write_array_header_1_0(file, told)
+    return file.getvalue() + array.tobytes(order="F" if told["fortran_order"] else "C")
+
+
+def test_an_array_is_as_large_as_its_bytes_whatever_its_header_says() -> None:
+    whole = np.asfortranarray(ROWS)
+    assert np.array_equal(copies.array_in(_headed(whole)), whole)
+    assert np.array_equal(copies.array_in(_headed(ROWS[:0])), ROWS[:0])
+    tracemalloc.start()
+    for shape in ((2_000_000_000,), (-60, -12), (1 << 62, 1 << 62), (60, 11), ("x",)):
+        assert copies.array_in(_headed(ROWS, shape=shape)) is None
+    assert copies.array_in(_headed(ROWS, descr="|O")) is None
+    assert copies.array_in(b"\x93NUMPY\x09\x00" + bytes(64)) is None
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
