@@ -4,11 +4,11 @@
     python experiments/red_team.py --out runs/red_team --minutes 0    # the table of what there is
     python experiments/red_team.py --out runs/red_team --version before --only auto   # older package
 
-Digits behind a LeNet that nobody has trained (``--data``, ``--model``), every defense of the track ``laptop`` at each
-of its strengths. ``auto`` is ``attack=auto`` at a budget by an attacker who knows the defense; the strongest member is
-its likelihood, or blind deconvolution, alone. Uploads are of the same examples and model, drawn anew each time. One row
-for each cell as it comes, so that a run that was stopped goes on where it was. The control is what the same guesses are
-worth for another victim: the same prior with another update.
+Digits, and photographs behind what resists, behind a LeNet that nobody has trained (``--data``, ``--model``), every
+defense of the track ``laptop`` at each of its strengths. ``auto`` is ``attack=auto`` at a budget by an attacker who
+knows the defense; the strongest member is its likelihood, or blind deconvolution, alone. Uploads are of the same
+examples and model, drawn anew each time. One row for each cell as it comes, so that a run that was stopped goes on
+where it was. The control is what the same guesses are worth for another victim: the same prior with another update.
 """
 
 import argparse
@@ -50,6 +50,9 @@ FIRST = (
     "Local DP 300",
 )
 """Those that earlier pages were green for."""
+
+UNREAD = ("DP-SGD 0.5", "DP-SGD 2")
+"""Behind which the track read no photograph: these are attacked with photographs as well."""
 
 READ = ("exact", "identified", "recognizable")
 
@@ -179,12 +182,14 @@ def judged(scores: Sequence[Any]) -> Row:
 
 
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, str, Cell]]:
-    """Yield data, defense and cell of what is asked for: the eleven, then what was doubtful, then the rest."""
+    """Yield data, defense and cell: the eleven, photographs behind what resisted, what was doubtful, then the rest."""
     for attacker in ("auto quick", "auto standard"):
         for data, name, uploads, public in ELEVEN:
             yield data, name, Cell(attacker, uploads, public)
     if options.eleven:
         return
+    for cell, name in itertools.product(CELLS, UNREAD):
+        yield "cifar10_exact", name, cell
     for doubtful in (True,) if options.doubtful else (True, False):
         for cell in CELLS:
             for name in defenses():

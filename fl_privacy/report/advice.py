@@ -20,6 +20,12 @@ SHIPPED = Path(__file__).resolve().parent / "measured"
 LITTLE_TIME = 0.01
 """Seconds; less is nothing beside a client's training, and differs from one measurement to the next."""
 
+ONCE = (
+    "That holds where each example goes up once. Clients that train on the same examples for many rounds send them many"
+    " times, which was not attacked here, and what a defense draws anew each time, such as noise, averages out."
+)
+"""Sweeps and benchmarks attack fixed models, with one upload of each example."""
+
 
 def advice_from(
     table: MeasuredTable, *, accuracy_loss: float, threat: Threat, psnr_below: float | None = None
@@ -61,7 +67,8 @@ def advice_from(
     if safe:
         best = min(safe, key=lambda d: (_cost(d), _leak(d, threat)))
         lines.append(
-            f"Take {best.name} ({' '.join(best.overrides)}), the cheapest: {_figures(best, undefended, threat)}."
+            f"Take {best.name} ({' '.join(best.overrides)}), the cheapest, where each example goes up once:"
+            f" {_figures(best, undefended, threat)}."
         )
         return [*lines, *_not_protected(best, table, threat)]
     lines.append(f"None does both: no defense here costs at most {allowed} and hides every one.")
@@ -74,7 +81,8 @@ def advice_from(
     if hiding:
         costly = max(hiding, key=lambda d: d.accuracy)
         lines.append(
-            f"At a higher price nothing was read behind {costly.name}: {_figures(costly, undefended, threat)}."
+            f"At a higher price nothing was read from one upload behind {costly.name}:"
+            f" {_figures(costly, undefended, threat)}."
         )
         return [*lines, *_not_protected(costly, table, threat)]
     return lines
@@ -143,7 +151,7 @@ _STRONGER: Mapping[Threat, Mapping[Threat, str]] = {
 
 
 def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threat) -> list[str]:
-    found, lines = defense.by_threat[threat], []
+    found, lines = defense.by_threat[threat], [ONCE]
     little = defense.epsilon is not None and promises_little(
         epsilon=defense.epsilon, delta=1.0 if defense.delta is None else defense.delta
     )
@@ -166,7 +174,7 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     inference = "other inference" if found.inferred else "membership and other inference"
     lines.append(f"Tried: {', '.join(table.attacks)} by {' '.join(table.attackers)}.")
     lines.append(
-        f"Not tested: attacks other than {', '.join(table.attacks)} and longer ones, many uploads of the same examples,"
+        f"Not tested: attacks other than {', '.join(table.attacks)} and longer ones,"
         f"{weights} other data, batches and models, {server}, colluding clients, {inference}."
     )
     return lines

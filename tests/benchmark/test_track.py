@@ -1,16 +1,21 @@
 """A track fixes what is measured, and says in a line what it lacks."""
 
+import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fl_privacy.config import compose_run, options, study
 from fl_privacy.config.study import UNDEFENDED, load_track, track_names
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.study import plan_study
 from tests.benchmark.tracks import TINY, write_track
+
+ROOT = Path(__file__).parents[2]
+TRACKS, BOARDS = ROOT / "fl_privacy" / "tracks", ROOT / "docs" / "benchmarks"
 
 
 @cache
@@ -106,6 +111,29 @@ def test_a_wrong_track_is_one_line(tmp_path: Path, text: str, expected: str) -> 
     with pytest.raises(UserError, match=expected) as error:
         load_track(write_track(tmp_path, text))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("ranks", "track"), [("first_ranks", "smoke"), ("laptop_first_ranks", "laptop")])
+def test_first_ranks_are_measured_again_as_their_track_measures_them_by_more_victims(ranks: str, track: str) -> None:
+    file = ROOT / "experiments" / f"{ranks}.yaml"
+    again, whole = yaml.safe_load(file.read_text()), yaml.safe_load((TRACKS / f"{track}.yaml").read_text())
+    assert all(again[name] == whole[name] for name in ("attack", "early", "accuracy_loss"))
+    assert again["settings"] == [setting.replace(f"_{track}", f"_{ranks}") for setting in whole["settings"]]
+    assert again["trainings"].items() <= whole["trainings"].items()
+    for name, kind in again["uploads"].items():
+        first = whole["uploads"][name]
+        victims, *rest = kind["attack"]
+        assert [victims, *rest] == first["attack"] or (victims, rest) == ("victims=24", first["attack"][1:])
+        assert kind["servers"] == first["servers"] and set(kind["states"]) <= set(first["states"])
+    board = json.loads((BOARDS / f"{track}.json").read_text())["ranked"]
+    leading = [place["overrides"] for place in board if place["overrides"] != ["defense=none"]][:5]
+    measured = [point.overrides for point in load_track(file).points if point.family != UNDEFENDED]
+    assert {frozenset(map(_as_number, own)) for own in measured} == {frozenset(map(_as_number, own)) for own in leading}
+
+
+def _as_number(override: str) -> tuple[str, object]:
+    key, _, value = override.partition("=")
+    return key, yaml.safe_load(value.replace("e-", ".0e-"))
 
 
 def test_what_a_track_fixes_is_not_changed(tmp_path: Path) -> None:

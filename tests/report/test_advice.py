@@ -10,7 +10,7 @@ import pytest
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
-from fl_privacy.report.advice import SHIPPED, advice_from
+from fl_privacy.report.advice import ONCE, SHIPPED, advice_from
 from fl_privacy.results import Candidate, Measure
 from fl_privacy.results.measured import MeasuredDefense, MeasuredTable, read_tables, when_measured, write_tables
 
@@ -81,6 +81,7 @@ def test_the_cheapest_within_both_bounds_is_taken(loss: float, threat: str, belo
     said = advice_from(TABLE, accuracy_loss=loss, threat=threat, psnr_below=below)
     assert any(line.startswith(taken) for line in said), said
     assert said[-1].startswith("Not tested: attacks other than auto")
+    assert ONCE in said
 
 
 @pytest.mark.parametrize("attackers", [(), ("threat_model=adaptive",)])
@@ -114,10 +115,10 @@ def test_where_none_does_both_what_is_not_enough_is_not_advised() -> None:
     assert (
         "Take" not in said
         and "known, which is not enough" in said
-        and "At a higher price nothing was read behind slow: " in said
+        and "At a higher price nothing was read from one upload behind slow: " in said
     )
     said = " ".join(advice_from(TABLE, accuracy_loss=0, threat="adaptive", psnr_below=1))
-    assert "At a higher price" not in said and "None does both" in said
+    assert "At a higher price" not in said and "None does both" in said and ONCE not in said
 
 
 @pytest.mark.parametrize("wrong", [read(13, failures=1), read(13, upper=16.0), read(13, upper=float("inf"))])
@@ -353,6 +354,7 @@ def test_the_package_has_an_answer_of_images_and_recommends_none_behind_which_im
     assert "threat_model=strongest" in said and "other malicious servers" in said
     taken = [line for line in said.splitlines() if line.startswith(("Take ", "At a higher price "))]
     assert taken and all(re.search(r"none of \d+ images read, so that up to", line) for line in taken)
+    assert said.count(ONCE) == len(taken)
     assert len(re.findall(r"\(\d{4}-\d\d-\d\d, fl-privacy [\d.]+\):", said)) == said.count("Measured on") == 2
 
 
