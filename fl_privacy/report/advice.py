@@ -21,8 +21,8 @@ LITTLE_TIME = 0.01
 """Seconds; less is nothing beside a client's training, and differs from one measurement to the next."""
 
 ONCE = (
-    "That holds where each example goes up once. Clients that train on the same examples for many rounds send them many"
-    " times, which was not attacked here, and what a defense draws anew each time, such as noise, averages out."
+    "Clients that train on the same examples for many rounds send them many times, which was not attacked here, and"
+    " what a defense draws anew each time, such as noise, averages out."
 )
 """Sweeps and benchmarks attack fixed models, with one upload of each example."""
 
