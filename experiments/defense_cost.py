@@ -40,7 +40,7 @@ from fl_privacy.defenses import (
 from fl_privacy.defenses._soteria import feature_scores, find_head, representation
 from fl_privacy.federation.training import local_update
 from fl_privacy.gradients.memory import freed_memory_kept
-from fl_privacy.models import ConvNet, LeNet, ResNet10, ResNet18
+from fl_privacy.models import ConvNet, LeNet, ResNet10, ResNet18, ResNet34, ViT
 from fl_privacy.pretrained.evaluator import EvaluationNetwork
 from fl_privacy.pretrained.evaluator_files import save_evaluator
 from fl_privacy.types import Batch, LocalPlan, ModelState
@@ -66,6 +66,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "convnet": partial(ConvNet, width=8),
     "resnet10": ResNet10,
     "resnet18": ResNet18,
+    "resnet34": ResNet34,
+    "vit": ViT,
     "linear": Linears,
 }
 STEPPED = ["lenet", "convnet", "resnet18", "linear"]
@@ -112,6 +114,14 @@ TABLE_4 = {
     "resnet18": {
         "pruning": 0.0873, "gaussian": 1.8408, "laplace": 1.8414, "gq": 0.0514, "soteria": 21.7539,
         "refiner": 2.8539, "refiner_warm": 1.4262,
+    },
+    "resnet34": {
+        "pruning": 0.1370, "gaussian": 3.3020, "laplace": 3.3025, "gq": 0.1050, "soteria": 39.4410,
+        "refiner": 4.7012, "refiner_warm": 2.3548,
+    },
+    "vit": {
+        "pruning": 1.1232, "gaussian": 15.5051, "laplace": 15.5236, "gq": 0.4489, "soteria": 347.5668,
+        "refiner": 30.2268, "refiner_warm": 15.0234,
     },
 }  # fmt: skip
 """Refiner, Table 4: seconds per client and round at batch 128; its Soteria is the exact one."""

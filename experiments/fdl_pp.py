@@ -16,7 +16,7 @@ import argparse
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from kept_training import Done, KeptTraining
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_privacy.attacks import ReconstructionAttack, dlg, inverting_gradients, model_inversion
 from fl_privacy.config import compose_run
@@ -42,7 +42,7 @@ from fl_privacy.federation.ckks import encrypted_rounds
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.secagg import secure_rounds
 from fl_privacy.interception import States
-from fl_privacy.metrics.distortion import effective_rank, mean_squared_distance
+from fl_privacy.metrics.distortion import effective_rank, mean_squared_distance, scale_norm
 from fl_privacy.metrics.images import bpki, mse
 from fl_privacy.metrics.matching import match
 from fl_privacy.types import Batch, Observation, Reconstruction, Upload, VictimId
@@ -97,7 +97,18 @@ class Course:
         for name in passport_layers(parts[0][0]):
             gammas = [passport_layers(model)[name].affine()[0] for model, _ in parts]
             row[f"norm of gamma in {name}"] = mean(float(gamma.detach().norm()) for gamma in gammas)
+            row[f"largest of gamma in {name}"] = mean(scale_norm(gamma) for gamma in gammas)
+        for name in norms_behind(parts[0][0], kept):
+            row[f"largest of gamma in {name}"] = mean(scale_norm(own.parameters[f"{name}.weight"]) for _, own in parts)
         self.rows.append(row)
+
+
+def norms_behind(model: nn.Module, kept: Collection[str]) -> list[str]:
+    """Name the private batch norms that scale channels where no passport does."""
+    if passport_layers(model):
+        return []
+    found = [name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    return [name for name in found if f"{name}.weight" in kept]
 
 
 def some(number: int, most: int | None) -> Tensor:

@@ -53,10 +53,8 @@ def cell(row: Row, attack: str, metric: str) -> str:
 
 def kept_figures(row: Row) -> dict[str, Any]:
     """Collect accuracy, every attack's scores, and the private weights after the last round."""
-    last = {
-        name.partition(" of ")[0] if "of gamma" not in name else "gamma": v
-        for name, v in (row["course"] or [{}])[-1].items()
-    }
+    gammas = {"norm": "gamma", "largest": "largest_gamma"}
+    last = {gammas.get(what := name.partition(" of ")[0], what): v for name, v in (row["course"] or [{}])[-1].items()}
     plain = {name: row[name] for name in KEPT if name in row}
     figures = {name.replace(", ", "_"): over_runs(found) for name, found in row["attacks"].items()}
     return {**plain, **last, "figures": figures}

@@ -4,7 +4,9 @@
 
 Guesses at a batch come in an order of their own. Pages assign each to the image that it suits; programs that compare
 them place by place get what a random order gives, the mean over all pairs. Of each attack with batches under the
-folders a row says either, and others what a gray image and each image's own mean color have.
+folders a row says either, and others what a gray image and each image's own mean color have. Of attacks at single
+images rows say, for what the network saw of each, what was read of it and what was read of the others: where both are
+as near, nothing was read.
 """
 
 import argparse
@@ -33,17 +35,26 @@ def of_batch(originals: Tensor, guesses: Tensor) -> dict[str, float]:
     return {name: float(values.mean()) for name, values in every.items()}
 
 
+def of_singles(seen: Tensor, guesses: Tensor) -> dict[str, float]:
+    """Compute the mean PSNR in dB of what was read of each image (N, C, H, W), and of what was read of the others."""
+    others = [psnr(seen, guesses.roll(turn, 0)) for turn in range(1, len(seen))]
+    color = seen.mean((2, 3), keepdim=True).expand_as(seen)
+    every = {"own": psnr(seen, guesses), "of another": torch.stack(others), "mean color": psnr(seen, color)}
+    return {name: float(values.mean()) for name, values in every.items()}
+
+
 def rows_of(folder: Path) -> Iterator[tuple[Row, Row]]:
-    """Yield key and figures of each pairing in a run; nothing where it attacked no batches."""
+    """Yield key and figures of each pairing in a run; nothing where it attacked no batch, nor several images."""
     config = json.loads((folder / "run.json").read_text())["config"]
     size, files = config["batch_size"], sorted((folder / "reconstructions").glob("*.safetensors"))
-    if size < 2 or not files:
+    images = load_file(files[-1]) if files else {}
+    if len(images.get("originals", ())) < 2:
         return
-    images = load_file(files[-1])
-    originals, guesses = (images[name].float() for name in ("originals", "reconstructions"))
-    largest = 255 if originals.max() > 1 else 1
-    batches = zip((originals / largest).split(size), (guesses / largest).split(size), strict=True)
-    found = [of_batch(own, guessed) for own, guessed in batches]
+    seen = images.get("transformed", images["originals"]) if size < 2 else images["originals"]
+    largest = 255 if images["originals"].max() > 1 else 1
+    originals, guesses = (each.float() / largest for each in (seen, images["reconstructions"]))
+    pairs = zip(originals.split(size), guesses.split(size), strict=True)
+    found = [of_singles(originals, guesses)] if size < 2 else [of_batch(own, guessed) for own, guessed in pairs]
     chosen = {name: config["choices"][name] for name in ("attack", "model", "defense")}
     for pairing in found[0]:
         key = {"run": folder.name, "batch_size": size, **chosen, "pairing": pairing}

@@ -209,6 +209,17 @@ def mean_squared_distance(weights: Tensor) -> float:
     return float(torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square().mean())
 
 
+def scale_norm(scale: Tensor) -> float:
+    """Compute the operator norm of the scaling that multiplies each channel by its element of ``scale`` (Figure 5, right).
+
+    The matrix of such a scaling is diagonal, so that its norm is the largest of the elements' magnitudes.
+
+    Args:
+        scale: (O,).
+    """
+    return float(scale.detach().abs().max())
+
+
 def effective_rank(weight: Tensor, *, share: float = 0.99) -> int:
     """Count how many of the largest singular values add up to ``share`` of the sum of all (Figure 5, left).
 
