@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fl_privacy.attacks import idlg
 from fl_privacy.attacks.gradient_inversion import execution as compiling
 from fl_privacy.attacks.gradient_inversion import execution as memory
+from fl_privacy.attacks.gradient_inversion.captured import CapturedEvaluation
 from fl_privacy.attacks.gradient_inversion.execution import CompiledEvaluation, compiling_pays
 from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
@@ -115,12 +116,15 @@ def test_programs_are_compiled_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not compiling_pays(GPU, runs=10_000, written=1e30, tensors=1)
 
 
-def test_nothing_is_recorded_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_evaluations_are_captured_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     (group,) = group_victims(victims_of(list(enumerate(observations(smooth_net(), 2)))))
     prepared = prepare(idlg(iterations=10**6, compile="off"), group, 0)
     assert prepared.evaluate is not Problem.evaluate
     monkeypatch.setattr(Prepared, "_like", torch.empty(0, device="meta"))
-    assert prepared._uncompiled is Problem.evaluate
+    assert isinstance(prepared._uncompiled, CapturedEvaluation)
+    monkeypatch.setattr(Prepared, "capacity", 4096)
+    (many,) = group_victims(victims_of(list(enumerate(observations(smooth_net(), 2) * 50))))
+    assert prepare(idlg(iterations=10**6, compile="off"), many, 0)._uncompiled is Problem.evaluate
 
 
 def test_streams_of_a_gpu_are_seeded_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

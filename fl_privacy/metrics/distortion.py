@@ -210,7 +210,7 @@ def mean_squared_distance(weights: Tensor) -> float:
 
 
 def scale_norm(scale: Tensor) -> float:
-    """Compute the operator norm of the scaling that multiplies each channel by its element of ``scale`` (Figure 5, right).
+    """Compute the operator norm of the scaling that multiplies each channel by its element of ``scale`` (Figure 5).
 
     The matrix of such a scaling is diagonal, so that its norm is the largest of the elements' magnitudes.
 

@@ -94,7 +94,10 @@ class InputNormalization(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Normalize images (B, C, H, W) in [0, 1]."""
-        return (inputs - self.mean) / self.std
+        mean, std = (
+            kept.to(inputs.device) for kept in (self.mean, self.std)
+        )  # no buffers: weights lent to it bring none
+        return (inputs - mean) / std
 
 
 def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | None, in_channels: int) -> nn.Module:

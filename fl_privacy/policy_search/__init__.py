@@ -1,5 +1,6 @@
 """Automatic transformation search: scores of policies, and which of them to use."""
 
+from fl_privacy.policy_search.definition import PrivacyAware, least_epsilon
 from fl_privacy.policy_search.scores import (
     GradientSimilarity,
     InnerProducts,
@@ -22,6 +23,7 @@ from fl_privacy.policy_search.selection import Scored, Selection, altered_shares
 __all__ = [
     "GradientSimilarity",
     "InnerProducts",
+    "PrivacyAware",
     "PrivacyPlan",
     "PrivacyScore",
     "Scored",
@@ -35,6 +37,7 @@ __all__ = [
     "correlation_score",
     "fsim_scores",
     "input_jacobian",
+    "least_epsilon",
     "normalized_scores",
     "privacy_scores",
     "require_fsim",

@@ -1,5 +1,6 @@
 """Whether a policy is privacy-aware in the sense of the paper's Definition 2 (Gao et al. 2023)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,9 @@ from torch import Tensor
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError
+
+_ROUNDING = 1e-9
+"""Of a share of whole images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +32,9 @@ class PrivacyAware:
     gamma: float
 
     def __post_init__(self) -> None:
-        checks.finite(self.epsilon, "epsilon")
-        checks.share(self.delta, "delta")
-        checks.share(self.gamma, "gamma")
+        checks.number("epsilon", self.epsilon, example=20.0)
+        checks.number("delta", self.delta, at_least=0, at_most=1, example=0.1)
+        checks.number("gamma", self.gamma, at_least=0, at_most=1, example=0.01)
 
     def holds(self, psnr: Tensor | Sequence[float], *, accuracy: float, transformed: float) -> bool:
         """Say whether a policy is privacy-aware, by images that were attacked.
@@ -44,7 +48,7 @@ class PrivacyAware:
             UserError: no image was attacked, or a value is not a number.
         """
         hidden = _checked(psnr) < self.epsilon
-        return float(hidden.double().mean()) >= 1 - self.delta and accuracy - transformed < self.gamma
+        return int(hidden.sum()) >= len(hidden) * (1 - self.delta) - _ROUNDING and accuracy - transformed < self.gamma
 
 
 def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
@@ -62,11 +66,10 @@ def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
     Raises:
         UserError: no image was attacked, a value is not a number, or ``delta`` is not a share.
     """
-    checks.share(delta, "delta")
+    checks.number("delta", delta, at_least=0, at_most=1, example=0.1)
     values = _checked(psnr).sort().values
-    ranks = torch.arange(1, len(values) + 1, dtype=torch.float64) / len(values)
-    needed = int((ranks < 1 - delta).sum())  # images before the one with which the share is reached
-    return float("-inf") if delta >= 1 else float(values[needed])
+    hidden = math.ceil(len(values) * (1 - delta) - _ROUNDING)
+    return float(values[hidden - 1]) if hidden else -math.inf
 
 
 def _checked(psnr: Tensor | Sequence[float]) -> Tensor:

@@ -1,5 +1,6 @@
 """On a GPU the same comes out as on the CPU; ``make test-gpu``."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,9 @@ import pytest
 import torch
 
 from fl_privacy.attacks import idlg, inverting_gradients
+from fl_privacy.attacks.gradient_inversion import preparation
+from fl_privacy.attacks.gradient_inversion.captured import CapturedEvaluation
+from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Compile
 from fl_privacy.config import compose_run
 from fl_privacy.experiment.setup import build_setup
@@ -30,6 +34,26 @@ def read_on(device: str, *, compile: Compile = "off") -> list[torch.Tensor]:
 def test_an_attack_reads_the_same(compile: Compile) -> None:
     for here, there in zip(read_on("cpu"), read_on("cuda", compile=compile), strict=True):
         torch.testing.assert_close(there, here, rtol=1e-6, atol=1e-6)
+
+
+def test_a_captured_evaluation_reads_the_same_in_every_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose last chunk is smaller, and whose second one is other victims in the first one's memory."""
+    captured = []
+
+    class Counting(CapturedEvaluation):
+        def __call__(self, problem: Problem, variables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            found = super().__call__(problem, variables)
+            captured.append(self._graph is not None)
+            return found
+
+    monkeypatch.setattr(preparation, "CapturedEvaluation", Counting)
+    victims = observations(smooth_net(), 5)
+    attack = inverting_gradients(iterations=90, sign="none", dtype="float64", most_victims=2, compile="off")
+    here, there = (replace(attack, device=device)(victims, seed=3) for device in ("cpu", "cuda"))
+    assert sum(captured) > 150
+    for one, other in zip(here, there, strict=True):
+        assert one.batch is not None and other.batch is not None
+        torch.testing.assert_close(other.batch.inputs, one.batch.inputs, rtol=1e-5, atol=1e-5)
 
 
 def test_second_order_moves_alike() -> None:

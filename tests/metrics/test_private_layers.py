@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl_privacy.metrics.distortion import effective_rank, mean_squared_distance
+from fl_privacy.metrics.distortion import effective_rank, mean_squared_distance, scale_norm
 
 
 def test_distance_is_the_mean_over_pairs():
@@ -21,3 +21,8 @@ def test_rank_counts_the_values_that_reach_the_share(values, share, rank):
     right, _ = np.linalg.qr(rng.normal(size=(6, len(values))))
     matrix = torch.from_numpy(left @ np.diag(values) @ right.T).reshape(len(values), 2, 3)
     assert effective_rank(matrix, share=share) == rank
+
+
+def test_a_scaling_is_as_large_as_its_largest_element():
+    scale = torch.tensor([0.5, -3.0, 2.0])
+    assert scale_norm(scale) == pytest.approx(float(torch.linalg.matrix_norm(torch.diag(scale), 2)))

@@ -206,7 +206,7 @@ class CompiledEvaluation:
                 ) from error
             warnings.warn(f"The attack goes on without being compiled: {reason}", stacklevel=2)
             return None
-        if _agree(found, problem.evaluate(variables)):
+        if agree(found, problem.evaluate(variables)):
             return program
         warnings.warn("The attack goes on without being compiled, which gives other numbers.", stacklevel=2)
         return None
@@ -231,7 +231,7 @@ def _compiled(problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) ->
     return run
 
 
-def _agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
+def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
     """Say whether loss and gradient agree, victim by victim, where the expected values are finite."""
     rows = [values.reshape(len(values), -1) for values in (*found, *expected)]
     return all(

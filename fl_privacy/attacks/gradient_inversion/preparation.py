@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive import AssumedTransform, Constraints, all_known, choose_transforms
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.captured import CapturedEvaluation, capturing_pays
 from fl_privacy.attacks.gradient_inversion.execution import (
     CompiledEvaluation,
     RecordedEvaluation,
@@ -214,7 +215,7 @@ class Prepared:
 
     @cached_property
     def evaluate(self) -> ValueAndGradient:
-        """Choose how the problems are evaluated: compiled, recorded or plain."""
+        """Choose how the problems are evaluated: compiled, recorded, captured or plain."""
         settings, obstacle = self.settings, self._obstacle
         if obstacle and settings.compile == "on":
             warnings.warn(f"The attack goes on without being compiled: {obstacle}.", stacklevel=2)
@@ -241,8 +242,10 @@ class Prepared:
     def _uncompiled(self) -> ValueAndGradient:
         at_once = min(self.capacity, len(self.victims) * self.restarts)
         inner = self.settings.optimizer.inner if isinstance(self.settings.optimizer, LBFGS) else 1
-        pays = recording_pays(at_once, inner * self.settings.iterations)
-        return RecordedEvaluation() if pays and self._like.device.type == "cpu" else Problem.evaluate
+        evaluations = inner * self.settings.iterations
+        if self._like.device.type != "cpu":
+            return CapturedEvaluation() if capturing_pays(at_once, evaluations) else Problem.evaluate
+        return RecordedEvaluation() if recording_pays(at_once, evaluations) else Problem.evaluate
 
     @property
     def search(self) -> Search:
