@@ -4,7 +4,7 @@
     python experiments/text_course.py attacked --victims 24 --iterations 200 --out experiments/rows/text_course
     python experiments/text_course.py trained --out experiments/rows/text_course
 
-Trains ``bert_tiny`` on SST-2 in one place. ``lengths`` keeps at each of ``--stages`` (steps) its accuracy, how long the
+Trains ``--model`` on SST-2 in one place. ``lengths`` keeps at each of ``--stages`` (steps) its accuracy, how long the
 gradients of single texts are, and how far each defense takes an upload from its gradient, in parts of that length;
 ``attacked`` what the attacks read of such uploads. ``trained`` goes on from the last stage, behind each defense, by
 rounds of ten clients, and keeps the accuracy after them.
@@ -29,15 +29,18 @@ from fl_privacy.metrics import aggregate
 from fl_privacy.models import TextModel
 from fl_privacy.types import LocalPlan, ModelState, Observation
 
-RATE, BATCH = 5e-4, 32
+BATCH = 32
+RATES = {"bert_tiny": 5e-4, "minilm": 5e-5}
+"""By model: a pretrained one is fine-tuned more gently."""
+
 FAR = 0.5
 """Of the gradient's length: how far an upload must be from it to count."""
 ROUND = LocalPlan(shares="delta", optimizer="adamw", lr=1e-4, steps=4, batch_size=16, frozen=["words.weight"])
 
 
-def train_all(model: TextModel, data: Dataset, files: Mapping[int, Path], *, seed: int) -> None:
+def train_all(model: TextModel, data: Dataset, files: Mapping[int, Path], *, lr: float, seed: int) -> None:
     """Train by AdamW on batches drawn at random, and keep the weights after as many steps as each file stands for."""
-    rng, optimizer = torch.Generator().manual_seed(seed), torch.optim.AdamW(model.parameters(), lr=RATE)
+    rng, optimizer = torch.Generator().manual_seed(seed), torch.optim.AdamW(model.parameters(), lr=lr)
     model.train()
     for step in range(max(files) + 1):
         if step in files:
@@ -75,7 +78,13 @@ def measured(model: TextModel, data: Dataset, steps: int, options: argparse.Name
     for defense in options.defenses:
         seen, _ = observed(model, data, options, plan=plan, defense=defense)
         apart = errors(clean, seen)
-        key = {"what": "lengths", "steps": steps, "defense": defense, "victims": options.victims}
+        key = {
+            "what": "lengths",
+            "model": options.model,
+            "steps": steps,
+            "defense": defense,
+            "victims": options.victims,
+        }
         key |= {"max_length": options.max_length}
         found = {"accuracy": accuracy, "length": statistic([length(one) for one in clean]), "error": statistic(apart)}
         row = kept.add(key, {**found, "far": sum(each >= FAR for each in apart) / len(apart)})
@@ -91,7 +100,7 @@ def attacked(model: TextModel, data: Dataset, steps: int, options: argparse.Name
     plan = LocalPlan(frozen=[model.word_weight])
     about = {"victims": options.victims, "iterations": options.iterations, "max_length": options.max_length}
     for name, defense in ((a, d) for a in options.attacks for d in options.defenses):
-        key = {"what": "attacked", "steps": steps, "attack": name, "defense": defense, **about}
+        key = {"what": "attacked", "model": options.model, "steps": steps, "attack": name, "defense": defense, **about}
         if not kept.find(key):
             seen, truths = observed(model, data, options, plan=plan, defense=defense)
             row = kept.add(key, figures(attacks[name], seen, truths, data))
@@ -104,7 +113,8 @@ def going_on(model: TextModel, data: Dataset, steps: int, options: argparse.Name
         return
     start, parts = ModelState.of(model), Iid()(data.train, num_clients=10, seed=options.seed)
     for defense in options.defenses:
-        key = {"what": "trained", "steps": steps, "rounds": options.rounds, "defense": defense}
+        key = {"what": "trained", "model": options.model, "steps": steps, "rounds": options.rounds, "defense": defense}
+        key |= {"max_length": options.max_length}
         if kept.find(key):
             continue
         made = DEFENSES[defense]()
@@ -138,6 +148,7 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="+", default=["InvertingGrad", "TAG"], choices=["InvertingGrad", "TAG"])
     parser.add_argument("--defenses", nargs="+", default=TABLE_13, choices=DEFENSES)
     parser.add_argument("--data", default="sst2")
+    parser.add_argument("--model", default="bert_tiny", choices=RATES)
     parser.add_argument("--victims", type=int, default=24)
     parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
@@ -147,10 +158,13 @@ def main() -> None:
     takes_rows(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    data, model = loaded("bert_tiny", options)
-    kept, files = RowFile(options.out), {stage: options.weights / f"{stage}.safetensors" for stage in options.stages}
+    data, model = loaded(options.model, options)
+    kept, files = (
+        RowFile(options.out),
+        {stage: options.weights / options.model / f"{stage}.safetensors" for stage in options.stages},
+    )
     if not all(file.is_file() for file in files.values()):
-        train_all(model, data, files, seed=options.seed)
+        train_all(model, data, files, lr=RATES[options.model], seed=options.seed)
     for stage, file in files.items():
         model.load_state_dict(load_file(file))
         model.eval()

@@ -17,7 +17,7 @@ from fl_privacy.defenses._pruning import keep_largest
 from fl_privacy.defenses.defense import Defense, LocalStep
 from fl_privacy.effects import MutedFeatures, Part, SlicedNoise
 from fl_privacy.errors import UserError
-from fl_privacy.gradients import batch_loss
+from fl_privacy.gradients import batch_loss, plain_attention
 from fl_privacy.gradients.hooks import Call, entering, leaving
 from fl_privacy.gradients.memory import written_by
 from fl_privacy.progress import counted
@@ -137,7 +137,7 @@ def estimated_row_norms(
         tangent: Tensor = jvp(features, (x,), (signs,))[1]
         return tangent
 
-    with torch.no_grad():
+    with torch.no_grad(), plain_attention():
         r = features(x)
         squares = torch.zeros_like(r)
         for start in counted("sensitivity of features", range(0, directions, _chunk(inputs))):
@@ -336,6 +336,8 @@ def gradient_sensitivity(step: LocalStep, *, directions: int, rng: torch.Generat
     for start in counted("sensitivity of layers", range(0, directions, _chunk(x))):
         size = (min(_chunk(x), directions - start), *x.shape)
         signs = torch.randint(0, 2, size, generator=rng, device=rng.device).to(x) * 2 - 1
-        for name, changes in vmap(product)(signs).items():
+        with plain_attention():
+            along = vmap(product)(signs)
+        for name, changes in along.items():
             squares[name] += float(changes.square().sum()) / directions
     return {name: square**0.5 for name, square in squares.items()}

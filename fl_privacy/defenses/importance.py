@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fl_privacy.defenses.defense import LocalStep
-from fl_privacy.gradients import batch_loss, loss_gradients
+from fl_privacy.gradients import batch_loss, loss_gradients, plain_attention
 from fl_privacy.gradients.hooks import leaving
 from fl_privacy.types import ModelState, Tensors
 
@@ -81,7 +81,9 @@ def _at_once(step: LocalStep, values: Tensors, points: int) -> Tensors:
         randomness="different",
         chunk_size=chunk,
     )
-    return {name: values[name] * g.mean(0) for name, g in along(shares).items()}
+    with plain_attention():
+        found = along(shares)
+    return {name: values[name] * g.mean(0) for name, g in found.items()}
 
 
 def _loss(step: LocalStep, values: Tensors) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_privacy.defenses.defense import LocalStep
-from fl_privacy.gradients import example_gradients, gradient_by_inputs
+from fl_privacy.gradients import example_gradients, gradient_by_inputs, plain_attention
 from fl_privacy.gradients.hooks import entering, owners
 from fl_privacy.models import TextModel
 from fl_privacy.pretrained.evaluator import uniform_noise
@@ -117,7 +117,7 @@ def descend(
     images = start
     for _ in counted("refining images", range(iterations)):
         images = images.detach().requires_grad_()
-        with torch.enable_grad():
+        with torch.enable_grad(), plain_attention():
             distance = gap(images) / unit
             (down,) = torch.autograd.grad(distance.sum(), images)
             (up,) = torch.autograd.grad(privacy(images).sum(), images)

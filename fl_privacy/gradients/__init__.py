@@ -22,6 +22,7 @@ from fl_privacy.gradients.victims import (
     VictimModel,
     differentiable_twice,
     frozen_copy,
+    plain_attention,
 )
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "loss_gradients",
     "models_at_once",
     "number_of_steps",
+    "plain_attention",
     "register_layer_rule",
     "set_mode",
     "sketched_examples",

@@ -20,7 +20,7 @@ from fl_privacy.gradients.fastest import same_gradients
 from fl_privacy.gradients.layer_rules import LayerCall, parameter_gradients, weight_factors
 from fl_privacy.gradients.layered import Layered, add_up, pays
 from fl_privacy.gradients.sketch import GradientSketch
-from fl_privacy.gradients.victims import VictimModel, frozen_copy
+from fl_privacy.gradients.victims import VictimModel, frozen_copy, plain_attention
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 _CHUNK_ELEMENTS = 1 << 26
@@ -123,7 +123,8 @@ def _one_by_one(
     values = {name: state.parameters[name].detach() for name in names}
     per_example = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
     try:
-        found: tuple[Tensors, Tensor] = per_example(values, batch.inputs, batch.labels)
+        with plain_attention():
+            found: tuple[Tensors, Tensor] = per_example(values, batch.inputs, batch.labels)
     except RuntimeError:  # recurrent layers, among others, can't be batched
         each = [
             grad_and_value(loss)(values, image, label) for image, label in zip(batch.inputs, batch.labels, strict=True)

@@ -21,6 +21,7 @@ from fl_privacy.gradients.convolution import convolution_as, pads_with_zeros
 from fl_privacy.gradients.fastest import step_direction, step_slices
 from fl_privacy.gradients.hooks import leaving
 from fl_privacy.gradients.memory import written_by
+from fl_privacy.gradients.victims import plain_attention
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 _FILLS = 1_500_000
@@ -163,6 +164,7 @@ class ManyModels:
         parameters, buffers = self.values.parameters, self.values.buffers
         return ModelState({n: p[index] for n, p in parameters.items()}, {n: b[index] for n, b in buffers.items()})
 
+    @plain_attention()
     def trained(
         self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
     ) -> "ManyModels":
@@ -194,6 +196,7 @@ class ManyModels:
         return ManyModels(self.model, ModelState(parameters, buffers))
 
     @torch.no_grad()
+    @plain_attention()
     def measured(self, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Compute ``measure`` (N,) of each model's logits and the labels of the same N examples, (M, N).
 

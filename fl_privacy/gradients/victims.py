@@ -119,6 +119,18 @@ class OneByOne(VictimGradients):
 
 
 @contextmanager
+def plain_attention() -> Iterator[None]:
+    """Compute attention by plain operations, which can be differentiated twice, forward, and under ``vmap``."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
 def differentiable_twice() -> Iterator[None]:
     """Use twice differentiable operations: plain attention, and convolutions in full precision.
 
@@ -128,7 +140,7 @@ def differentiable_twice() -> Iterator[None]:
     exact = cudnn.flags(
         enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
     )
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), exact:
+    with torch.enable_grad(), plain_attention(), exact:
         yield
 
 

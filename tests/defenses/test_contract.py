@@ -35,6 +35,7 @@ from fl_privacy.defenses import (
     spn,
 )
 from fl_privacy.errors import UserError
+from fl_privacy.models import ViT
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch
 
@@ -221,6 +222,17 @@ def test_composes(defense, specified):
     together = compose(defense, dp_noise(scale=0.0), none())
     assert torch.equal(flat(run(together, clean, step)), flat(run(defense, clean, local_step())))
     assert together.parts[: len(defense.parts)] == defense.parts
+
+
+@every_defense
+def test_acts_on_a_model_with_attention(defense, specified):
+    """Whose fast operations can be differentiated once only, and backward only."""
+    torch.manual_seed(0)
+    model = ViT(in_channels=3, image_size=16, num_classes=5, depth=2, token_width=12, mlp_width=24, heads=2)
+    step = local_step(model.eval())
+    defended = run(defense, clean_gradient(step), step)
+    assert defended
+    assert all(t.isfinite().all() for t in defended.values())
 
 
 @pytest.mark.parametrize("wrong", [3, pruning, None])

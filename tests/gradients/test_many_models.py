@@ -5,11 +5,13 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from fl_privacy.defenses import ClientState, none
 from fl_privacy.federation import local_update
 from fl_privacy.gradients import ManyModels, local_orders, many_models, models_at_once
 from fl_privacy.gradients import many_models as many_convolutions
+from fl_privacy.models import ViT
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
@@ -106,3 +108,25 @@ def test_each_model_takes_gradients_of_a_length_at_most() -> None:
     expected = free * (between / lengths).clamp_max(1)[:, None]
     assert lengths.min() < between < lengths.max()
     torch.testing.assert_close(moved(between), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("error:.*performance drop")
+def test_many_with_attention_are_one_by_one() -> None:
+    torch.manual_seed(0)
+    model = ViT(in_channels=2, image_size=6, num_classes=3, patch_size=2, depth=1, token_width=8, mlp_width=8, heads=2)
+    sent, plan = ModelState.of(model), LocalPlan(shares="delta", lr=0.1, steps=2, batch_size=4)
+    subsets = torch.stack([torch.randperm(40)[:12] for _ in range(2)])
+    order = local_orders(subsets, plan, derive_generator(1))
+    found = ManyModels.copies(model, sent, 2).trained(POOL, order, plan)
+    logits = found.measured(POOL, lambda outputs, labels: outputs[:, 0])
+    for place in range(2):
+        batches = [Batch(POOL.inputs[rows[place]], POOL.labels[rows[place]]) for rows in order]
+        alone = local_update(
+            model, sent, batches, num_examples=12, plan=plan, defense=none(), state=ClientState(),
+            rng=derive_generator(2), private_rng=derive_generator(3),
+        )  # fmt: skip
+        for name, delta in alone.upload.tensors.items():
+            assert torch.allclose(found[place].parameters[name] - sent.parameters[name], delta, atol=1e-6)
+        assert torch.allclose(
+            logits[place], functional_call(model, found[place].parameters, POOL.inputs)[:, 0], atol=1e-5
+        )
