@@ -1,5 +1,6 @@
 """``fl-privacy audit APP`` and ``fl-privacy review APP``: any Flower app, as it is."""
 
+import contextlib
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ import typer
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.cli.jobs import open_in_browser
 from fl_privacy.errors import UserError, visible
+from fl_privacy.files import CACHE_VARIABLE, make_missing_private
 from fl_privacy.foreign_files import expanded
 
 SANDBOXED = "FL_PRIVACY_SANDBOXED"
@@ -45,7 +47,7 @@ def audit(  # noqa: PLR0917
     budget: Annotated[str, typer.Option("--budget", help="Of the attack: quick, standard, thorough.")] = "quick",
     seconds: Annotated[float, typer.Option("--seconds", help="After which no further attack is begun.")] = 600.0,
     sandbox: Annotated[
-        bool, typer.Option("--sandbox", help="Run the app without network, in a folder of its own.")
+        bool, typer.Option("--sandbox", help="Run the app without network; it can write into the audit's folder alone.")
     ] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser at the end.")] = False,
 ) -> None:
@@ -62,6 +64,7 @@ def audit(  # noqa: PLR0917
     whole("--rounds", rounds, at_least=0, at_most=100_000, example=1)
     if sandbox and not os.environ.get(SANDBOXED):
         raise typer.Exit(_sandboxed(sys.argv[1:]))
+    held = _confined(out) if sandbox else ""
     from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
     from fl_privacy.flower.untouched.app import read_app  # noqa: PLC0415
     from fl_privacy.flower.untouched.audit import Asked, audit_app  # noqa: PLC0415
@@ -76,6 +79,7 @@ def audit(  # noqa: PLR0917
         victims=victims,
         budget=budget,
         seconds=seconds,
+        sandbox=held,
     )
     logging.getLogger("flwr").propagate = False  # it writes its own lines
     with Lines(lambda text: print(text, file=sys.stderr, flush=True), SECONDS_BETWEEN_LINES, silent=False) as lines:
@@ -97,7 +101,7 @@ def review(
 
 
 def _sandboxed(arguments: list[str]) -> int:
-    """Run the same command without network and with its own temporary folder; return its exit status."""
+    """Run the same command without network and with its own temporary folder and caches; return its exit status."""
     unshare = shutil.which("unshare")
     command = [sys.executable, "-m", "fl_privacy", *arguments]
     probe = [unshare, "-rn", "true"] if unshare else []
@@ -107,5 +111,20 @@ def _sandboxed(arguments: list[str]) -> int:
             " not allow it; run the audit in a container without network."
         )
     with tempfile.TemporaryDirectory(prefix="fl-privacy-sandbox-") as temporary:
-        environment = {**os.environ, SANDBOXED: "1", "TMPDIR": temporary}
+        own = {name: str(Path(temporary) / name.casefold()) for name in (CACHE_VARIABLE, "MPLCONFIGDIR")}
+        environment = {**os.environ, **own, SANDBOXED: "1", "TMPDIR": temporary}
         return subprocess.run([unshare, "-rn", *command], env=environment, check=False).returncode
+
+
+def _confined(out: Path) -> str:
+    """Let this process write into ``out``, its temporary folder and the cache of data sets alone; say what of it holds."""
+    from fl_privacy.gate.isolation import confine_writes  # noqa: PLC0415  (not everywhere can processes be limited)
+
+    with contextlib.suppress(OSError):  # the audit says why it can't be written
+        make_missing_private(expanded(out).absolute())
+    hub = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    datasets = os.environ.get("HF_DATASETS_CACHE") or str(hub / "datasets")
+    held = confine_writes([str(expanded(out).absolute()), tempfile.gettempdir(), datasets])
+    if not held:
+        print("The app has no network, but this kernel does not keep it from writing files.", file=sys.stderr)
+    return f"no network; writes nowhere else ({held})" if held else "no network"

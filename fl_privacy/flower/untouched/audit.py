@@ -67,6 +67,7 @@ class Asked:
         budget: of the attack: ``quick``, ``standard``, ``thorough``.
         seconds: after which no further attack is begun.
         seed: of the app's random streams, and of attacks; ``None`` leaves the app's streams alone.
+        sandbox: what the process that audits is kept from, for the page; empty where from nothing.
     """
 
     nodes: int | None = None
@@ -80,6 +81,7 @@ class Asked:
     budget: str = "quick"
     seconds: float = 600.0
     seed: int | None = 0
+    sandbox: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +272,7 @@ class _Run:
             ("flwr", metadata.version("flwr")),
             ("torch", torch.__version__),
             ("Attack", f"auto, budget {self.asked.budget}, seed {self.asked.seed or 0}"),
+            *([("Sandbox", self.asked.sandbox)] if self.asked.sandbox else []),
             ("Training took", f"{self.trained:.0f} s" if self.trained else "not done yet"),
         ]
         return found + ([("Data from the mirror", data)] if data else [])
