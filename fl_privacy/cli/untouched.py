@@ -117,7 +117,7 @@ def _sandboxed(arguments: list[str]) -> int:
 
 
 def _confined(out: Path) -> str:
-    """Let this process write into ``out``, its temporary folder and the cache of data sets alone; say what of it holds."""
+    """Let this process write into ``out``, its temporary folder and the cache of data sets alone; say what holds."""
     from fl_privacy.gate.isolation import confine_writes  # noqa: PLC0415  (not everywhere can processes be limited)
 
     with contextlib.suppress(OSError):  # the audit says why it can't be written

@@ -3,7 +3,6 @@
 Each means is tried; what holds is said. Standard library alone, before anything else is imported.
 """
 
-import glob
 import os
 import resource
 import signal
@@ -221,7 +220,9 @@ def confine_writes(places: Iterable[str]) -> str:
         abi = kernel.landlock_abi()
         if not abi:
             return ""
-        kernel.restrict_files(["/"], [*DEVICES, *glob.glob("/dev/nvidia*"), *GRAPHICS, SHARED_MEMORY, *places], abi)
+        kernel.restrict_files(
+            ["/"], [*DEVICES, *map(str, Path("/dev").glob("nvidia*")), *GRAPHICS, SHARED_MEMORY, *places], abi
+        )
     except (OSError, KeyError):  # not allowed, or another kind of machine
         return ""
     return f"Landlock {abi}"
