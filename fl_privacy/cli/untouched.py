@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from fl_privacy.cli.jobs import open_in_browser
 from fl_privacy.errors import UserError, visible
 from fl_privacy.files import CACHE_VARIABLE, make_missing_private
 from fl_privacy.foreign_files import expanded
+
+if TYPE_CHECKING:
+    from fl_privacy.flower.untouched.audit import Asked
 
 SANDBOXED = "FL_PRIVACY_SANDBOXED"
 """Environment variable that says that this process is within a sandbox already."""
@@ -65,9 +68,7 @@ def audit(  # noqa: PLR0917
     if sandbox and not os.environ.get(SANDBOXED):
         raise typer.Exit(_sandboxed(sys.argv[1:]))
     held = _confined(out) if sandbox else ""
-    from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
-    from fl_privacy.flower.untouched.app import read_app  # noqa: PLC0415
-    from fl_privacy.flower.untouched.audit import Asked, audit_app  # noqa: PLC0415
+    from fl_privacy.flower.untouched.audit import Asked  # noqa: PLC0415
 
     asked = Asked(
         nodes=nodes,
@@ -81,12 +82,22 @@ def audit(  # noqa: PLR0917
         seconds=seconds,
         sandbox=held,
     )
+    page = _audited(app, asked)
+    if open_page:
+        open_in_browser(page)
+
+
+def _audited(app: Path, asked: "Asked") -> Path:
+    """Audit ``app``, tell of it, and return the page."""
+    from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
+    from fl_privacy.flower.untouched.app import read_app  # noqa: PLC0415
+    from fl_privacy.flower.untouched.audit import audit_app  # noqa: PLC0415
+
     logging.getLogger("flwr").propagate = False  # it writes its own lines
     with Lines(lambda text: print(text, file=sys.stderr, flush=True), SECONDS_BETWEEN_LINES, silent=False) as lines:
         done = audit_app(read_app(app), asked, lines.tell)
     print(visible(done.line))
-    if open_page:
-        open_in_browser(done.page)
+    return done.page
 
 
 def review(
