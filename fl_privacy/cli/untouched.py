@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -137,5 +138,7 @@ def _confined(out: Path) -> str:
     datasets = os.environ.get("HF_DATASETS_CACHE") or str(hub / "datasets")
     held = confine_writes([str(expanded(out).absolute()), tempfile.gettempdir(), datasets])
     if not held:
-        print("The app has no network, but this kernel does not keep it from writing files.", file=sys.stderr)
-    return f"no network; writes nowhere else ({held})" if held else "no network"
+        print("This kernel does not keep the app from writing files.", file=sys.stderr)
+    alone = {name for _, name in socket.if_nameindex()} <= {"lo"}
+    network = "no network" if alone else "network not taken away"
+    return f"{network}; {f'writes only --out, temporary files, data caches ({held})' if held else 'may write files'}"
