@@ -13,12 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from fl_privacy.cli.faults import STOPPING, NothingReconstructedError, in_a_line, recognized
-from fl_privacy.config import RunSettings, compose_run, expand_sweep, to_yaml
-from fl_privacy.config.compose import override_keys
 from fl_privacy.errors import UserError
-from fl_privacy.results.read import failed_attackers
 
 if TYPE_CHECKING:
+    from fl_privacy.config import RunSettings
     from fl_privacy.experiment.run_folder import Command, Monitor
 
 
@@ -40,6 +38,9 @@ def run_jobs(
         UserError: a configuration is wrong, or jobs of a sweep failed.
         NothingReconstructedError: an attack failed on all of its victims.
     """
+    from fl_privacy.config import compose_run, expand_sweep, to_yaml  # noqa: PLC0415  (Hydra: other commands go without)
+    from fl_privacy.config.compose import override_keys  # noqa: PLC0415
+
     jobs = expand_sweep(overrides) if multirun else [list(overrides)]
     with _loading():
         configs = [compose_run(jobs[0])]
@@ -170,6 +171,8 @@ def expect_reconstructions(folders: Sequence[Path]) -> None:
     Raises:
         NothingReconstructedError: there is one; what was recorded is in its folder all the same.
     """
+    from fl_privacy.results.read import failed_attackers  # noqa: PLC0415
+
     failed = [(folder, *found) for folder in folders for found in failed_attackers(folder).items()]
     if failed:
         folder, attacker, reason = failed[0]

@@ -1,18 +1,21 @@
 """``fl-privacy policy``: what a site's policy says, what it would refuse of an app, and what has left so far."""
 
+from __future__ import annotations
+
 import datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError
 from fl_privacy.foreign_files import expanded
-from fl_privacy.gate.ledger import Ledger
-from fl_privacy.gate.policy import READY, SitePolicy, read_policy
-from fl_privacy.gate.sentences import course_of, replies_within, rules_in_words, warnings_of
+from fl_privacy.gate import READY
+
+if TYPE_CHECKING:
+    from fl_privacy.gate.policy import SitePolicy
 
 app = typer.Typer(help="A site's own policy of what may leave: say it, try it on an app, show what has left.")
 
@@ -25,6 +28,9 @@ COURSE = (1, 10, 50, 100)
 @app.command()
 def check(site: Site) -> None:
     """Say each rule in one plain sentence, and what the policy leaves open."""
+    from fl_privacy.gate.policy import read_policy  # noqa: PLC0415  (NumPy: other commands go without)
+    from fl_privacy.gate.sentences import rules_in_words, warnings_of  # noqa: PLC0415
+
     policy = read_policy(site)
     for sentence in rules_in_words(policy):
         print(sentence)
@@ -65,6 +71,8 @@ def try_app(  # noqa: PLR0917
     """
     checks.whole("--nodes", nodes, at_least=1, at_most=1000, example=4)
     checks.whole("--rounds", rounds, at_least=1, at_most=10_000, example=3)
+    from fl_privacy.gate.policy import read_policy  # noqa: PLC0415
+
     policy = read_policy(site)
     from fl_privacy.flower.untouched.app import read_app  # noqa: PLC0415
     from fl_privacy.flower.untouched.trial import TrialSettings, try_policy  # noqa: PLC0415
@@ -85,6 +93,8 @@ def try_app(  # noqa: PLR0917
 def _course(policy: SitePolicy) -> list[str]:
     if policy.noising is None:
         return ["Epsilon: infinite from the first reply on, since no noise is on the weights."]
+    from fl_privacy.gate.sentences import course_of, replies_within  # noqa: PLC0415
+
     told = ", ".join(f"{course_of(policy, replies):.2f} after {replies}" for replies in COURSE)
     last = replies_within(policy)
     within = f"; the budget ends after {last}" if last else ""
@@ -102,6 +112,9 @@ def show_ledger(
     A ledger that is missing, torn, changed or older than its anchor knows is one line and a non-zero status.
     """
     checks.whole("--last", last, at_least=0, example=20)
+    from fl_privacy.gate.ledger import Ledger  # noqa: PLC0415
+    from fl_privacy.gate.policy import read_policy  # noqa: PLC0415
+
     policy = read_policy(site)
     if policy.budget is None:
         raise UserError(f"{site} is expected to have a budget, whose ledger is shown, but has none.")

@@ -18,11 +18,9 @@ from rich.markup import escape
 from fl_privacy.checks import number, one_of
 from fl_privacy.cli.completion import complete_override
 from fl_privacy.cli.jobs import end_with, expect_reconstructions, say_what_takes_time
-from fl_privacy.config.study import load_grid
 from fl_privacy.cores import processes_that_fit
 from fl_privacy.errors import UserError
 from fl_privacy.files import CONFIG_DIR
-from fl_privacy.results.ongoing import write_planned
 
 if TYPE_CHECKING:
     from fl_privacy.config.study import Track
@@ -141,11 +139,14 @@ def run_trade_off(
         NothingReconstructedError: an attack failed on all of its victims.
     """
     processes = _processes(processes)
+    from fl_privacy.config.study import load_grid  # noqa: PLC0415
+
     loaded = load_grid(grid, overrides)
     say_what_takes_time()
     from fl_privacy.experiment.study import plan_study  # noqa: PLC0415
     from fl_privacy.experiment.study_results import write_sweep_table  # noqa: PLC0415
     from fl_privacy.report import trade_off_in_words, write_trade_off  # noqa: PLC0415
+    from fl_privacy.results.ongoing import write_planned  # noqa: PLC0415
 
     sweep = plan_study(loaded)
     if not only_report:

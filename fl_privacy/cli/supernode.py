@@ -109,8 +109,9 @@ def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> None:
         UserError: the policy can't be read, the app would read its ledger, the policy itself or the node's key, or
             is this package's own.
     """
+    from fl_privacy.gate import READY  # noqa: PLC0415
     from fl_privacy.gate.isolation import Wishes, readable  # noqa: PLC0415
-    from fl_privacy.gate.policy import READY, holder_of, read_policy  # noqa: PLC0415
+    from fl_privacy.gate.policy import holder_of, read_policy  # noqa: PLC0415
     from fl_privacy.gate.sentences import warnings_of  # noqa: PLC0415
 
     found = read_policy(policy)

@@ -15,7 +15,7 @@ from fl_privacy.checks import one_of, whole
 from fl_privacy.deploy.certificates import make_authority, make_node_key, make_server_certificate
 from fl_privacy.errors import UserError
 from fl_privacy.files import PRIVATE_FOLDER, write_private, write_whole
-from fl_privacy.gate.policy import READY
+from fl_privacy.gate import READY
 
 KEY_BYTES = 32
 FIRST_RUNTIME_PORT = 9100
@@ -87,7 +87,7 @@ def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: 
         nodes: how many.
         host: name or address by which they reach the SuperLink.
         port: as ``host``.
-        policy: one of ``fl_privacy.gate.policy.READY``: each node's site.yaml begins as it, and its start.sh runs the
+        policy: one of ``fl_privacy.gate.READY``: each node's site.yaml begins as it, and its start.sh runs the
             node's app behind it. One that is there is kept.
 
     Raises:

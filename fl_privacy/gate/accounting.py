@@ -2,8 +2,6 @@
 
 import math
 
-import numpy as np
-
 from fl_privacy import checks
 from fl_privacy.errors import UserError
 
@@ -25,6 +23,8 @@ def epsilon_of(rho: float, delta: float) -> float:
         return 0.0
     if math.isinf(rho):
         return math.inf
+    import numpy as np  # noqa: PLC0415  (policies are read without it)
+
     center = 1 + math.sqrt(math.log(1 / delta) / rho)
     orders = 1 + (center - 1) * np.geomspace(1e-3, 1e3, 20_001)
     values = rho * orders + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)

@@ -12,6 +12,7 @@ from typing import Any
 from fl_privacy import checks
 from fl_privacy.errors import UserError
 from fl_privacy.foreign_files import expanded
+from fl_privacy.gate import READY
 from fl_privacy.gate.accounting import FACTORS
 from fl_privacy.gate.ledger import Limits
 from fl_privacy.gate.protecting import Noising
@@ -19,9 +20,6 @@ from fl_privacy.gate.rules import Rule
 
 VERSION = 1
 LARGEST_POLICY = 1 << 20
-READY = ("strict", "research", "dp")
-"""Policies that come with the package."""
-
 KINDS = ("train", "evaluate", "query")
 DTYPES = ("float16", "float32", "float64")
 MIB = 1 << 20
