@@ -5,13 +5,21 @@ STAMP := $(VENV)/.installed
 # Compiled modules are kept, whatever the shell says: else each process compiles all that it imports, for seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-cluster part test-deploy test-flower test-gpu fuzz kill lint same settings docs results gallery picture smoke wheel clean
+.PHONY: demo test test-long test-all test-cluster part test-deploy test-flower test-gpu fuzz kill lint same settings docs results gallery picture smoke wheel clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
 
+SUITE := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(SUITE)
+
+# What takes its time and rarely breaks: long trainings, processes that are killed, whole studies and their pages.
+test-long: $(STAMP)
+	$(SUITE) -m 'long and not fuzz and not deploy and not cluster and not gpu'
+
+test-all: test test-long
 
 # What holds for every part, asked of one: make part NAME=pruning. It says which file is missing.
 part: $(STAMP)

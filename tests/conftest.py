@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+from tests import timing
+
 gc.disable()  # while modules are imported: none of what they hold is garbage
 
 
@@ -35,14 +37,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileByFile |
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make a warning an error where tests run: to know its class takes PyTorch, which who hands tests out need not."""
+    config.pluginmanager.register(timing)
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.addinivalue_line("filterwarnings", "error::torch.jit.TracerWarning")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long begin, so that no process is left alone with them."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (not _needs_ray(item.path), item.path not in slow))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files that take longest begin, so that no process is left alone with them; what stands first is on Ray."""
+    seconds = timing.recorded()["files"]
+
+    def order(item: pytest.Item) -> tuple[bool, float]:
+        file = item.path.relative_to(config.rootpath).as_posix()
+        return not _needs_ray(item.path), -seconds.get(file, 0.0)
+
+    items.sort(key=order)
 
 
 def pytest_collection_finish() -> None:
@@ -52,8 +60,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where more tests were skipped than ``FL_PRIVACY_MOST_SKIPPED`` allows: nobody sees what is not run."""
     gc.unfreeze()  # else libraries call what is left at the end of the process leaked
+    report = session.config.pluginmanager.get_plugin("terminalreporter")
+    if (most := os.environ.get("FL_PRIVACY_MOST_SKIPPED")) is None or report is None:
+        return
+    if (skipped := len(report.stats.get("skipped", ()))) > int(most):
+        report.write_line(f"{skipped} tests were skipped, where at most {most} are expected", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -172,7 +172,7 @@ def test_the_board_sorts_filters_and_keeps_within_the_page(page: Path, tmp_path:
         assert browser.evaluate(f"{shown}.map(r => r.querySelector('th').innerText.split('\\n')[0])") == ["Pruning"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_twice_it_ends_with_the_same_table(track: str, page: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "fl_privacy", "benchmark", track, f"out={out}", "--jobs", "2"]

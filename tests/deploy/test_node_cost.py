@@ -69,7 +69,7 @@ def test_energy_is_that_of_the_packages_alone(tmp_path: Path, monkeypatch: pytes
     assert joules_so_far() == 2.5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_round_costs_stands_on_the_run_s_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["federation.rounds=1", "federation.clients=2", "attack=none", "baseline=false"]
     small += ["defense=dp_noise", f"out={tmp_path}"]

@@ -113,20 +113,20 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     return expanded_calls(tmp_path_factory.mktemp("shell"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_command_of_each_kind_starts(calls: list[list[str]], started: Any) -> None:
     first, _ = shortest(calls)
     assert len(first) > 30
     assert started(first) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.fuzz
 def test_all_other_commands_start(calls: list[list[str]], started: Any) -> None:
     assert started(shortest(calls)[1]) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.fuzz
 def test_every_script_starts(calls: list[list[str]]) -> None:
     for script in sorted({words[0] for program, *words in calls if program == "python"}):

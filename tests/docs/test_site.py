@@ -138,12 +138,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_links_of_the_site_lead_somewhere(site: Path, links: Any) -> None:
     assert list(links.broken_in_site(site)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 50
@@ -156,7 +156,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         assert not re.search(r"url\(\s*['\"]?https?:", style)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pages_are_whole(site: Path) -> None:
     """No mark or formula is left over, settings are those of the code, the reference has its members."""
     for page in site.rglob("*.html"):

@@ -53,7 +53,7 @@ def test_every_threat_model_has_a_command_that_asks_for_it(sections: Mapping[str
         assert "*Not tested" in section, name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", GIVEN)
 def test_every_command_runs(name: str, sections: Mapping[str, str], tmp_path: Path) -> None:
     (command,) = re.findall(r"^fl-privacy (run|attack) ", sections[name], re.MULTILINE)

@@ -21,7 +21,7 @@ from tests.experiment.runs import wait_until
 
 KILLS = int(os.environ.get("FL_PRIVACY_KILLS", "1"))
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")]
 
 
 @pytest.mark.parametrize("name", SUBJECTS if KILLS > 1 else ("sweep", "search"))

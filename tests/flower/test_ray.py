@@ -24,7 +24,7 @@ def test_ray_gives_the_bits_of_the_plain_loop() -> None:
     assert len(recording.reports) == ROUNDS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_process_that_dies_or_never_answers_costs_one_reply_and_is_replaced() -> None:
     recording = run(source=dying_then_sleeping, actors=1, timeout=10.0)
 

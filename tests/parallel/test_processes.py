@@ -197,7 +197,7 @@ def slow(folder: str, number: int, done: Done) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_command_that_is_ended(number: int, tmp_path) -> None:
     command = [sys.executable, "-c", ORPHANS, str(tmp_path)]

@@ -73,7 +73,7 @@ def test_what_a_task_raises_is_told_in_a_line() -> None:
         halved(refusing)(victims, seed=0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_an_attack_with_shards_leaves_the_same_results(tmp_path: Path) -> None:

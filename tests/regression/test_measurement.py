@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_one_line(change: dict, line: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_s_build_passes_and_fails_with_batches_of_one(tmp_path: Path) -> None:
     folder = tmp_path / "privacy_test"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -230,7 +230,7 @@ def test_one_layer_whose_columns_are_gone_is_not_called_proven(gone):
     assert clean.certainty is Certainty.PROVEN
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_proven_is_never_wrong():
     """A thousand victims: batches of 1 to 6 from networks trained and not, changed in ten ways."""
     networks = {name: [mlp(seed, name, (64, 24)) for seed in range(5)] for name in ("relu", "sigmoid")}

@@ -44,7 +44,7 @@ def both(attack: GradientInversion, victims: list[Observation]) -> tuple[list[Re
     return tuple(replace(attack, compile=how)(victims, seed=0) for how in ("on", "off"))  # type: ignore[return-value]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_compiled_attacks_end_where_others_do() -> None:
     torch.manual_seed(0)
@@ -131,7 +131,7 @@ def near_the_truth(dtype: str) -> tuple[Problem, torch.Tensor]:
     return problem, attack.space.to_variables(images).flatten(1).to(prepared.start(prepared.victims, [0] * 3)[0])
 
 
-@pytest.mark.parametrize("how", ["eager", "traced", pytest.param("compiled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["eager", "traced", pytest.param("compiled", marks=pytest.mark.long)])
 def test_the_cosine_near_zero_is_that_of_float64(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "compiled" and shutil.which("g++") is None:
         pytest.skip("needs a C++ compiler")
