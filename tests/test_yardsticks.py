@@ -99,7 +99,7 @@ def _helpers_called_once(tree: ast.Module) -> int:
 
 
 def _argument_lines(docstring: str) -> Iterator[str]:
-    """What is said of each argument and attribute."""
+    """List what is said of each argument and attribute."""
     inside = False
     for line in docstring.splitlines():
         if (heading := line.strip().rstrip(":")) in ("Args", "Arguments", "Attributes"):

@@ -21,9 +21,22 @@ FILE = "FL_PRIVACY_TEST_SECONDS"
 RECORD = Path(__file__).parent / "seconds.json"
 """File of tests -> its seconds; and, of each test above a second, its seconds."""
 
-WHOLE_WAYS = frozenset(
-    "benchmark cli deploy docs evaluator examples experiment flower fuzz generator parallel plugin regression report".split()
-)
+WHOLE_WAYS = {
+    "benchmark",
+    "cli",
+    "deploy",
+    "docs",
+    "evaluator",
+    "examples",
+    "experiment",
+    "flower",
+    "fuzz",
+    "generator",
+    "parallel",
+    "plugin",
+    "regression",
+    "report",
+}
 """Folders whose tests go whole ways, from a command to its page: they have ``LONGEST``, all others ``UNIT``."""
 
 LONGEST, UNIT = 10.0, 2.0
@@ -74,8 +87,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     seconds, allowed = spent() - began, TOLERANCE * budget(item.nodeid)
     if item.get_closest_marker("long") is None and seconds > allowed and seconds > allowed * slowness():
         pytest.fail(
-            f"{seconds:.1f} CPU seconds ({time.monotonic() - clock:.1f} by the clock), where {budget(item.nodeid):.0f} are"
-            " expected; make it quicker, or mark it long."
+            f"{seconds:.1f} CPU seconds ({time.monotonic() - clock:.1f} by the clock), where {budget(item.nodeid):.0f}"
+            " are expected; make it quicker, or mark it long."
         )
     return result
 
