@@ -33,6 +33,25 @@ def expanded(path: str | Path) -> Path:
         ) from error
 
 
+def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+    """Open a file without waiting for anybody and return its descriptor.
+
+    Args:
+        path: of the file.
+        flags: of ``os.open``.
+        mode: of a file that ``flags`` make.
+
+    Raises:
+        UserError: it is a pipe, a device or a folder.
+        OSError: it can't be opened.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, mode)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise UserError(f"{path} is expected to be an ordinary file, but is a folder, a pipe or a device.")
+
+
 def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
     """Return the text of a file that somebody may have sent.
 
@@ -40,12 +59,10 @@ def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
         UserError: it is a pipe, a device or a folder, has more than ``most`` bytes, is no UTF-8, or can't be read.
     """
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise UserError(f"{path} is expected to be an ordinary file, but is a folder, a pipe or a device.")
-        if found.st_size > most:
-            raise UserError(f"{path} is expected to have at most {most >> 20} MiB, but has {found.st_size >> 20}.")
-        return path.read_text(encoding="utf-8")
+        with os.fdopen(open_regular(path), encoding="utf-8") as file:
+            if (size := os.fstat(file.fileno()).st_size) > most:
+                raise UserError(f"{path} is expected to have at most {most >> 20} MiB, but has {size >> 20}.")
+            return file.read()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is expected to be text, but is not; make it anew.") from error
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fl_privacy import checks
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, visible
 from fl_privacy.foreign_files import expanded
 from fl_privacy.gate import READY
 
@@ -118,7 +119,7 @@ def show_ledger(
     policy = read_policy(site)
     if policy.budget is None:
         raise UserError(f"{site} is expected to have a budget, whose ledger is shown, but has none.")
-    if not policy.budget.ledger.exists() and not policy.budget.anchor.exists():
+    if not any(map(os.path.lexists, (policy.budget.ledger, policy.budget.anchor))):
         print(f"{policy.budget.ledger} is not begun: nothing has left.")
         return
     ledger = Ledger(policy.budget.ledger, policy.budget.anchor)
@@ -128,9 +129,12 @@ def show_ledger(
     for entry in entries[len(entries) - min(last, len(entries)) :]:
         when = datetime.datetime.fromtimestamp(entry.when, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         cost = "no noise" if entry.rho is None else f"rho {entry.rho:.4g}"
-        print(f"{entry.number:6d}  {when}  {entry.kind:<10} {entry.outcome:<8} {cost:<12} run {entry.run}  {entry.app}")
+        said = f"{entry.kind:<10} {entry.outcome:<8} {cost:<12} run {entry.run}  {entry.app}"
+        print(f"{entry.number:6d}  {when}  {visible(said)}")
     sent = sum(entry.outcome == "sent" for entry in entries)
     print(f"{len(entries)} entries, {sent} replies left, {account.unbounded} of them with weights without noise.")
+    if account.open:
+        print(f"{len(account.open)} of the entries have no outcome, since the gate was ended; they count as replies.")
     if policy.budget.epsilon is None:
         print(f"Epsilon spent: {policy.limits.spent(account):.4g} at delta {policy.budget.delta:g}; there is no limit.")
     else:

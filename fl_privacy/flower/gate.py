@@ -12,12 +12,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import printable
 from fl_privacy.flower.inside.serialized import message_with
+from fl_privacy.gate.entries import ASKED, ExhaustedError
 from fl_privacy.gate.filtering import RawArray, Records, admit, array_values, release
-from fl_privacy.gate.ledger import ExhaustedError, Ledger, LedgerError
-from fl_privacy.gate.policy import SitePolicy, read_policy
+from fl_privacy.gate.ledger import Ledger, LedgerError
+from fl_privacy.gate.policy import SitePolicy, plain_kind, read_policy
 from fl_privacy.gate.rules import REASONS, RefusedError
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Gate:
 
     Every message passes it on its way in and out. What the app says is never trusted: the reply is made anew of what
     the policy names, under names and in the order that the coordinator or the policy chose, clipped and noised as the
-    policy says, and entered into the ledger before it leaves. State that the app keeps between messages stays here.
+    policy says. The ledger has it before the app is asked. State that the app keeps between messages stays here.
 
     An app in this process can reach all that this process can. ``fl-privacy supernode --policy`` therefore runs it in
     another one: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
@@ -93,22 +93,23 @@ class Gate:
         return Message(said, reply_to=message)
 
     def _answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
-        kind = str(message.metadata.message_type).removesuffix(".default")
+        kind = str(message.metadata.message_type)
         if not message.has_content():
             raise RefusedError("kind", f"a message of kind {kind!r:.400} without content")
         received = admit(self.policy, kind, plain_records(message.content))
         kept = self._guarded(received, context.run_id)
         rho = self.policy.rho(kind)
-        self._expect_room(kind, rho)
-        replied = self._asked(message, context, received, call_next)
+        number = self._reserved(kind, rho, context)
+        outcome = "failed"
         try:
+            replied = self._asked(message, context, received, call_next)
+            outcome = "refused"
             released = release(self.policy, kind, received, replied)
             if self._defend is not None and released.arrays:
                 released = self._defend(received, released)
-        except Exception:  # whatever it is, the app has been asked
-            self._enter(kind, "refused", rho or 0.0, context)
-            raise
-        self._enter(kind, "sent", rho, context)
+            outcome = "sent"
+        finally:  # whatever comes of it, the app has been asked
+            self._settle(number, outcome, rho if outcome == "sent" else rho or 0.0)
         self._note_left_out(kind, replied, released)
         if kept and kind.partition(".")[0] == "train":
             _remember(self._models, context.run_id, kept)
@@ -116,23 +117,18 @@ class Gate:
 
     def _asked(self, message: Message, context: Context, received: Records, call_next: ClientAppCallable) -> Records:
         """Return the app's reply, of which nothing is believed yet; that it fails is a choice of the app's, too."""
-        kind = str(message.metadata.message_type).removesuffix(".default")
-        rho = self.policy.rho(kind) or 0.0
         given = self._context(context)
         try:
             reply = call_next(message_with(message, flower_records(received)), given)
             _remember(self._states, context.run_id, given.state)
-            failed = "" if reply.has_content() else f"it replied an error: {reply.error.reason}"
-            replied = plain_records(reply.content) if reply.has_content() else Records()
+            if reply.has_content():
+                return plain_records(reply.content)
+            failed = f"it replied an error: {reply.error.reason}"
         except RefusedError:
-            self._enter(kind, "failed", rho, context)
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  (of foreign code anything can come)
             failed = f"{type(error).__name__}: {error}"
-        if failed:
-            self._enter(kind, "failed", rho, context)
-            raise RefusedError("app", failed)
-        return replied
+        raise RefusedError("app", failed)
 
     def _context(self, context: Context) -> Context:
         """Return what the app is given of ``context``: its own state, and of the run's configuration what is named."""
@@ -175,24 +171,26 @@ class Gate:
             raise RefusedError("guard", reason)
         return guard.remembered(sent)
 
-    def _expect_room(self, kind: str, rho: float | None) -> None:
+    def _reserved(self, kind: str, rho: float | None, context: Context) -> int:
+        """Enter that the app is asked, at the price of a reply that leaves, and return the entry's number."""
         if self.ledger is None:
-            return
+            return 0
+        told = {"kind": plain_kind(kind), "outcome": ASKED, "run": str(context.run_id), "app": self.name}
         try:
-            self.ledger.expect_room(self.policy.limits, rho, kind)
-        except (ExhaustedError, LedgerError) as error:
-            raise _as_refusal(error) from error
+            return self.ledger.append(**told, rho=rho, policy=self.policy.digest, limits=self.policy.limits).entries
+        except ExhaustedError as error:
+            raise RefusedError("day" if "this day" in str(error) else "budget", str(error)) from error
+        except LedgerError as error:
+            raise RefusedError("ledger", str(error)) from error
 
-    def _enter(self, kind: str, outcome: str, rho: float | None, context: Context) -> None:
-        """Write into the ledger what is about to leave."""
+    def _settle(self, number: int, outcome: str, rho: float | None) -> None:
+        """Enter what came of the question."""
         if self.ledger is None:
             return
-        limits = self.policy.limits if outcome == "sent" else None
-        told = {"kind": kind, "outcome": outcome, "run": str(context.run_id), "app": self.name}
         try:
-            self.ledger.append(**told, rho=rho, policy=self.policy.digest, limits=limits)
-        except (ExhaustedError, LedgerError) as error:
-            raise _as_refusal(error) from error
+            self.ledger.settle(number, outcome, rho)
+        except LedgerError as error:
+            raise RefusedError("ledger", str(error)) from error
 
     def _refusal(self, error: RefusedError) -> Error:
         detail = printable(str(error))
@@ -202,11 +200,6 @@ class Gate:
         logger.warning("Refused, since %s: %s", REASONS[reason], detail)
         why = "" if self.policy.bare else f": {REASONS[reason]}"
         return Error(REFUSED, f"The site's policy lets no reply leave{why}.")
-
-
-def _as_refusal(error: UserError) -> RefusedError:
-    reason = "ledger" if isinstance(error, LedgerError) else "day" if "this day" in str(error) else "budget"
-    return RefusedError(reason, str(error))
 
 
 def _remember(held: "OrderedDict[int, Any]", run: int, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""The ledger of what has left a site: appended and synced before a reply leaves, chained, anchored elsewhere."""
+"""The ledger of what has left a site: written and synced before the app is asked, chained, anchored elsewhere."""
 
 import contextlib
 import fcntl
@@ -6,172 +6,49 @@ import hashlib
 import json
 import math
 import os
-import time
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import PRIVATE_FILE, make_missing_private, write_private
-from fl_privacy.gate.accounting import epsilon_of
+from fl_privacy.foreign_files import open_regular
+from fl_privacy.gate.entries import BEGINNING, DAY, YEARS, Account, Entry, Limits, Moment, is_date, moment_now
 
 LARGEST_LEDGER = 1 << 30
 LARGEST_LINE = 1 << 12
-DAY = 86_400.0
-BEGINNING = "0" * 64
-"""What the first entry follows."""
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class LedgerError(UserError):
     """The ledger can't be trusted or written: nothing leaves."""
 
 
-class ExhaustedError(UserError):
-    """The budget or the rounds of a day are used up: nothing leaves."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One entry of the ledger.
-
-    Attributes:
-        number: from 1.
-        when: seconds since 1970, never below those of an earlier entry.
-        kind: of message: ``train``, ``evaluate``, ``query``; ``mended`` in place of a torn line.
-        outcome: ``sent``, or why nothing of the app left: ``refused``, ``failed``.
-        rho: of zCDP, of a change that is there or not; 0 of what carries no weights; ``None`` where no noise bounds it.
-            With noise, a reply that was refused spends as one that was sent: an app may fail to say something.
-        run: of Flower.
-        app: that answered.
-        policy: beginning of the SHA-256 of the policy's file.
-        before: SHA-256 of the line before.
-    """
-
-    number: int
-    when: float
-    kind: str
-    outcome: str
-    rho: float | None
-    run: str
-    app: str
-    policy: str
-    before: str
-
-    @property
-    def line(self) -> bytes:
-        """Return the entry as its line of the file, with the line's end."""
-        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
-
-    @classmethod
-    def read(cls, line: bytes) -> "Entry":
-        """Parse a line that ``line`` has written.
-
-        Raises:
-            ValueError: it is no such line, to the byte.
-        """
-        found = json.loads(line)
-        if not isinstance(found, dict) or found.keys() != cls.__dataclass_fields__.keys():
-            raise ValueError("no entry")
-        entry = cls(**found)
-        rho = entry.rho
-        if rho is not None and not (isinstance(rho, int | float) and 0 <= rho < math.inf):
-            raise ValueError("no rho")
-        if isinstance(entry.when, bool) or not isinstance(entry.when, int | float) or entry.line != line:
-            raise ValueError("not as it was written")
-        return entry
-
-
-@dataclass(frozen=True)
-class Account:
-    """The sum of a ledger's entries.
-
-    Attributes:
-        entries: how many.
-        digest: of the last line.
-        when: of the last entry.
-        rho: spent, of changes that are there or not.
-        unbounded: weights that left without noise.
-        recent: when messages reached the app in the last day, and of which kind.
-        size: of the file, bytes.
-    """
-
-    entries: int = 0
-    digest: str = BEGINNING
-    when: float = 0.0
-    rho: float = 0.0
-    unbounded: int = 0
-    recent: tuple[tuple[float, str], ...] = ()
-    size: int = 0
-
-    def plus(self, entry: Entry, line: bytes) -> "Account":
-        """Add ``entry`` to the account."""
-        recent = tuple(one for one in self.recent if one[0] > entry.when - DAY)
-        return Account(
-            entries=entry.number,
-            digest=hashlib.sha256(line).hexdigest(),
-            when=entry.when,
-            rho=math.fsum((self.rho, entry.rho or 0.0)),
-            unbounded=self.unbounded + (entry.rho is None),
-            recent=(*recent, (entry.when, "train" if entry.kind == "mended" else entry.kind)),
-            size=self.size + len(line),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The limits that a ledger enforces.
-
-    Attributes:
-        epsilon: ``None`` counts only.
-        delta: at which it is kept.
-        factor: of the unit of protection, see ``accounting.FACTORS``.
-        rounds_per_day: messages of each kind that reach the app; ``None`` are all.
-    """
-
-    epsilon: float | None = None
-    delta: float = 1e-5
-    factor: float = 1.0
-    rounds_per_day: int | None = None
-
-    def spent(self, account: Account) -> float:
-        """Compute the epsilon of all that has left; infinite where weights left without noise."""
-        return math.inf if account.unbounded else epsilon_of(self.factor * account.rho, self.delta)
-
-    def expect_room(self, account: Account, rho: float | None, kind: str, when: float) -> None:
-        """Refuse a message whose reply would go beyond.
-
-        Raises:
-            ExhaustedError: it would.
-        """
-        if self.epsilon is not None:
-            after = replace(account, rho=account.rho + (rho or 0.0), unbounded=account.unbounded + (rho is None))
-            if self.spent(after) > self.epsilon:
-                raise ExhaustedError(
-                    f"The budget of epsilon {self.epsilon:g} is used up: {self.spent(account):.4g} is spent and this"
-                    " reply would go beyond."
-                )
-        if self.rounds_per_day is not None:
-            recent = [one for one in account.recent if one[0] > when - DAY and one[1] == kind]
-            if len(recent) >= self.rounds_per_day:
-                raise ExhaustedError(f"The {self.rounds_per_day} rounds of this day are used up.")
-
-
 class Ledger:
     """The file, which several processes may share.
 
-    An entry is written in one piece, the file and then the anchor are synced, and only then does the caller's reply
-    leave. The anchor, in another folder, has number and digest of the last entry: a ledger without that entry, put back
-    from a copy, is noticed. It can't be noticed where both are put back together.
+    A line is written in one piece, the file and then the anchor are synced, and only then does the caller go on. The
+    anchor, in another folder, has number and digest of the last entry: a ledger without that entry, put back from a
+    copy, is noticed. It can't be noticed where both are put back together.
 
     Args:
         path: of the file; made for its owner alone where neither it nor the anchor exists.
         anchor: of the anchor.
-        clock: seconds since 1970; one that is set back counts as standing still.
+        clock: the present, as ``Moment``, or in seconds since 1970 alone.
+
+    Raises:
+        LedgerError: both are one place, or one is within the other.
     """
 
-    def __init__(self, path: Path, anchor: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, anchor: Path, *, clock: Callable[[], Moment | float] = moment_now) -> None:
         self.path, self.anchor, self._clock = path, anchor, clock
+        real, other = Path(os.path.realpath(path)), Path(os.path.realpath(anchor))
+        if real.is_relative_to(other) or other.is_relative_to(real):
+            raise LedgerError(f"The anchor of {path} is expected elsewhere, but is {anchor}; take a folder of its own.")
         self._known = Account()
+        self._looked = Moment(math.inf)
+        self._time = YEARS[0]
 
     def account(self) -> Account:
         """Return the account of what has left so far.
@@ -181,17 +58,6 @@ class Ledger:
         """
         with self._locked() as descriptor:
             return self._read(descriptor)
-
-    def expect_room(self, limits: Limits, rho: float | None, kind: str) -> Account:
-        """Check that one more reply is within ``limits``, and return the account.
-
-        Raises:
-            ExhaustedError: it is not.
-            LedgerError: see ``account``.
-        """
-        account = self.account()
-        limits.expect_room(account, rho, kind, self._now(account))
-        return account
 
     def append(
         self,
@@ -204,7 +70,7 @@ class Ledger:
         policy: str,
         limits: Limits | None = None,
     ) -> Account:
-        """Write an entry that lasts, before the reply leaves; with ``limits`` only where it is within them.
+        """Write an entry that lasts, before the app is asked; with ``limits`` only where it is within them.
 
         Raises:
             ExhaustedError: it is not.
@@ -212,21 +78,29 @@ class Ledger:
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)
-            when = self._now(account)
+            told = {"kind": kind, "outcome": outcome, "run": run[:64], "app": app[:200], "policy": policy}
+            entry = self._next(account, **told, rho=rho)
             if limits is not None:
-                limits.expect_room(account, rho, kind, when)
-            entry = Entry(
-                number=account.entries + 1,
-                when=when,
-                kind=kind,
-                outcome=outcome,
-                rho=rho,
-                run=run[:64],
-                app=app[:200],
-                policy=policy,
-                before=account.digest,
-            )
+                limits.expect_room(account, rho, kind, entry.when)
             return self._write(descriptor, account, entry)
+
+    def settle(self, number: int, outcome: str, rho: float | None) -> Account:
+        """Write what came of the open entry ``number``; a crash that loses it leaves the entry open, which counts.
+
+        Args:
+            number: of the entry.
+            outcome: see ``Entry``.
+            rho: as it was, or 0 where weights without noise did not leave.
+
+        Raises:
+            LedgerError: the entry is not open, it can't be written, or see ``account``.
+        """
+        with self._locked() as descriptor:
+            account = self._read(descriptor)
+            if (asked := account.open.get(number)) is None:
+                raise LedgerError(f"The ledger {self.path} is expected to have entry {number} open, but has not.")
+            told = {name: getattr(asked, name) for name in ("number", "kind", "run", "app", "policy")}
+            return self._write(descriptor, account, self._next(account, **told, outcome=outcome, rho=rho))
 
     def mend(self, rho: float | None) -> bool:
         """Put an entry that spends ``rho`` in place of a torn last line; whether there was one.
@@ -235,48 +109,71 @@ class Ledger:
             LedgerError: anything else is wrong with it.
         """
         with self._locked() as descriptor:
-            content = _content(descriptor)
-            whole = content.rpartition(b"\n")
-            if not whole[2]:
+            size = os.fstat(descriptor).st_size
+            torn = len(os.pread(descriptor, LARGEST_LINE, max(0, size - LARGEST_LINE)).rpartition(b"\n")[2])
+            if not torn:
                 return False
-            os.ftruncate(descriptor, len(content) - len(whole[2]))
-            account = self._read(descriptor)
-            entry = Entry(
-                number=account.entries + 1,
-                when=self._now(account),
-                kind="mended",
-                outcome="sent",
-                rho=rho,
-                run="",
-                app="",
-                policy="",
-                before=account.digest,
-            )
-            self._write(descriptor, account, entry)
+            account = self._read(descriptor, size - torn)
+            os.ftruncate(descriptor, size - torn)
+            told = {"kind": "mended", "outcome": "sent", "run": "", "app": "", "policy": ""}
+            self._write(descriptor, account, self._next(account, **told, rho=rho))
             return True
 
     def entries(self) -> list[Entry]:
-        """Return all entries after checking their chain.
+        """Return all entries, with what came of each, after checking their chain.
 
         Raises:
             LedgerError: see ``account``.
         """
+        found: list[Entry] = []
         with self._locked() as descriptor:
             self._read(descriptor)
-            return [Entry.read(line) for line in _content(descriptor).splitlines(keepends=True)]
+            for line in _lines(descriptor, 0, os.fstat(descriptor).st_size):
+                entry = Entry.read(line)
+                found[entry.number - 1 :] = [entry, *found[entry.number :]]
+        return found
 
-    def _now(self, account: Account) -> float:
-        return max(self._clock(), account.when)
+    def _next(self, account: Account, **told: Any) -> Entry:
+        """Make the line that follows ``account``, as of now."""
+        moment = self._moment()
+        about = {"clock": moment.clock, "boot": moment.boot, "up": moment.up, "before": account.digest}
+        return Entry(**{"number": account.entries + 1, **told, **about, "when": self._now(account, moment)})
+
+    def _moment(self) -> Moment:
+        told = self._clock()
+        moment = told if isinstance(told, Moment) else Moment(told)
+        if not is_date(moment.clock):
+            raise LedgerError(f"The clock is expected to say a date, but says {moment.clock} s since 1970; set it.")
+        return moment
+
+    def _now(self, account: Account, moment: Moment) -> float:
+        """Return the time by the ledger, which goes on by what has passed since its last line, or the last look at it.
+
+        A clock that is set forward frees nothing, and one that is set back, or right again, locks nothing for longer
+        than a day. Once a day has passed nothing is left to be freed, and the clock is taken as it is.
+        """
+        if not account.entries:
+            self._time = moment.clock
+        elif (passed := moment.since(account.moment)) is not None:
+            self._time = account.when + passed
+        else:
+            self._time = max(self._time, account.when) + (moment.since(self._looked) or 0.0)
+        self._looked = moment
+        if self._time >= account.when + DAY:
+            self._time = max(self._time, moment.clock)
+        return self._time
 
     def _write(self, descriptor: int, account: Account, entry: Entry) -> Account:
         line = entry.line
         if len(line) > LARGEST_LINE or account.size + len(line) > LARGEST_LEDGER:
             raise LedgerError("The ledger is expected to stay within its size, but is full; begin another one.")
+        after = account.copy()
+        after.add(entry, line)
         try:
             _write_all(descriptor, line)
-            os.fsync(descriptor)
-            after = account.plus(entry, line)
-            self._drop_anchor(after)
+            if after.entries > account.entries:
+                os.fsync(descriptor)
+                self._drop_anchor(after)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, account.size)
@@ -286,7 +183,7 @@ class Ledger:
         return after
 
     def _drop_anchor(self, account: Account) -> None:
-        write_private(self.anchor, json.dumps({"entries": account.entries, "digest": account.digest}))
+        write_private(self.anchor, json.dumps({"entries": account.entries, "digest": account.asked}))
         _sync_folder(self.anchor.parent)
 
     @contextlib.contextmanager
@@ -294,53 +191,54 @@ class Ledger:
         """Open the ledger, make it if it is the first time, and lock it."""
         try:
             descriptor = self._opened()
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                _expect_own(descriptor, self.path)
+                yield descriptor
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise LedgerError(f"The ledger {self.path} can't be opened: {error.strerror or error}.") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            _expect_own(descriptor, self.path)
-            yield descriptor
-        finally:
-            os.close(descriptor)
 
     def _opened(self) -> int:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW
+        begun = os.path.lexists(self.anchor)  # looked for first: another process makes the ledger before it
         with contextlib.suppress(FileNotFoundError):
-            return os.open(self.path, flags)
-        if self.anchor.exists():
+            return _regular(self.path, flags)
+        if begun:
             raise LedgerError(
                 f"The ledger {self.path} is missing, but its anchor {self.anchor} says that it was begun; put it back."
             )
         for folder in (self.path.parent, self.anchor.parent):
             make_missing_private(folder)
-        with contextlib.suppress(FileExistsError):  # another process was faster
-            os.close(os.open(self.path, flags | os.O_CREAT | os.O_EXCL, PRIVATE_FILE))
-            _sync_folder(self.path.parent)
-            self._drop_anchor(Account())
-        return os.open(self.path, flags)
+        descriptor = _regular(self.path, flags | os.O_CREAT)
+        _sync_folder(self.path.parent)
+        return descriptor
 
-    def _read(self, descriptor: int) -> Account:
-        """Compute the account of the whole file, reading only the lines that are new."""
-        size = os.fstat(descriptor).st_size
-        anchored = self._anchored(size)
-        account = self._known if self._known.size <= size and self._is_known(descriptor) else Account()
-        for line in _content(descriptor, account.size).splitlines(keepends=True):
-            account = account.plus(self._checked(line, account), line)
-            if account.entries == anchored[0] and account.digest != anchored[1]:
-                raise LedgerError(
-                    f"The ledger {self.path} is not the one that {self.anchor} knows: its past was changed."
-                )
-        if account.entries < anchored[0]:
+    def _read(self, descriptor: int, size: int | None = None) -> Account:
+        """Compute the account of the file, or of its first ``size`` bytes, reading only the lines that are new."""
+        size = os.fstat(descriptor).st_size if size is None else size
+        if size > LARGEST_LEDGER:
+            raise LedgerError(f"The ledger is expected to have at most {LARGEST_LEDGER >> 20} MiB, but is larger.")
+        entries, digest = self._anchored(size)
+        account = self._known.copy() if self._known.size <= size and self._is_known(descriptor) else Account()
+        seen = account.asked if account.entries == entries else None
+        for line in _lines(descriptor, account.size, size):
+            self._add(account, line)
+            seen = account.asked if account.entries == entries else seen
+        if seen not in {None, digest}:
+            raise LedgerError(f"The ledger {self.path} is not the one that {self.anchor} knows: its past was changed.")
+        if account.entries < (known := max(entries, self._known.entries)):
             raise LedgerError(
-                f"The ledger {self.path} is older than it was: it has {account.entries} entries of the {anchored[0]}"
+                f"The ledger {self.path} is older than it was: it has {account.entries} entries of the {known}"
                 f" that {self.anchor} knows of; put the newest one back."
             )
         self._known = account
         return account
 
-    def _checked(self, line: bytes, account: Account) -> Entry:
-        """Parse a line and check that it follows the last entry of ``account``."""
-        if not line.endswith(b"\n"):
+    def _add(self, account: Account, line: bytes) -> None:
+        """Parse a line and add it to ``account``."""
+        if not line.endswith(b"\n") and len(line) < LARGEST_LINE:
             raise LedgerError(
                 f"The ledger {self.path} ends in a torn line; `fl-privacy policy show-ledger SITE.yaml --mend` counts"
                 " it as one reply."
@@ -351,9 +249,10 @@ class Ledger:
             raise LedgerError(
                 f"The ledger {self.path} has a line that is no entry, after {account.entries}."
             ) from error
-        if entry.number != account.entries + 1 or entry.before != account.digest or entry.when < account.when:
-            raise LedgerError(f"The ledger {self.path} was changed: entry {account.entries + 1} does not follow.")
-        return entry
+        try:
+            account.add(entry, line)
+        except ValueError as error:
+            raise LedgerError(f"The ledger {self.path} was changed: entry {entry.number} does not follow.") from error
 
     def _is_known(self, descriptor: int) -> bool:
         """Say whether the last known line is still where it was."""
@@ -364,24 +263,38 @@ class Ledger:
     def _anchored(self, size: int) -> tuple[int, str]:
         """Return number and digest of the last entry that the anchor of a ledger of ``size`` bytes knows."""
         try:
-            found = json.loads(self.anchor.read_bytes())
-            return int(found["entries"]), str(found["digest"])
+            with os.fdopen(_regular(self.anchor, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+                _expect_own(file.fileno(), self.anchor)
+                found = json.loads(file.read(LARGEST_LINE))
+            entries, digest = found["entries"], found["digest"]
+            if type(entries) is not int or entries < 0 or not _DIGEST.fullmatch(digest):
+                raise ValueError("no anchor")
         except FileNotFoundError:
             if size:
                 raise LedgerError(
                     f"The anchor {self.anchor} of the ledger {self.path} is missing; put it back."
                 ) from None
-            self._drop_anchor(Account())  # the process that began it was ended
+            self._drop_anchor(Account())  # it begins, or the process that began it was ended
             return 0, BEGINNING
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise LedgerError(f"The anchor {self.anchor} of the ledger can't be read; put it back.") from error
+        return entries, digest
 
 
-def _content(descriptor: int, start: int = 0) -> bytes:
-    size = os.fstat(descriptor).st_size
-    if size > LARGEST_LEDGER:
-        raise LedgerError(f"The ledger is expected to have at most {LARGEST_LEDGER >> 20} MiB, but is larger.")
-    return os.pread(descriptor, size - start, start) if size > start else b""
+def _lines(descriptor: int, start: int, end: int) -> Iterator[bytes]:
+    """Yield the lines between two places of a file; a longer one than ``LARGEST_LINE`` in pieces."""
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        file.seek(start)
+        while line := file.readline(min(LARGEST_LINE, end - start)):
+            start += len(line)
+            yield line
+
+
+def _regular(path: Path, flags: int) -> int:
+    try:
+        return open_regular(path, flags, PRIVATE_FILE)
+    except UserError as error:
+        raise LedgerError(str(error)) from error
 
 
 def _write_all(descriptor: int, line: bytes) -> None:
@@ -401,3 +314,5 @@ def _expect_own(descriptor: int, path: Path) -> None:
     status = os.fstat(descriptor)
     if status.st_mode & 0o077 or status.st_uid != os.geteuid():
         raise LedgerError(f"{path} is expected to be its user's alone, but others own or read it; chmod 600 it.")
+    if status.st_nlink != 1:
+        raise LedgerError(f"{path} is expected to have one name, but has {status.st_nlink}; remove its hard links.")

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -11,10 +10,11 @@ from typing import Any
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError
-from fl_privacy.foreign_files import expanded
+from fl_privacy.foreign_files import expanded, open_regular
 from fl_privacy.gate import READY
 from fl_privacy.gate.accounting import FACTORS
-from fl_privacy.gate.ledger import Limits
+from fl_privacy.gate.entries import Limits
+from fl_privacy.gate.ledger import Ledger
 from fl_privacy.gate.protecting import Noising
 from fl_privacy.gate.rules import Rule
 
@@ -193,7 +193,12 @@ class SitePolicy:
 
         Kinds are Flower's ``train``, ``train.default`` or ``query.other``.
         """
-        return self.sends.get(kind.removesuffix(".default"))
+        return self.sends.get(plain_kind(kind))
+
+
+def plain_kind(message_type: str) -> str:
+    """Return the kind of a message of Flower's, which takes ``train`` and ``train.default`` for the same."""
+    return message_type.removesuffix(".default")
 
 
 def read_policy(path: str | Path) -> SitePolicy:
@@ -208,10 +213,10 @@ def read_policy(path: str | Path) -> SitePolicy:
         )
     place = expanded(path)
     try:
-        with place.open("rb") as file:
+        with os.fdopen(open_regular(place), "rb") as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_POLICY:
-                raise UserError(f"{place} is expected to be a file of at most 1 MiB, but is not.")
+            if status.st_size > LARGEST_POLICY:
+                raise UserError(f"{place} is expected to be a file of at most 1 MiB, but is larger.")
             if status.st_mode & 0o022 or status.st_uid not in (0, os.geteuid()):
                 raise UserError(f"{place} is expected to be written by its owner alone, but others may; chmod go-w it.")
             return parse_policy(file.read(), str(place), place.absolute().parent)
@@ -251,11 +256,13 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
     checks.one_of("sends.unnamed", unnamed, ("refuse", "drop"))
     checks.one_of("sends.refusals", refusals, ("reason", "bare"))
     checks.number("sends.every_seconds", every, at_least=0, at_most=86_400, example=10)
-    replies = {kind: _reply(str(kind), reply) for kind, reply in sends.items()}
+    replies = {kind: _reply(kind, reply) for kind, reply in sends.items()}
+    if twice := [kind for kind in replies if plain_kind(kind) != kind and plain_kind(kind) in replies]:
+        raise UserError(f"sends is expected to name {plain_kind(twice[0])} once, but names {twice[0]} as well.")
     rounds = told.get("rounds_per_day")
     policy = SitePolicy(
         receives=_receives(told.get("receives")),
-        sends={str(kind): reply for kind, reply in replies.items() if reply is not None},
+        sends={plain_kind(kind): reply for kind, reply in replies.items() if reply is not None},
         drops=unnamed == "drop",
         bare=refusals == "bare",
         every_seconds=every,
@@ -364,6 +371,7 @@ def _budget(given: object, folder: Path) -> Budget:
         raise UserError("budget.ledger is expected to name a file, but is missing; try ledger: ledger.")
     ledger = _place("budget.ledger", told["ledger"], folder)
     anchor = _place("budget.anchor", told["anchor"], folder) if "anchor" in told else _usual_anchor(ledger)
+    Ledger(ledger, anchor)  # which are two places
     if (epsilon := told.get("epsilon")) is not None:
         checks.number("budget.epsilon", epsilon, above=0, at_most=1e6, example=8)
     delta = checks.number("budget.delta", told.get("delta", 1e-5), above=0, below=1, example=1e-5)

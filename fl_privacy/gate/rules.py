@@ -70,7 +70,7 @@ class Rule:
         round_to: a number becomes the nearest multiple; ``digits`` then do not count.
         exact: a number passes as it is.
         value: what always leaves, whatever the app says; a whole number as one.
-        one_of: texts or numbers that pass as they are, and nothing else.
+        one_of: texts or finite numbers that pass as the policy has them, and nothing else.
         length: of a list of numbers, each of which is as the rule says; ``None`` is one number.
     """
 
@@ -95,8 +95,8 @@ class Rule:
         checks.whole("digits", self.digits, at_least=1, at_most=MOST_DIGITS, example=DIGITS)
         if self.round_to is not None:
             checks.number("round_to", self.round_to, above=0, example=32)
-        if self.one_of is not None and not (self.one_of and all(type(o) in (str, int, float) for o in self.one_of)):
-            raise UserError(f"one_of is expected to list texts or numbers, but got {list(self.one_of)}.")
+        if self.one_of is not None and not (self.one_of and all(map(_can_be_one_of, self.one_of))):
+            raise UserError(f"one_of is expected to list texts or finite numbers, but got {list(self.one_of)}.")
         if self.length is not None:
             checks.whole("length", self.length, at_least=1, at_most=LONGEST, example=1)
             if self.value is not None:
@@ -143,10 +143,11 @@ class Rule:
             raise RefusedError("type", f"{where} is {_short(value)}, and a list of {self.length} is expected")
         return [self._one(where, each) for each in value]
 
-    def _one(self, where: str, value: object) -> int | float | str:
+    def _one(self, where: str, value: Any) -> int | float | str:
         if self.one_of is not None:
-            if any(type(one) is type(value) and one == value for one in self.one_of):
-                return value  # type: ignore[return-value]
+            for one in self.one_of:
+                if type(one) is type(value) and one == value:
+                    return one  # the policy's own: 0.0 equals -0.0
             raise RefusedError("text" if isinstance(value, str | bytes) else "range", f"{where} is {_short(value)}")
         if isinstance(value, str | bytes):
             raise RefusedError("text", f"{where} is text of {len(value)} letters, and no rule lists what it may be")
@@ -229,6 +230,10 @@ class Rule:
             return f"as {kind}{within}, exact to the last digit"
         rounded = f"{self.digits} digits" if self.round_to is None else f"multiples of {self.round_to:g}"
         return f"as {kind}{within}, rounded to {rounded}"
+
+
+def _can_be_one_of(value: object) -> bool:
+    return type(value) is str or (type(value) in {int, float} and math.isfinite(value))  # type: ignore[arg-type]
 
 
 def _short(value: object) -> str:

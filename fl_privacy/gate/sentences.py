@@ -122,7 +122,7 @@ def _noised(protect: Protect, noising: Noising) -> Iterator[str]:
 
 def _counted(policy: SitePolicy) -> Iterator[str]:
     if policy.budget is not None:
-        yield f"Each reply is written into {policy.budget.ledger} before it leaves, and counted over all apps and runs."
+        yield f"Each message is written into {policy.budget.ledger} before the app is asked, over all apps and runs."
         if policy.budget.epsilon is not None and (replies := replies_within(policy)):
             yield (
                 f"Nothing leaves beyond an epsilon of {policy.budget.epsilon:g} at delta {policy.budget.delta:g}: that"

@@ -1,11 +1,14 @@
 """Hostile apps behind the gate, in a process of their own: the bytes of a reply do not depend on what they know."""
 
+import contextlib
 import logging
 import math
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -269,6 +272,48 @@ def test_a_budget_holds_over_restarts_apps_runs_and_repeated_questions(tmp_path:
     assert reasons == {"The site's policy lets no reply leave: the budget is used up."}
     # analytic Gaussian at delta 1e-5: two replies of multiplier 1 are epsilon 6.6 to 7.1, three 8.5 to 9.3
     assert sent == len(gate.ledger.entries()) == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_gates_that_share_a_ledger_never_go_beyond_its_budget(fails: bool, tmp_path: Path) -> None:
+    """All of them are asked at once, and an app would wait until the apps of all have been asked."""
+    asked, all_asked = [], threading.Barrier(8)
+
+    def app(message: Message, context: Context) -> Message:
+        asked.append(context.run_id)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            all_asked.wait(0.3)
+        if fails:
+            raise ValueError("one bit")
+        return Message(RecordDict({"arrays": message.content.array_records["arrays"]}), reply_to=message)
+
+    gates = [Gate(policy(tmp_path, BUDGET)) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda gate: gate(question(), context(tmp_path), app), gates))
+    ledger = Gate(policy(tmp_path, BUDGET)).ledger
+    assert ledger is not None
+    assert len(asked) == len(ledger.entries()) == 2
+    assert sum(reply.has_content() for reply in replies) == (0 if fails else 2)
+    assert gates[0].policy.limits.spent(ledger.account()) <= 8
+    assert {entry.outcome for entry in ledger.entries()} == {"failed" if fails else "sent"}
+
+
+def test_a_day_s_rounds_hold_for_every_name_of_a_kind(tmp_path: Path) -> None:
+    gate = Gate(policy(tmp_path, POLICY.replace("site/", "").replace("away/", "a/") + "rounds_per_day: 1\n"))
+    asked = []
+
+    def app(message: Message, context: Context) -> Message:
+        asked.append(message.metadata.message_type)
+        return Message(RecordDict({"arrays": message.content.array_records["arrays"]}), reply_to=message)
+
+    for kind in ("train.default", "train", "train.default"):
+        gate(question(kind=kind), context(tmp_path), app)
+    message = question()
+    message.metadata.__dict__["_message_type"] = "train.default.default"  # Flower refuses to make it
+    with pytest.raises(ValueError, match="Invalid message type"):
+        gate(message, context(tmp_path), app)
+    assert asked == ["train.default"]
+    assert [entry.kind for entry in gate.ledger.entries()] == ["train"]  # type: ignore[union-attr]
 
 
 def test_a_ledger_that_can_not_be_written_lets_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,26 +1,31 @@
 """No reply without its entry: kills, full disks, restarts at the budget, files that were put back or changed."""
 
+import hashlib
 import json
 import math
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fl_privacy.gate import accounting
 from fl_privacy.gate.accounting import epsilon_of, most_rho, multiplier_for
-from fl_privacy.gate.ledger import DAY, Entry, ExhaustedError, Ledger, LedgerError, Limits
+from fl_privacy.gate.entries import DAY, Account, Entry, ExhaustedError, Limits, Moment
+from fl_privacy.gate.ledger import Ledger, LedgerError
 
 KILLS, FULL = 20, 5
 
 ANSWERING = """
 import os, resource, sys
 from pathlib import Path
-from fl_privacy.gate.ledger import Ledger, Limits
+from fl_privacy.gate.entries import Limits
+from fl_privacy.gate.ledger import Ledger
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 ledger, limits = Ledger(folder / "ledger", folder / "away" / "anchor"), Limits(epsilon=1e6)
 replies = os.open(sys.argv[3], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -28,7 +33,9 @@ os.write(replies, b"up\\n")
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 while True:
-    account = ledger.append(kind="train", outcome="sent", rho=0.5, run="1", app="a:b", policy="p", limits=limits)
+    account = ledger.append(kind="train", outcome="asked", rho=0.5, run="1", app="a:b", policy="p", limits=limits)
+    if not limit:
+        account = ledger.settle(account.entries, "sent", 0.5)
     os.write(replies, b"%d\\n" % account.entries)
 """
 
@@ -95,10 +102,10 @@ def test_a_restart_refuses_at_the_budget_whatever_asks(tmp_path: Path) -> None:
             sent += 1
     assert epsilon_of(0.1 * sent, 1e-5) <= 8 < epsilon_of(0.1 * (sent + 1), 1e-5)
     with pytest.raises(ExhaustedError):
-        ledger(tmp_path).expect_room(limits, 0.1, "train")
+        append(ledger(tmp_path), 0.1, limits)
     assert ledger(tmp_path).account().entries == sent, "what is refused is not counted"
     with pytest.raises(ExhaustedError):
-        ledger(tmp_path).expect_room(limits, None, "train")
+        append(ledger(tmp_path), None, limits)
 
 
 def test_two_gates_with_one_ledger_spend_one_budget(tmp_path: Path) -> None:
@@ -158,6 +165,26 @@ def test_a_ledger_that_was_put_back_is_noticed(tmp_path: Path) -> None:
         (lambda folder: _changed(folder, 1, "rho", -1.0), "no entry"),
         (lambda folder: _changed(folder, 1, "rho", math.nan), "no entry"),
         (lambda folder: (folder / "ledger").chmod(0o644), "alone"),
+        (lambda folder: (folder / "away" / "anchor").chmod(0o644), "alone"),
+        (lambda folder: (folder / "away" / "anchor").write_text("[" * 4000), "anchor .* can't be read"),
+        (lambda folder: _anchored(folder, entries=-5), "anchor .* can't be read"),
+        (lambda folder: _anchored(folder, entries=True), "anchor .* can't be read"),
+        (lambda folder: _anchored(folder, entries=1.5), "anchor .* can't be read"),
+        (lambda folder: _anchored(folder, digest=""), "anchor .* can't be read"),
+        (lambda folder: os.link(folder / "ledger", folder / "other"), "have one name, but has 2"),
+        (lambda folder: os.link(folder / "away" / "anchor", folder / "other"), "have one name, but has 2"),
+        (lambda folder: _a_pipe(folder / "ledger"), "ordinary file"),
+        (lambda folder: _a_pipe(folder / "away" / "anchor"), "ordinary file"),
+        (lambda folder: _a_link(folder / "away" / "anchor"), "anchor .* can't be read"),
+        (lambda folder: (folder / "ledger").open("ab").write(b"x" * 10_000), "no entry"),
+        (lambda folder: _changed(folder, 1, "rho", True), "no entry"),
+        (lambda folder: _changed(folder, 1, "rho", False), "no entry"),
+        (lambda folder: _changed(folder, 1, "number", 2.0), "no entry"),
+        (lambda folder: _changed(folder, 1, "when", 1e300), "no entry"),
+        (lambda folder: _changed(folder, 1, "up", math.inf), "no entry"),
+        (lambda folder: _changed(folder, 1, "app", None), "no entry"),
+        (lambda folder: _changed(folder, 1, "number", 1), "does not follow"),
+        (lambda folder: _changed(folder, 1, "number", -1), "does not follow"),
     ],
 )
 def test_a_ledger_that_is_not_whole_refuses(damage: object, line: str, tmp_path: Path) -> None:
@@ -169,6 +196,20 @@ def test_a_ledger_that_is_not_whole_refuses(damage: object, line: str, tmp_path:
         append(ledger(tmp_path))
     with pytest.raises(LedgerError, match=line):
         ledger(tmp_path).account()
+
+
+def _anchored(folder: Path, **changed: object) -> None:
+    anchor = folder / "away" / "anchor"
+    anchor.write_text(json.dumps({**json.loads(anchor.read_text()), **changed}))
+
+
+def _a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+def _a_link(path: Path) -> None:
+    path.symlink_to(path.rename(path.with_name("real")))
 
 
 def _changed(folder: Path, place: int, key: str, value: object) -> None:
@@ -206,6 +247,129 @@ def test_a_clock_that_is_set_back_frees_no_rounds(tmp_path: Path) -> None:
     append(one, limits=limits, kind="evaluate")
     now[0] = 1e9 + DAY + 1
     append(one, limits=limits)
+
+
+def test_a_clock_that_is_set_forward_frees_no_rounds_and_set_right_locks_nothing(tmp_path: Path) -> None:
+    now, limits = [1e9], Limits(rounds_per_day=1)
+    one = ledger(tmp_path, clock=lambda: now[0])
+    append(one, limits=limits)
+    for clock in (1e9 + 3650 * DAY, 1e9, 1e9 + 3650 * DAY, 1e11, 0.0, 2e9):
+        now[0] = clock
+        append(one, limits=limits, kind=f"of {clock}, {one.account().entries}")
+        with pytest.raises(ExhaustedError, match="1 rounds of this day"):
+            append(one, limits=limits)
+    for reader in (one, ledger(tmp_path, clock=lambda: now[0])):  # wherever the clock is, a day of it is a day
+        now[0] += DAY + 1
+        append(reader, limits=limits)
+        with pytest.raises(ExhaustedError):
+            append(reader, limits=limits)
+
+
+def test_a_clock_that_was_set_right_locks_nothing_for_years(tmp_path: Path) -> None:
+    now, limits = [2e9], Limits(rounds_per_day=1)
+    append(ledger(tmp_path, clock=lambda: now[0]), limits=limits)
+    one, now[0] = ledger(tmp_path, clock=lambda: now[0]), 1e9
+    with pytest.raises(ExhaustedError):
+        append(one, limits=limits)
+    now[0] += DAY + 1
+    append(one, limits=limits)
+    with pytest.raises(ExhaustedError):
+        append(one, limits=limits)
+
+
+def test_the_machine_s_own_seconds_count_whatever_its_clock_says(tmp_path: Path) -> None:
+    now, limits = [Moment(1e9, "one", 50.0)], Limits(rounds_per_day=1)
+    append(ledger(tmp_path, clock=lambda: now[0]), limits=limits)
+    for clock, up in ((1e9 + 2 * DAY, 60.0), (0.0, DAY + 49), (2e9, 10.0)):
+        now[0] = Moment(clock, "one", up)
+        with pytest.raises(ExhaustedError):
+            append(ledger(tmp_path, clock=lambda: now[0]), limits=limits)
+    now[0] = Moment(5.0, "one", DAY + 51)
+    append(ledger(tmp_path, clock=lambda: now[0]), limits=limits)
+    for clock in (4.0, 3650 * DAY):  # after the machine has begun anew; a long step is not believed
+        now[0] = Moment(clock, "two", 3 * DAY)
+        with pytest.raises(ExhaustedError):
+            append(ledger(tmp_path, clock=lambda: now[0]), limits=limits)
+    now[0] = Moment(2 * DAY, "two", 10.0)
+    append(ledger(tmp_path, clock=lambda: now[0]), limits=limits)
+
+
+@pytest.mark.parametrize("clock", [math.nan, math.inf, -math.inf, 1e300])
+def test_a_clock_that_says_no_date_lets_nothing_out(clock: float, tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="The clock is expected to say a date"):
+        append(ledger(tmp_path, clock=lambda: clock))
+    append(ledger(tmp_path))
+
+
+def test_lines_of_earlier_versions_are_read_and_count(tmp_path: Path) -> None:
+    line = Entry(
+        number=1, when=time.time(), kind="train", outcome="sent", rho=0.5, run="", app="", policy="", before="0" * 64
+    ).line
+    assert b"clock" not in line
+    (tmp_path / "away").mkdir()
+    (tmp_path / "ledger").touch(0o600)
+    (tmp_path / "ledger").write_bytes(line)
+    (tmp_path / "away" / "anchor").touch(0o600)
+    (tmp_path / "away" / "anchor").write_text(json.dumps({"entries": 1, "digest": hashlib.sha256(line).hexdigest()}))
+    with pytest.raises(ExhaustedError, match="this day"):
+        append(ledger(tmp_path), limits=Limits(rounds_per_day=1))
+    append(ledger(tmp_path))
+    assert [entry.number for entry in ledger(tmp_path).entries()] == [1, 2]
+
+
+def test_an_entry_counts_until_it_is_known_that_nothing_left(tmp_path: Path) -> None:
+    one, limits = ledger(tmp_path), Limits(epsilon=8)
+    append(one, None, outcome="asked")
+    append(one, 0.0, outcome="asked")
+    assert limits.spent(ledger(tmp_path).account()) == math.inf
+    one.settle(1, "refused", 0.0)
+    one.settle(2, "sent", 0.0)
+    for account in (one.account(), ledger(tmp_path).account()):
+        assert (account.entries, account.rho, account.unbounded, account.open) == (2, 0.0, 0, {})
+    assert [entry.outcome for entry in one.entries()] == ["refused", "sent"]
+    for number in (0, 1, 3):
+        with pytest.raises(LedgerError, match="open"):
+            one.settle(number, "sent", 0.0)
+
+
+@pytest.mark.parametrize(
+    "change", [{"rho": 0.0}, {"outcome": "asked"}, {"kind": "query"}, {"number": 2}, {"when": 0.0}]
+)
+def test_what_came_of_an_entry_changes_nothing_else_of_it(change: dict[str, object], tmp_path: Path) -> None:
+    append(ledger(tmp_path), 0.5, outcome="asked")
+    entry = ledger(tmp_path).entries()[0]
+    told = {"outcome": "sent", "before": ledger(tmp_path).account().digest, **change}
+    with (tmp_path / "ledger").open("ab") as file:
+        file.write(replace(entry, **told).line)  # type: ignore[arg-type]
+    if change == {"number": 2}:
+        assert ledger(tmp_path).account().rho == 1.0
+        return
+    with pytest.raises(LedgerError, match="does not follow"):
+        ledger(tmp_path).account()
+
+
+def test_an_anchor_is_elsewhere_than_its_ledger(tmp_path: Path) -> None:
+    (tmp_path / "to").symlink_to(tmp_path)
+    for anchor in ("ledger", "to/ledger", "ledger/anchor", "to/ledger/a/b"):
+        with pytest.raises(LedgerError, match=r"anchor of .* is expected elsewhere"):
+            Ledger(tmp_path / "ledger", tmp_path / anchor)
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_a_large_ledger_is_read_in_time(tmp_path: Path) -> None:
+    """In one day, which is the most that is held at once."""
+    one, account, lines = ledger(tmp_path), Account(), []
+    append(one)
+    told = {"kind": "evaluate", "outcome": "sent", "run": "1", "app": "a", "policy": "p"}
+    for number in range(1, 5001):
+        entry = Entry(number=number, when=1e9 + number, rho=1e-9, before=account.digest, **told)  # type: ignore[arg-type]
+        account.add(entry, entry.line)
+        lines.append(entry.line)
+    one.path.write_bytes(b"".join(lines))
+    _anchored(tmp_path, entries=5000, digest=account.digest)
+    started = time.process_time()
+    assert ledger(tmp_path).account().rho == pytest.approx(5e-6)
+    assert time.process_time() - started < 1.0
 
 
 def test_a_link_is_no_ledger(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A policy is read, said in sentences, and refused in a line where it says something else."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,8 @@ def test_a_policy_that_says_nothing_answers_nothing() -> None:
         ("version: 1\nsends: {train: {metrics: {allow: {a: {digits: 0}}}}}", "digits is expected"),
         ("version: 1\nsends: {train: {metrics: {allow: {a: {exact: true, value: 3}}}}}", "has several"),
         ("version: 1\nsends: {train: {metrics: {allow: {a: {one_of: abc}}}}}", "one_of is expected"),
+        ("version: 1\nsends: {train: {metrics: {allow: {a: {one_of: [.inf]}}}}}", "one_of is expected"),
+        ("version: 1\nsends: {train: {metrics: {allow: {a: {one_of: [1, true]}}}}}", "one_of is expected"),
         ("version: 1\nprotect: {clip_norm: 1}", "noise_multiplier is expected"),
         ("version: 1\nprotect: {clip_norm: -1, noise: {noise_multiplier: 1}}", "clip_norm is expected"),
         ("version: 1\nprotect: {clip_norm: 1, noise: {noise_multiplier: 0}}", "noise_multiplier is expected"),
@@ -85,6 +88,10 @@ def test_a_policy_that_says_nothing_answers_nothing() -> None:
         ("version: 1\nbudget: {epsilon: 8, ledger: l}", "epsilon is expected with protect.noise"),
         ("version: 1\nbudget: {}", "ledger is expected"),
         ("version: 1\nrounds_per_day: 5", "with a budget"),
+        ("version: 1\nbudget: {ledger: l, anchor: ./l}", "anchor of .* is expected elsewhere"),
+        ("version: 1\nbudget: {ledger: l, anchor: l/a}", "anchor of .* is expected elsewhere"),
+        ("version: 1\nsends: {train: refuse, train.default: {}}", "name train once"),
+        ("version: 1\nsends: {train.default.default: {}}", "got 'train.default.default'"),
         ("version: 1\napp: {network: open}", "network is expected"),
         ("version: 1\napp: {memory_mib: 1}", "memory_mib is expected"),
         ("version: 1\napp: {reads: /data}", "reads is expected to be a list"),
@@ -111,6 +118,10 @@ def test_a_policy_that_others_may_write_is_refused(tmp_path: Path) -> None:
     assert read_policy(place).digest
     with pytest.raises(UserError, match="strict, research, dp"):
         read_policy(tmp_path / "none.yaml")
+    os.mkfifo(tmp_path / "pipe.yaml", 0o600)
+    for place in (tmp_path, tmp_path / "pipe.yaml"):
+        with pytest.raises(UserError, match="ordinary file"):
+            read_policy(place)
 
 
 @pytest.mark.parametrize(
@@ -124,13 +135,17 @@ def test_a_policy_that_others_may_write_is_refused(tmp_path: Path) -> None:
         ({"exact": True}, 0.123456789, 0.123456789),
         ({"integer": True}, 12345, 12300),
         ({"one_of": ["a", "b"]}, "a", "a"),
+        ({"one_of": [1, 0.0]}, -0.0, 0.0),
+        ({"one_of": [-0.0, 0.0]}, 0.0, -0.0),
+        ({"exact": True}, -0.0, 0.0),
+        ({"round_to": 0.5}, -0.1, 0.0),
+        ({"length": 2, "one_of": [0.0]}, [0.0, -0.0], [0.0, 0.0]),
         ({"digits": 2, "at_most": 1}, 0.999, 1.0),
     ],
 )
 def test_numbers_pass_as_the_rule_says(rule: dict[str, object], value: object, passed: object) -> None:
     found = Rule.read("x", rule).apply("x", value)
-    assert found == passed
-    assert type(found) is type(passed)
+    assert repr(found) == repr(passed), "-0.0 equals 0.0"
 
 
 @pytest.mark.parametrize(
