@@ -1,6 +1,7 @@
 """The one exception that a user is meant to read, and what makes it of others."""
 
 import re
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,23 @@ def blamed_on(who: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise MemoryError(what_was_asked(error)) from error
         raise UserError(f"{who} raised {in_one_line(error)}; --debug shows the traceback.") from error
+
+
+_ODD = re.compile(
+    "[\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001-\U000e007f]"
+)
+"""Characters that move a cursor, color, hide or reorder what stands beside them; the end of a line and a tab do not."""
+
+
+def neutral(text: str) -> str:
+    """Return ``text``, which may come from anybody's file, without what changes how a terminal or page shows others."""
+    return text if text.isascii() and text.isprintable() else _ODD.sub(" ", text)
+
+
+def say(text: object, *, aside: bool = False) -> None:
+    """Print ``text`` to the standard output, or ``aside`` to the standard error; whatever it holds is neutral."""
+    print(neutral(str(text)), file=sys.stderr if aside else sys.stdout, flush=True)
 
 
 def visible(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fl_privacy.errors import UserError, visible
+from fl_privacy.errors import UserError, say, visible
 
 if TYPE_CHECKING:
     from fl_privacy.dp_check.asked import Asked
@@ -75,7 +75,7 @@ def check_dp(  # noqa: PLR0917
     page = write_claims_page(records, out or _page(folder, kind), title=folder.name if kind != "name" else subject)
     if kind == "run":
         write_claims(folder, records)
-    print(claims_as_json(records) if as_json else _in_words(records, page))
+    say(claims_as_json(records) if as_json else _in_words(records, page))
     if any(record.is_false for record in records):
         raise typer.Exit(EXIT_FALSE)
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 import click
 
-from fl_privacy.errors import UserError, is_out_of_memory, visible, what_was_asked
+from fl_privacy.errors import UserError, is_out_of_memory, say, visible, what_was_asked
 from fl_privacy.packages import missing_extra
 
 EXIT_ERROR = 2
@@ -62,7 +62,7 @@ def nobody_listens(error: BaseException) -> bool:
 
 def fail(error: BaseException) -> int:
     """Print ``error`` as a line; returns the exit status."""
-    print(f"error: {in_a_line(error)}", file=sys.stderr)
+    say(f"error: {in_a_line(error)}", aside=True)
     return EXIT_NOTHING if isinstance(error, NothingReconstructedError) else EXIT_ERROR
 
 

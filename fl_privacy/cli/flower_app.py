@@ -14,14 +14,14 @@ from typing import Any
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from rich.console import Console
 
 from fl_privacy.cli.backends import secure_backend_of, unattacked
 from fl_privacy.cli.console import RichMonitor
+from fl_privacy.cli.terminal import Terminal
 from fl_privacy.config import RunSettings, compose_run
 from fl_privacy.config.building import plain_settings
 from fl_privacy.config.foreign import expect_no_place, expect_plain
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, say
 from fl_privacy.experiment.build import clients_of
 from fl_privacy.experiment.ground_truth import sees_other_images
 from fl_privacy.experiment.own_data import OpenSettingError, client_of_folder
@@ -85,7 +85,7 @@ def run_on_nodes(grid: Grid, context: Context) -> None:
 
 def _run_on_nodes(grid: Grid, context: Context) -> None:
     overrides = _sized(_overrides(context), lambda: partitions_of(grid))
-    config, monitor = calibrated(compose_run(overrides)), RichMonitor(Console(soft_wrap=True))
+    config, monitor = calibrated(compose_run(overrides)), RichMonitor(Terminal(soft_wrap=True))
     clients = Whereabouts(
         simulated=is_simulation() or in_simulation_engine(grid),
         own_data=bool(context.run_config.get(OWN_DATA_RUN, False)),
@@ -98,7 +98,7 @@ def _run_on_nodes(grid: Grid, context: Context) -> None:
     backend = _backend_on(PromptGrid(grid), config, context, clients)
     run_baseline(config, plain_loop, monitor)  # here: the clients behind the grid do defend themselves
     folder = run_experiment(config, backend, monitor, clients=clients).absolute()
-    print(f"{run_in_words(folder)}\n{folder / PAGE}")
+    say(f"{run_in_words(folder)}\n{folder / PAGE}")
 
 
 def _sized(overrides: list[str], partitions: Callable[[], int | None]) -> list[str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fl_privacy.cli.faults import STOPPING, NothingReconstructedError, in_a_line, recognized
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, say
 
 if TYPE_CHECKING:
     from fl_privacy.config import RunSettings
@@ -49,7 +49,7 @@ def run_jobs(
         _expect_budget_spent(configs[0])
     if show_config:
         for config in configs:
-            print(to_yaml(config))
+            say(to_yaml(config))
         return
     say_what_takes_time()
     with _loading():
@@ -135,8 +135,8 @@ def _expect_budget_spent(config: RunSettings) -> None:
 
 def end_with(sentence: str, page: Path, *, open_page: bool) -> None:
     """Print what came of the work, and last where its page or folder is; open that where ``open_page`` says so."""
-    print(sentence)
-    print(page)
+    say(sentence)
+    say(page)
     if open_page:
         open_in_browser(page)
 
@@ -146,12 +146,12 @@ def open_in_browser(page: Path) -> None:
     import webbrowser  # noqa: PLC0415  (needed by --open alone)
 
     if not webbrowser.open(page.absolute().as_uri()):
-        print("No browser was found here: copy the page to where there is one, it needs no network.", file=sys.stderr)
+        say("No browser was found here: copy the page to where there is one, it needs no network.", aside=True)
 
 
 def say_what_takes_time() -> None:
     """Print that PyTorch is loading, since a terminal without a word looks dead."""
-    print("Loading PyTorch", flush=True)
+    say("Loading PyTorch")
 
 
 def run_job(command: Command, config: RunSettings, monitor: Monitor) -> Path:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, say
 
 EXIT_WORSE = 1
 
@@ -31,11 +31,11 @@ def check_leakage(
     if update:
         expect_enough(now)
         write_baseline(baseline, {**kept, name: now})
-        print(f"{name}: written to {baseline}")
+        say(f"{name}: written to {baseline}")
         return
     if name not in kept:
         raise UserError(f"{baseline} is expected to hold a baseline called {name}, but has none; write it by --update.")
     found = compare(kept[name], now)
-    print(found.sentence)
+    say(found.sentence)
     if found.worse:
         raise typer.Exit(EXIT_WORSE)

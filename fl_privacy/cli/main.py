@@ -11,7 +11,6 @@ from typing import Annotated
 
 import click
 import typer
-from rich.console import Console
 from rich.logging import RichHandler
 
 from fl_privacy.checks import number
@@ -31,9 +30,10 @@ from fl_privacy.cli.leakage import check_leakage
 from fl_privacy.cli.nodes import deploy, node_cost, supernode
 from fl_privacy.cli.policy import app as policy_app
 from fl_privacy.cli.studies import advise, benchmark
+from fl_privacy.cli.terminal import Terminal
 from fl_privacy.cli.untouched import audit, review
 from fl_privacy.cli.watching import watch
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, say
 from fl_privacy.files import UNENCODABLE
 
 DEBUG = "--debug"
@@ -72,7 +72,7 @@ PsnrBelow = Annotated[
 
 def _show_version(asked: bool) -> None:
     if asked:
-        print(f"fl-privacy {metadata.version('fl-privacy')}")
+        say(f"fl-privacy {metadata.version('fl-privacy')}")
         raise typer.Exit
 
 
@@ -161,7 +161,7 @@ def train_evaluator_command(overrides: Overrides = None) -> None:
     say_what_takes_time()
     from fl_privacy.cli.train_evaluator import train  # noqa: PLC0415
 
-    print(train(overrides or [], console=_console()))
+    say(train(overrides or [], console=_console()))
 
 
 @app.command("train-generator")
@@ -177,7 +177,7 @@ def train_generator_command(overrides: Overrides = None) -> None:
     say_what_takes_time()
     from fl_privacy.cli.train_generator import make_generator  # noqa: PLC0415
 
-    print(make_generator(overrides or [], console=_console()))
+    say(make_generator(overrides or [], console=_console()))
 
 
 @app.command("search-policies")
@@ -193,13 +193,13 @@ def search_policies_command(overrides: Overrides = None, cfg: ShowConfig = False
 
     config = compose_file("policy_search", overrides or [])
     if cfg:
-        print(to_yaml(config))
+        say(to_yaml(config))
         return
     say_what_takes_time()
     from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
     from fl_privacy.experiment.policy_search import search_policies  # noqa: PLC0415
 
-    print(search_policies(config, RichMonitor(_console())))
+    say(search_policies(config, RichMonitor(_console())))
 
 
 @app.command()
@@ -278,11 +278,11 @@ def _write_figures(runs: Sequence[Path], csv: Path | None, log: str | None) -> N
     if csv is not None:
         from fl_privacy.results.frames import write_csv  # noqa: PLC0415
 
-        print(write_csv(runs, csv))
+        say(write_csv(runs, csv))
     if log is not None:
         from fl_privacy.report.loggers import log_run  # noqa: PLC0415
 
-        print(f"{sum(log_run(run, log) for run in runs)} figures logged by {log}")
+        say(f"{sum(log_run(run, log) for run in runs)} figures logged by {log}")
 
 
 @app.command("list")
@@ -334,7 +334,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     What a user, the disk or memory did wrong is one line and status 2, an attack that failed on all victims status 3,
     an interrupt status 130, SIGTERM 143, SIGHUP 129. Without a command, help.
     """
-    handler = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
+    handler = RichHandler(console=Terminal(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     debug = DEBUG in arguments
     rest = [argument for argument in arguments if argument != DEBUG]
@@ -343,7 +343,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
             return int(app([DEBUG, *rest] if debug else rest or ["--help"], standalone_mode=False) or 0)
     except (Interrupted, KeyboardInterrupt, click.Abort) as error:
         with suppress(OSError):  # the terminal may be gone
-            print(f"interrupted; {_KEPT.get(next(iter(rest), ''), _NO_MORE)}", file=sys.stderr)
+            say(f"interrupted; {_KEPT.get(next(iter(rest), ''), _NO_MORE)}", aside=True)
         return exit_status(error)
     except (click.ClickException, *STOPPING) as error:
         if nobody_listens(error):
@@ -355,5 +355,5 @@ def run_command_line(arguments: Sequence[str]) -> int:
         return fail(fault)
 
 
-def _console() -> Console:
-    return Console(soft_wrap=False)
+def _console() -> Terminal:
+    return Terminal(soft_wrap=False)

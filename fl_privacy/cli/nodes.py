@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fl_privacy.cli.supernode import OWN_APP
+from fl_privacy.errors import say
 
 
 def supernode(
@@ -55,7 +56,7 @@ def deploy(  # noqa: PLR0917
 
     if check:
         raise typer.Exit(check_deployment(out, say=print))
-    print(write_deployment(out, nodes=nodes, host=host, port=port, policy=policy))
+    say(write_deployment(out, nodes=nodes, host=host, port=port, policy=policy))
 
 
 def node_cost(
@@ -77,4 +78,4 @@ def node_cost(
     )
 
     for line in measure_nodes(runs, memory=memory * MIB, core=core, repeats=repeats, trust=trust or ()):
-        print(line)
+        say(line)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fl_privacy import checks
-from fl_privacy.errors import UserError, visible
+from fl_privacy.errors import UserError, say
 from fl_privacy.foreign_files import expanded
 from fl_privacy.gate import READY
 
@@ -34,17 +34,17 @@ def check(site: Site) -> None:
 
     policy = read_policy(site)
     for sentence in rules_in_words(policy):
-        print(sentence)
-    print()
+        say(sentence)
+    say("")
     for sentence in warnings_of(policy):
-        print(f"Open: {sentence}")
+        say(f"Open: {sentence}")
 
 
 @app.command()
 def show(name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(READY)}.")]) -> None:
     """Print a ready policy to start from: `fl-privacy policy show dp > site.yaml`."""
     checks.one_of("NAME", name, READY)
-    print((files("fl_privacy.gate") / "policies" / f"{name}.yaml").read_text(encoding="utf-8"), end="")
+    say((files("fl_privacy.gate") / "policies" / f"{name}.yaml").read_text(encoding="utf-8").rstrip())
 
 
 @app.command("try")
@@ -86,9 +86,9 @@ def try_app(  # noqa: PLR0917
         mirror=None if mirror is None else expanded(mirror).absolute(),
     )
     for line in try_policy(policy, read_app(place), settings):
-        print(line)
+        say(line)
     for line in _course(policy):
-        print(line)
+        say(line)
 
 
 def _course(policy: SitePolicy) -> list[str]:
@@ -120,23 +120,23 @@ def show_ledger(
     if policy.budget is None:
         raise UserError(f"{site} is expected to have a budget, whose ledger is shown, but has none.")
     if not any(map(os.path.lexists, (policy.budget.ledger, policy.budget.anchor))):
-        print(f"{policy.budget.ledger} is not begun: nothing has left.")
+        say(f"{policy.budget.ledger} is not begun: nothing has left.")
         return
     ledger = Ledger(policy.budget.ledger, policy.budget.anchor)
     if mend and ledger.mend(policy.rho("train")):
-        print("The torn line is counted as one reply now.")
+        say("The torn line is counted as one reply now.")
     entries, account = ledger.entries(), ledger.account()
     for entry in entries[len(entries) - min(last, len(entries)) :]:
         when = datetime.datetime.fromtimestamp(entry.when, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         cost = "no noise" if entry.rho is None else f"rho {entry.rho:.4g}"
         said = f"{entry.kind:<10} {entry.outcome:<8} {cost:<12} run {entry.run}  {entry.app}"
-        print(f"{entry.number:6d}  {when}  {visible(said)}")
+        say(f"{entry.number:6d}  {when}  {said}")
     sent = sum(entry.outcome == "sent" for entry in entries)
-    print(f"{len(entries)} entries, {sent} replies left, {account.unbounded} of them with weights without noise.")
+    say(f"{len(entries)} entries, {sent} replies left, {account.unbounded} of them with weights without noise.")
     if account.open:
-        print(f"{len(account.open)} of the entries have no outcome, since the gate was ended; they count as replies.")
+        say(f"{len(account.open)} of the entries have no outcome, since the gate was ended; they count as replies.")
     if policy.budget.epsilon is None:
-        print(f"Epsilon spent: {policy.limits.spent(account):.4g} at delta {policy.budget.delta:g}; there is no limit.")
+        say(f"Epsilon spent: {policy.limits.spent(account):.4g} at delta {policy.budget.delta:g}; there is no limit.")
     else:
         spent = policy.limits.spent(account)
-        print(f"Epsilon spent: {spent:.4g} of {policy.budget.epsilon:g} at delta {policy.budget.delta:g}.")
+        say(f"Epsilon spent: {spent:.4g} of {policy.budget.epsilon:g} at delta {policy.budget.delta:g}.")

@@ -18,8 +18,9 @@ from rich.markup import escape
 from fl_privacy.checks import number, one_of
 from fl_privacy.cli.completion import complete_override
 from fl_privacy.cli.jobs import end_with, expect_reconstructions, say_what_takes_time
+from fl_privacy.cli.terminal import Terminal
 from fl_privacy.cores import processes_that_fit
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, say
 from fl_privacy.files import CONFIG_DIR
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def benchmark(  # noqa: PLR0917
     `fl-privacy advise --table FOLDER` answers from what was measured.
     """
     how = {"entry": entry, "processes": jobs, "only_report": only_report, "open_page": open_page}
-    run_benchmark(track, overrides or [], console=Console(), **how)  # type: ignore[arg-type]
+    run_benchmark(track, overrides or [], console=Terminal(), **how)  # type: ignore[arg-type]
 
 
 def run_benchmark(
@@ -268,7 +269,7 @@ def advise(
         from fl_privacy.results.measured import write_tables  # noqa: PLC0415
 
         write_tables(save, tables)
-    print("\n\n".join(_answers(tables, threat=threat, **told)))
+    say("\n\n".join(_answers(tables, threat=threat, **told)))
 
 
 def _answers(tables: Sequence[MeasuredTable], *, threat: Threat, **told: float) -> list[str]:

@@ -16,7 +16,7 @@ import typer
 
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.cli.jobs import open_in_browser
-from fl_privacy.errors import UserError, visible
+from fl_privacy.errors import UserError, say, visible
 from fl_privacy.files import CACHE_VARIABLE, make_missing_private
 from fl_privacy.foreign_files import expanded
 
@@ -95,9 +95,9 @@ def _audited(app: Path, asked: "Asked") -> Path:
     from fl_privacy.flower.untouched.audit import audit_app  # noqa: PLC0415
 
     logging.getLogger("flwr").propagate = False  # it writes its own lines
-    with Lines(lambda text: print(text, file=sys.stderr, flush=True), SECONDS_BETWEEN_LINES, silent=False) as lines:
+    with Lines(lambda text: say(text, aside=True), SECONDS_BETWEEN_LINES, silent=False) as lines:
         done = audit_app(read_app(app), asked, lines.tell)
-    print(visible(done.line))
+    say(visible(done.line))
     return done.page
 
 
@@ -109,7 +109,7 @@ def review(
     from fl_privacy.flower.untouched.review import review_app  # noqa: PLC0415
 
     found = review_app(app)
-    print(json.dumps(found.as_plain(), indent=1) if as_json else found.in_words())
+    say(json.dumps(found.as_plain(), indent=1) if as_json else found.in_words())
 
 
 def _sandboxed(arguments: list[str]) -> int:
@@ -138,7 +138,7 @@ def _confined(out: Path) -> str:
     datasets = os.environ.get("HF_DATASETS_CACHE") or str(hub / "datasets")
     held = confine_writes([str(expanded(out).absolute()), tempfile.gettempdir(), datasets])
     if not held:
-        print("This kernel does not keep the app from writing files.", file=sys.stderr)
+        say("This kernel does not keep the app from writing files.", aside=True)
     alone = {name for _, name in socket.if_nameindex()} <= {"lo"}
     network = "no network" if alone else "network not taken away"
     return f"{network}; {f'writes only --out, temporary files, data caches ({held})' if held else 'may write files'}"

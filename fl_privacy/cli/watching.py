@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import typer
 
 from fl_privacy.cli.faults import FAULTS, Interrupted, in_a_line
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, say
 from fl_privacy.files import UNENCODABLE
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class WatchServer(ThreadingHTTPServer):
         """Print an error in a line, where it is more than a browser that went away."""
         error = sys.exception()
         if error is not None and not isinstance(error, ConnectionError):
-            print(f"error: {in_a_line(error)}", file=sys.stderr)
+            say(f"error: {in_a_line(error)}", aside=True)
 
     @property
     def address(self) -> str:
@@ -132,8 +132,8 @@ def watch(
             f"--port is expected to be free, but {port} is not ({error.strerror}); leave it out."
         ) from error
     with server:
-        print(f"Watching {watched.folder}; Ctrl-C ends it.\n{server.address}", flush=True)
+        say(f"Watching {watched.folder}; Ctrl-C ends it.\n{server.address}")
         try:
             server.serve_forever(poll_interval=0.2)
         except (Interrupted, KeyboardInterrupt):
-            print("No longer watching; the run goes on.")
+            say("No longer watching; the run goes on.")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, say
 from fl_privacy.results import append_node_cost, read_run
 from fl_privacy.results.ongoing import CONFIG, IDENTITY, expect_finished, is_aside, is_finished
 
@@ -254,4 +254,4 @@ def _one_client(run: Path, repeats: int, trust: Sequence[str]) -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    print(json.dumps(_one_client(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])))
+    say(json.dumps(_one_client(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])))

@@ -5,7 +5,6 @@ How an app's clients train, read from what the app itself is configured by.
 
 import inspect
 import logging
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
 from fl_privacy.checks import whole
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, say
 from fl_privacy.federation import Audit, Failure, audited_rounds
 from fl_privacy.federation.replies import attempt, printable
 from fl_privacy.flower.audit_protocol import ANSWERS, asked_probe, probing, told_defense, told_images
@@ -257,9 +256,9 @@ class AuditedStrategy(StrategyAround):
             said = attempt(lambda: self.report.finish(result, seen))
         self.failure = said.reason.removeprefix(f"{UserError.__name__}: ") if isinstance(said, Failure) else None
         if self.failure is None:
-            print(said, flush=True)
+            say(said)
         else:
-            print(f"audit: no page. {self.failure}", file=sys.stderr, flush=True)
+            say(f"audit: no page. {self.failure}", aside=True)
 
     def _hold_claims(self) -> None:
         """Test what the strategy and the clients claim of differential privacy, where they claim anything."""

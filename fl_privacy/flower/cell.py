@@ -20,7 +20,7 @@ from typing import IO
 
 from flwr.app import Context, Message
 
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, say
 from fl_privacy.federation.replies import printable
 from fl_privacy.flower.inside.serialized import context_bytes, context_of, message_from_parts, message_parts
 from fl_privacy.gate.framing import framed
@@ -251,7 +251,7 @@ def _relay(said: IO[bytes]) -> None:
     """Print what the app says on this process's standard error, without what would move a terminal's cursor."""
     with said, suppress(OSError, ValueError):
         while line := said.readline(LONGEST_LINE):
-            print(f"app: {printable(line.decode(errors='replace').rstrip())}", file=sys.stderr, flush=True)
+            say(f"app: {printable(line.decode(errors='replace').rstrip())}", aside=True)
 
 
 def _enlarge(*pipes: int) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fl_privacy.errors import neutral
 from fl_privacy.report import headline, numbers
 from fl_privacy.report.words import with_words
 from fl_privacy.results import readings
@@ -26,7 +27,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
 def render(template: str, *, live: bool = False, script: str | None = None, **values: Any) -> str:
-    """Render the page ``template`` with ``values``; whatever they hold is escaped.
+    """Render the page ``template`` with ``values``; whatever they hold is escaped and neutral.
 
     Args:
         template: name of its file.
@@ -40,7 +41,7 @@ def render(template: str, *, live: bool = False, script: str | None = None, **va
         digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
         policy = f"{policy}; script-src 'sha256-{digest}'"
     page = _environment().get_template(template)
-    return with_words(page.render(content_security_policy=policy, live=live, script=program, **values))
+    return neutral(with_words(page.render(content_security_policy=policy, live=live, script=program, **values)))
 
 
 @cache
