@@ -55,14 +55,21 @@ def visible(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
+_NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory", "failed to map segment")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Say whether PyTorch, which has no exception of its own for it on CPUs, could not get memory."""
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
+    """Say whether PyTorch, which has no exception of its own for it on CPUs, or its loader could not get memory."""
+    return isinstance(error, RuntimeError | ImportError) and any(said in str(error).lower() for said in _NO_MEMORY)
 
 
 def what_was_asked(error: BaseException) -> str:
-    """Return how much memory an allocator's error asked for, ``313.6 TB at once``; empty where it does not say."""
+    """Return how much memory an allocator's error asked for, ``313.6 TB at once``, or for which library a loader's did.
+
+    Empty where it does not say.
+    """
+    if isinstance(error, ImportError):
+        return f"to load {visible(str(error)).partition(':')[0]}"
     found = re.search(r"allocate ([0-9.]+) ?(bytes|[KMGT]i?B)", str(error))
     if found is None:
         return ""

@@ -106,10 +106,14 @@ def ray_cluster() -> Iterator[None]:
         paths = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}
         try:
             ray.init(**resources, runtime_env=paths, logging_level=logging.ERROR, log_to_driver=False)
-        except (ConnectionError, ValueError) as error:
-            if not joins_cluster():
-                raise
-            raise UserError(_no_cluster(one_line(error))) from error
+        except Exception as error:  # of its own kind only in part: a start that takes too long is a plain Exception
+            ray.shutdown()
+            if joins_cluster():
+                raise UserError(_no_cluster(one_line(error))) from error
+            raise UserError(
+                f"Ray is expected to start on this machine, but does not ({one_line(error).rstrip('.')}); end other"
+                " work, or go without Ray: backend=loop."
+            ) from error
     try:
         yield
     finally:

@@ -35,7 +35,7 @@ def in_a_line(error: BaseException) -> str:
     elif isinstance(error, MemoryError):
         text = (
             f"The work is expected to fit into memory, but does not{f' ({error})' if str(error) else ''};"
-            " lower batch_size, victims or --jobs."
+            " lower batch_size, victims or --jobs, or give it more (ulimit -v)."
         )
     else:
         text = str(error) or type(error).__name__
@@ -46,7 +46,7 @@ def recognized(error: BaseException) -> BaseException | None:
     """Return ``error`` as one of ``FAULTS``; ``None`` where it is a defect of a program."""
     if isinstance(error, click.ClickException):
         return UserError(_of_the_command_line(error))
-    if isinstance(error, ImportError):
+    if isinstance(error, ImportError) and not is_out_of_memory(error):
         return missing_extra(error)
     if isinstance(error, SystemExit):
         return UserError(f"A part that is not this program's ended it (SystemExit: {error.code}); let it return.")

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.config._options import suggest
 from fl_privacy.config.reading import expect_type
-from fl_privacy.errors import UserError, in_one_line
+from fl_privacy.errors import UserError, in_one_line, is_out_of_memory, what_was_asked
 from fl_privacy.files import user_cache_folder, write_whole
 from fl_privacy.packages import missing_extra
 
@@ -102,6 +102,8 @@ def locate_target(section: Mapping[str, Any], name: str) -> Any:
         if missing := missing_extra(error):
             raise missing from error
         why = error.__cause__ or error
+        if isinstance(why, MemoryError) or is_out_of_memory(why):
+            raise MemoryError(what_was_asked(why)) from error
         module, _, wanted = str(target).rpartition(".")
         remedy = "check the spelling and that the package is installed"
         if isinstance(why, ModuleNotFoundError) and why.name == target and module:  # what stands before it was found

@@ -8,6 +8,7 @@ import pytest
 
 from fl_privacy.cli.faults import in_a_line
 from fl_privacy.cli.main import run_command_line
+from fl_privacy.config.building import locate_target
 from fl_privacy.report import write_report
 from fl_privacy.results import read_run
 from fl_privacy.results.records import RecordWriter
@@ -61,7 +62,15 @@ def test_a_file_that_may_not_grow(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert read_run(folder).of_kind("round")
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")])
+NO_MEMORY = (
+    MemoryError(),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+    ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+    ImportError("libc10.so: cannot allocate memory in static TLS block"),
+)
+
+
+@pytest.mark.parametrize("error", NO_MEMORY)
 def test_too_little_memory(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,6 +80,16 @@ def test_too_little_memory(
     monkeypatch.setattr("fl_privacy.experiment.run.build_setup", refuse)
     assert run_command_line(["run", *TINY, f"out={tmp_path}"]) == 2
     assert "memory" in _error(capfd)
+
+
+@pytest.mark.parametrize("error", NO_MEMORY)
+def test_too_little_memory_to_load_what_is_named(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise ImportError(f"Error loading {path}") from error
+
+    monkeypatch.setattr("fl_privacy.config.building.hydra.utils.get_object", refuse)
+    with pytest.raises(MemoryError):
+        locate_target({"_target_": "fl_privacy.attacks.idlg"}, "attack")
 
 
 def test_other_runtime_errors_are_defects_and_stay_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from fl_privacy.attacks import GradientInversion, Progress, idlg, no_progress
 from fl_privacy.config import compose_run
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_attack
-from fl_privacy.parallel import ShardedAttack, expect_answer
+from fl_privacy.parallel import ShardedAttack, expect_answer, ray_cluster
 from fl_privacy.types import Observation, Reconstruction
 from tests.attacks.victims import observations, smooth_net
 from tests.experiment.runs import TINY, run
@@ -118,6 +118,23 @@ def test_something_else_at_the_address_is_told_within_seconds(monkeypatch: pytes
         with pytest.raises(UserError, match="no Ray"):
             expect_answer()
         assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:9"])
+def test_a_cluster_that_does_not_start_in_time_is_a_line(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+
+    def late(**settings: object) -> None:
+        raise Exception("The current node timed out during startup.\nThis could happen because")  # as Ray's own
+
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", late)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr("fl_privacy.parallel.expect_answer", lambda: None)
+    with pytest.raises(UserError, match=r"timed out during startup\b.*; ") as error, ray_cluster():
+        pytest.fail("it has not started")
+    assert "\n" not in str(error.value) and ("RAY_ADDRESS" in str(error.value)) == bool(address)
 
 
 @pytest.mark.ray
