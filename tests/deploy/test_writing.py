@@ -173,8 +173,47 @@ def test_the_image_is_built_of_versions_that_are_known(deployment: Deployment) -
     assert all(line.count("==") == 1 and "+" not in line for line in pinned)
     assert {"torch", "flwr", "fl-privacy"} <= {line.partition("==")[0] for line in pinned}
     image = (deployment.folder / "Dockerfile").read_text()
-    assert "--constraint /tmp/constraints.txt" in image
+    assert "--constraint constraints.txt" in image
     assert re.search(r"^ARG IMAGE=python:\d+\.\d+\.\d+-slim-\w+\nFROM \$\{IMAGE\}$", image, re.MULTILINE)
+
+
+def _built(deployment: Deployment, folder: Path, *wheels: str) -> tuple[int, str]:
+    """Run the commands of the image in ``folder``, in which pip, useradd and removal only tell how they were called."""
+    for name in ("pip", "useradd", "rm"):
+        (folder / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (folder / name).chmod(0o755)
+    for name in ("constraints.txt", "README.md"):
+        (folder / name).write_text((deployment.folder / name).read_text())
+    for wheel in wheels:
+        (folder / wheel).touch()
+    image = (deployment.folder / "Dockerfile").read_text().replace("\\\n", "")
+    (command,) = re.findall(r"^RUN (.*)$", image, re.MULTILINE)
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_image_is_built_of_the_wheel_that_is_there(deployment: Deployment, tmp_path: Path) -> None:
+    status, said = _built(deployment, tmp_path, "fl_privacy-0.2.0-py3-none-any.whl", "other-1-py3-none-any.whl")
+    wheel = tmp_path / "fl_privacy-0.2.0-py3-none-any.whl"
+    assert status == 0, said
+    assert f"pip install --no-cache-dir --constraint constraints.txt {wheel}[flower,ray,dp,crypto]\n" in said
+    pinned = (tmp_path / "constraints.txt").read_text().splitlines()
+    assert [line for line in pinned if line.startswith("fl-privacy")] == [f"fl-privacy @ file://{wheel}"]
+
+
+@pytest.mark.parametrize("wheels", [(), ("other-1-py3-none-any.whl",), ("fl_privacy-1-a.whl", "fl_privacy-2-a.whl")])
+def test_the_image_is_not_built_of_an_index_s_package(
+    wheels: tuple[str, ...], deployment: Deployment, tmp_path: Path
+) -> None:
+    status, said = _built(deployment, tmp_path, *wheels)
+    assert status == 1 and "pip" not in said.split("expected")[0]
+    assert "One fl_privacy-*.whl is expected" in said
+    for path in deployment.folder.rglob("*"):
+        if path.is_file():
+            assert not re.search(rb"pip install [^'/]*fl-privacy|dependencies = .*fl-privacy", path.read_bytes())
 
 
 def test_the_check_takes_what_a_node_keeps_and_nothing_in_plain_text(tmp_path: Path) -> None:
