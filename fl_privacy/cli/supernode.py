@@ -125,6 +125,10 @@ def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> None:
     for place in own:
         if within := holder_of(place, given):
             raise UserError(f"{place} is expected to be away from what the app reads, but is in {within}; move it.")
+    if not hasattr(tempfile, "_resetperms"):
+        logger.warning(
+            "This Python follows links when it removes temporary folders (CVE-2023-6597): take 3.11.8, 3.12.1 or newer."
+        )
     if app == OWN_APP:
         raise UserError(
             "--policy is expected with an app of yours, but got none; add --app package.client_app:app. This package's"

@@ -140,3 +140,14 @@ def test_an_app_that_can_not_be_loaded_is_told_before_the_server_hears_of_the_no
     with pytest.raises(UserError, match=line) as error:
         supernode.run_node([], app="somebodys_app:app", patience=9)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_site_hears_of_a_python_that_follows_links(
+    mended: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr("tempfile._resetperms", raising=False)
+    if mended:
+        monkeypatch.setattr("tempfile._resetperms", str, raising=False)
+    supernode._expect_policy("dp", [], "package.module:app")
+    assert ("CVE-2023-6597" in caplog.text) == (not mended)
