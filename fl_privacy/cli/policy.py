@@ -113,6 +113,7 @@ def show_ledger(
     A ledger that is missing, torn, changed or older than its anchor knows is one line and a non-zero status.
     """
     checks.whole("--last", last, at_least=0, example=20)
+    from fl_privacy.gate.entries import YEARS  # noqa: PLC0415
     from fl_privacy.gate.ledger import Ledger  # noqa: PLC0415
     from fl_privacy.gate.policy import read_policy  # noqa: PLC0415
 
@@ -127,10 +128,10 @@ def show_ledger(
         say("The torn line is counted as one reply now.")
     entries, account = ledger.entries(), ledger.account()
     for entry in entries[len(entries) - min(last, len(entries)) :]:
-        when = datetime.datetime.fromtimestamp(entry.when, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        date = datetime.datetime.fromtimestamp(min(entry.when, YEARS[1]), datetime.UTC)
         cost = "no noise" if entry.rho is None else f"rho {entry.rho:.4g}"
         said = f"{entry.kind:<10} {entry.outcome:<8} {cost:<12} run {entry.run}  {entry.app}"
-        say(f"{entry.number:6d}  {when}  {said}")
+        say(f"{entry.number:6d}  {date:%Y-%m-%d %H:%M:%S UTC}  {said}")
     sent = sum(entry.outcome == "sent" for entry in entries)
     say(f"{len(entries)} entries, {sent} replies left, {account.unbounded} of them with weights without noise.")
     if account.open:

@@ -168,7 +168,10 @@ class Ledger:
         if len(line) > LARGEST_LINE or account.size + len(line) > LARGEST_LEDGER:
             raise LedgerError("The ledger is expected to stay within its size, but is full; begin another one.")
         after = account.copy()
-        after.add(entry, line)
+        try:
+            after.add(Entry.read(line), line)  # what could not be read again would end the ledger
+        except (ValueError, TypeError) as error:
+            raise LedgerError(f"The ledger {self.path} is expected to be given an entry, but got {entry}.") from error
         try:
             _write_all(descriptor, line)
             if after.entries > account.entries:

@@ -16,7 +16,7 @@ import pytest
 
 from fl_privacy.gate import accounting
 from fl_privacy.gate.accounting import epsilon_of, most_rho, multiplier_for
-from fl_privacy.gate.entries import DAY, Account, Entry, ExhaustedError, Limits, Moment
+from fl_privacy.gate.entries import DAY, YEARS, Entry, ExhaustedError, Limits, Moment
 from fl_privacy.gate.ledger import Ledger, LedgerError
 
 KILLS, FULL = 20, 5
@@ -180,6 +180,7 @@ def test_a_ledger_that_was_put_back_is_noticed(tmp_path: Path) -> None:
         (lambda folder: _changed(folder, 1, "rho", True), "no entry"),
         (lambda folder: _changed(folder, 1, "rho", False), "no entry"),
         (lambda folder: _changed(folder, 1, "number", 2.0), "no entry"),
+        (lambda folder: _changed(folder, 1, "when", math.inf), "no entry"),
         (lambda folder: _changed(folder, 1, "when", 1e300), "no entry"),
         (lambda folder: _changed(folder, 1, "up", math.inf), "no entry"),
         (lambda folder: _changed(folder, 1, "app", None), "no entry"),
@@ -301,6 +302,27 @@ def test_a_clock_that_says_no_date_lets_nothing_out(clock: float, tmp_path: Path
     append(ledger(tmp_path))
 
 
+def test_a_clock_at_the_end_of_all_years_ends_no_ledger(tmp_path: Path) -> None:
+    now, limits = [YEARS[1]], Limits(rounds_per_day=1)
+    one = ledger(tmp_path, clock=lambda: now[0])
+    append(one, limits=limits)
+    for clock in (1e9, 1e9 + DAY + 1, 1e9 + 2 * DAY + 2):
+        now[0] = clock
+        if clock > 1e9:
+            append(one, limits=limits)
+        with pytest.raises(ExhaustedError):
+            append(one, limits=limits)
+    assert one.account().when > YEARS[1]
+
+
+@pytest.mark.parametrize("rho", [math.inf, math.nan, -1.0, True])
+def test_what_could_not_be_read_again_is_not_written(rho: float, tmp_path: Path) -> None:
+    append(ledger(tmp_path))
+    with pytest.raises(LedgerError, match="expected to be given an entry"):
+        append(ledger(tmp_path), rho)
+    assert ledger(tmp_path).account().entries == 1
+
+
 def test_lines_of_earlier_versions_are_read_and_count(tmp_path: Path) -> None:
     line = Entry(
         number=1, when=time.time(), kind="train", outcome="sent", rho=0.5, run="", app="", policy="", before="0" * 64
@@ -354,22 +376,6 @@ def test_an_anchor_is_elsewhere_than_its_ledger(tmp_path: Path) -> None:
         with pytest.raises(LedgerError, match=r"anchor of .* is expected elsewhere"):
             Ledger(tmp_path / "ledger", tmp_path / anchor)
     assert not (tmp_path / "ledger").exists()
-
-
-def test_a_large_ledger_is_read_in_time(tmp_path: Path) -> None:
-    """In one day, which is the most that is held at once."""
-    one, account, lines = ledger(tmp_path), Account(), []
-    append(one)
-    told = {"kind": "evaluate", "outcome": "sent", "run": "1", "app": "a", "policy": "p"}
-    for number in range(1, 5001):
-        entry = Entry(number=number, when=1e9 + number, rho=1e-9, before=account.digest, **told)  # type: ignore[arg-type]
-        account.add(entry, entry.line)
-        lines.append(entry.line)
-    one.path.write_bytes(b"".join(lines))
-    _anchored(tmp_path, entries=5000, digest=account.digest)
-    started = time.process_time()
-    assert ledger(tmp_path).account().rho == pytest.approx(5e-6)
-    assert time.process_time() - started < 1.0
 
 
 def test_a_link_is_no_ledger(tmp_path: Path) -> None:
