@@ -9,7 +9,7 @@ from fl_privacy.errors import neutral
 
 
 class Terminal(Console):
-    """Rich's console, on which a text can neither move the cursor nor color or reorder what stands beside it."""
+    """Rich's console, on which a text can neither move the cursor nor color or reorder other text."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render ``renderable``; only Rich's own controls stay."""

@@ -3,7 +3,6 @@
 import math
 
 from fl_privacy import checks
-from fl_privacy.errors import UserError
 
 
 def epsilon_of(rho: float, delta: float) -> float:
@@ -39,28 +38,6 @@ def most_rho(epsilon: float, delta: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if epsilon_of(middle, delta) <= epsilon else (low, middle)
     return low
-
-
-def multiplier_for(epsilon: float, delta: float, replies: int, factor: float = 1.0) -> float:
-    """Return the least noise multiplier by which ``replies`` of them spend ``epsilon``, a thousandth above.
-
-    Args:
-        epsilon: above 0.
-        delta: in (0, 1).
-        replies: at least 1.
-        factor: by which the unit of protection multiplies rho, see ``FACTORS``.
-
-    Raises:
-        UserError: no noise multiplier up to 1000 is enough.
-    """
-    checks.whole("replies", replies, at_least=1, example=100)
-    found = 1.001 * math.sqrt(0.5 * factor * replies / most_rho(epsilon, delta))
-    if found > 1e3:
-        raise UserError(
-            f"epsilon is expected to be within reach, but {replies} replies would need {found:.0f} times the clip norm"
-            " as noise; raise epsilon or answer fewer rounds."
-        )
-    return found
 
 
 FACTORS = {"client": 1.0, "any_data": 4.0}

@@ -95,8 +95,10 @@ class Rule:
         checks.whole("digits", self.digits, at_least=1, at_most=MOST_DIGITS, example=DIGITS)
         if self.round_to is not None:
             checks.number("round_to", self.round_to, above=0, example=32)
-        if self.one_of is not None and not (self.one_of and all(map(_can_be_one_of, self.one_of))):
-            raise UserError(f"one_of is expected to list texts or finite numbers, but got {list(self.one_of)}.")
+        if self.one_of is not None:
+            numbers = [one for one in self.one_of if type(one) is not str]
+            if not self.one_of or any(type(one) not in {int, float} or not math.isfinite(one) for one in numbers):
+                raise UserError(f"one_of is expected to list texts or finite numbers, but got {list(self.one_of)}.")
         if self.length is not None:
             checks.whole("length", self.length, at_least=1, at_most=LONGEST, example=1)
             if self.value is not None:
@@ -230,10 +232,6 @@ class Rule:
             return f"as {kind}{within}, exact to the last digit"
         rounded = f"{self.digits} digits" if self.round_to is None else f"multiples of {self.round_to:g}"
         return f"as {kind}{within}, rounded to {rounded}"
-
-
-def _can_be_one_of(value: object) -> bool:
-    return type(value) is str or (type(value) in {int, float} and math.isfinite(value))  # type: ignore[arg-type]
 
 
 def _short(value: object) -> str:
