@@ -75,7 +75,7 @@ class Drawn:
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
     def epsilon(self, error: float) -> float:
-        """Return the larger bound for any noise, by angles with a tenth of the error, else Bonferroni over the tests."""
+        """Return the larger bound for any noise: by angles with a tenth of the error, and by tests."""
         return max(self.aligned(error / 10), self._counted(0.9 * error))
 
     def _counted(self, error: float) -> float:

@@ -133,8 +133,8 @@ class ClaimVerdict:
         owned = OWNED[self.unit]
         return {
             Status.CONTRADICTED: f"The promised protection of {owned} does not hold",
-            Status.DOUBTED: f"A test speaks against the promised protection of {owned}, but not surely enough to call it"
-            " false",
+            Status.DOUBTED: f"A test speaks against the promised protection of {owned}, but not surely enough to"
+            " call it false",
             Status.UNSUPPORTED: f"The promised protection of {owned} rests on something that nobody states or that does"
             " not hold",
             Status.OPEN: f"No test contradicts the promised protection of {owned}; that does not prove it",
