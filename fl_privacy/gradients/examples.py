@@ -63,7 +63,8 @@ def clipped_sum(
 ) -> tuple[Tensors, Tensor]:
     """Sum each example's gradient scaled by min(1, clip_norm / its l2 norm), and return the mean loss too.
 
-    Of an empty batch, as Poisson sampling draws now and then, both are 0. Norms are of what is trained: parameters that are ``held`` have no part in them, and no gradient.
+    Both are 0 for an empty batch, as Poisson sampling draws now and then. Norms are of what is trained: parameters that
+    are ``held`` have no part in them, and no gradient.
 
     Layer by layer no example's gradient is formed where its norm can be had from inner products (ghost clipping, Li et
     al. 2022, Sec. 4); the sum is then one product per layer. Elsewhere the gradients of as many examples as fit into
