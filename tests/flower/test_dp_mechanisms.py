@@ -78,6 +78,8 @@ def test_an_adapted_clipping_norm_spends_beside_the_mean() -> None:
     epsilon = recompute(stated.facts, delta=1e-5).pld
     assert epsilon == pytest.approx(gaussian_epsilon(float(mean_and_count), 1e-5), rel=1e-5)
     assert epsilon > gaussian_epsilon(1.0, 1e-5) > gaussian_epsilon(1 / strategy.noise_multiplier, 1e-5)
+    documented = stated_by(DifferentialPrivacyServerSideAdaptiveClipping(FedAvg(), 0.5, 100))
+    assert documented is not None and documented.facts.noise_multiplier == pytest.approx(0.4981, abs=5e-5)
 
 
 def budgeted(multiplier: float) -> DifferentialPrivacyServerSideFixedClipping:
