@@ -16,6 +16,7 @@ from fl_privacy.dp_check.draws import (
     Mechanism,
     Neighbors,
     Pilot,
+    Statistics,
     directions_of,
     draw_statistics,
     flattened,
@@ -24,15 +25,9 @@ from fl_privacy.dp_check.draws import (
     slices_of,
     statistics_for,
 )
+from fl_privacy.dp_check.known_noise import by_its_round, by_known_seeds
 from fl_privacy.dp_check.reasons import Measured, reason_for
-from fl_privacy.dp_check.structure import (
-    Uncovered,
-    by_its_round,
-    by_known_seeds,
-    held_rows,
-    told_by_covariance,
-    uncovered,
-)
+from fl_privacy.dp_check.structure import Uncovered, held_rows, told_by_covariance, uncovered
 from fl_privacy.errors import UserError
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
@@ -177,18 +172,8 @@ def check_mechanism(
     checks.number("confidence", confidence, above=0, below=1, example=0.95)
     outputs, pairs = _pairs(mechanism, claim, like=like, clip_norm=clip_norm, neighbors=neighbors, seed=seed)
     places = slices_of(outputs)
-    everywhere = _everywhere(pairs)
-    shapes = {name: torch.as_tensor(value).shape for name, value in outputs.items()}
-    bare = [*by_known_seeds(mechanism, everywhere), *by_its_round(mechanism, everywhere)]
-    held = held_rows(mechanism, everywhere, draws, shapes)
-    bare += uncovered(mechanism, everywhere, held, shapes=shapes, delta=claim.delta, seed=seed)
-    telling = told_by_covariance(held, _known(everywhere, places))
-    if telling is None:
-        found, known = _worst(mechanism, pairs, places, most=draws // 2, preferred=everywhere)
-    else:
-        found, known = pilot(mechanism, everywhere, min(PILOT[-1][0], draws // 2)), _known(everywhere, places)
-    also = {} if telling is None else {"the direction that tells most by the noise's covariance": telling}
-    statistics = statistics_for(found, places, known, also)
+    bare, telling = _looked_for(mechanism, _everywhere(pairs), outputs, draws=draws, delta=claim.delta, seed=seed)
+    found, statistics = _fixed(mechanism, pairs, places, telling, most=draws // 2)
     drawn = Drawn.of(draw_statistics(mechanism, found.neighbors, statistics, draws), statistics, claim)
 
     measured = Measured(
@@ -202,6 +187,35 @@ def check_mechanism(
         now_and_then=drawn.aligned((1 - ACCUSATION) / 10) > claim.epsilon >= _total(drawn.mu(1 - ACCUSATION), claim),
     )
     return _judged(measured, drawn, by=statistics.names[drawn.widest], gaussian=noise == "gaussian", level=confidence)
+
+
+def _looked_for(
+    mechanism: Mechanism, pair: Neighbors, outputs: Tensors, *, draws: int, delta: float, seed: int
+) -> tuple[list[Uncovered], Tensor | None]:
+    """Look for what no fresh noise covers, and for a direction that tells far more than the update's own."""
+    found = [*by_known_seeds(mechanism, pair), *by_its_round(mechanism, pair)]
+    shapes = {name: torch.as_tensor(value).shape for name, value in outputs.items()}
+    held = held_rows(mechanism, pair, draws, shapes)
+    found += uncovered(mechanism, pair, held, shapes=shapes, delta=delta, seed=seed)
+    return found, told_by_covariance(held, _known(pair, slices_of(outputs)))
+
+
+def _fixed(
+    mechanism: Mechanism,
+    pairs: Sequence[Neighbors],
+    places: Mapping[str, slice],
+    telling: Tensor | None,
+    *,
+    most: int,
+) -> tuple[Pilot, Statistics]:
+    """Choose the pair on which is drawn, and the statistics of the draws; ``telling`` is one of them."""
+    everywhere = _everywhere(pairs)
+    if telling is None:
+        found, known = _worst(mechanism, pairs, places, most=most, preferred=everywhere)
+        return found, statistics_for(found, places, known, {})
+    found = pilot(mechanism, everywhere, min(PILOT[-1][0], most))
+    also = {"the direction that tells most by the noise's covariance": telling}
+    return found, statistics_for(found, places, _known(everywhere, places), also)
 
 
 def _everywhere(pairs: Sequence[Neighbors]) -> Neighbors:
