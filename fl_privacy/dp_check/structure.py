@@ -75,8 +75,10 @@ class Held:
     @property
     def constant(self) -> Tensor:
         """Say which values (d,) never change on either neighbor, by more than arithmetic rounds."""
-        sides = [((rows - rows[0]).abs() <= ROUNDING * rows[0].abs()).all(0) for rows in (self.first, self.second)]
-        return sides[0] & sides[1]
+        largest = torch.maximum(self.first.abs().amax(0), self.second.abs().amax(0))
+        near = [ROUNDING * rows[0].abs().clamp_min(1e-3 * largest) for rows in (self.first, self.second)]
+        sides = zip((self.first, self.second), near, strict=True)
+        return torch.stack([((rows - rows[0]).abs() <= most).all(0) for rows, most in sides]).all(0)
 
     def names(self, among: Tensor) -> tuple[str, ...]:
         """Name the arrays in which any value (d,) is among those."""
@@ -164,7 +166,7 @@ def _confirmed(direction: Tensor, held: Held, fresh: Held, after: Tensor | None)
     """Return by how much the unit moves ``direction``, a unit vector, if no fresh draw varies along it; else 0."""
     first, second = fresh.first @ direction, fresh.second @ direction
     size = held.second.abs().amax(0) + held.first.abs().amax(0)
-    rounded = ROUNDING * float((direction * size).norm())
+    rounded = ROUNDING * (float((direction * size).norm()) + abs(float(first.mean())) + abs(float(second.mean())))
     spread = max(float(side.max() - side.min()) for side in (first, second))
     moved = abs(float(first.mean() - second.mean()))
     if spread > rounded or moved <= 10 * rounded:
