@@ -143,7 +143,7 @@ def uncovered(
     ]
     repeated, levels = _repeats(held.first, held), _levels(held)
     if not (candidates or repeated or levels):
-        return []
+        return _opposite(held)
     nudged = _nudged(pair.first, derive_generator(seed, "dp_check", "nudge"))
     number = len(held.first)
     after = None
@@ -159,7 +159,7 @@ def uncovered(
         ]
     if after is not None and not found:
         found += _again(held, after, repeated, delta) or _between_levels(held, after, levels)
-    return found
+    return found or _opposite(held)
 
 
 def _confirmed(direction: Tensor, held: Held, fresh: Held, after: Tensor | None) -> float:
@@ -354,36 +354,64 @@ def _again(held: Held, after: Tensor, repeated: Mapping[str, Tensor], delta: flo
 
 
 MOST_LOOKED_AT = 64
-"""Values of an array that are looked at for few levels, those that the unit moves most."""
+"""Values of an array that are looked at for atoms, those that the unit moves most."""
 
 
-def _levels(held: Held) -> dict[str, list[int]]:
-    """Return by array the values (columns) that vary among few levels, half as many as draws at most."""
+FEWEST_REPEATS = 5
+"""Draws in which one value must come again to be an atom: single precision repeats a value by chance now and then."""
+
+
+def _atoms(rows: Tensor, column: int) -> np.ndarray:
+    """Return the values of a column of ``rows`` (n, d) that come again and again."""
+    values, counts = np.unique(rows[:, column].numpy(), return_counts=True)
+    return values[counts >= FEWEST_REPEATS]
+
+
+def _levels(held: Held) -> dict[str, dict[int, np.ndarray]]:
+    """Return by array and value (column) the atoms among which it varies now and then."""
     found = {}
     for name, place in held.places.items():
         moved = held.shift[place].abs()
         looked = (moved.argsort(descending=True)[:MOST_LOOKED_AT] + place.start).tolist()
-        columns = [c for c in looked if 1 < len(np.unique(held.first[:, c].numpy())) <= len(held.first) // 2]
-        if columns and bool((held.shift[columns] != 0).any()):
-            found[name] = columns
+        atoms = {c: _atoms(held.first, c) for c in looked if not bool(held.constant[c]) and bool(held.shift[c])}
+        if kept := {c: each for c, each in atoms.items() if len(each)}:
+            found[name] = kept
     return found
 
 
-def _between_levels(held: Held, after: Tensor, levels: Mapping[str, list[int]]) -> list[Uncovered]:
-    """Name the arrays whose levels move a little with a slight change of the input: the update shows between them."""
+def _between_levels(held: Held, after: Tensor, levels: Mapping[str, Mapping[int, np.ndarray]]) -> list[Uncovered]:
+    """Name the arrays whose atoms move a little with a slight change of the input: they are the update itself."""
     names = []
     for name, columns in levels.items():
-        gaps = [np.abs(after[:, c, None].numpy() - np.unique(held.first[:, c].numpy())[None]).min(1) for c in columns]
-        follow = [
-            bool((gap > 0).mean() >= 0.99 and np.median(gap) <= FOLLOWS * float(held.shift[c].abs()))
-            for c, gap in zip(columns, gaps, strict=True)
-        ]
+        follow = []
+        for column, atoms in columns.items():
+            gaps = np.abs(_atoms(after, column)[:, None] - atoms[None]).min(1)
+            near = len(gaps) and np.median(gaps) <= FOLLOWS * float(held.shift[column].abs())
+            follow.append(bool(near and (gaps > 0).all()))
         if sum(follow) > len(follow) / 2:
             names.append(name)
     if not names:
         return []
-    reason = f"the noise of {_listed(names)} has few values, between which the update shows"
+    reason = f"the noise of {_listed(names)} has few values, or leaves some calls out, so that the update shows"
     return [Uncovered(reason=reason, arrays=tuple(names))]
+
+
+def _opposite(held: Held) -> list[Uncovered]:
+    """Say whether the noise of a call is that of the one before with the other sign."""
+    rows = held.first[:, ~held.constant]
+    largest = rows.abs().amax(0)
+    if not rows.shape[1] or _alike(rows, largest) > 0.01:  # a value of few levels is often the same
+        return []
+    sums = [rows[start:-1:2] + rows[start + 1 :: 2] for start in (0, 1)]
+    if max(_alike(each, largest) for each in sums) <= 0.5:
+        return []
+    reason = "the noise of a call is that of the one before with the other sign, so that their mean has none"
+    return [Uncovered(reason=reason, arrays=held.names(~held.constant))]
+
+
+def _alike(rows: Tensor, largest: Tensor) -> float:
+    """Return the share of ``rows`` (n, d) that are the middle one, up to the rounding of values of that size."""
+    return float(((rows - rows.median(0).values).abs() <= ROUNDING * largest).all(1).double().mean())
 
 
 def _nudged(given: Any, rng: torch.Generator) -> Any:

@@ -77,6 +77,32 @@ def of_a_pool(size: int) -> Mechanism:
     return ManyAtOnce(many=many)
 
 
+def in_pairs() -> Mechanism:
+    """Add the noise of the call before with the other sign, every second time."""
+    rng = torch.Generator().manual_seed(8)
+
+    def many(update: Tensors, n: int) -> Tensors:
+        once = drawn(update, n // 2 + 1, rng)
+        both = {name: torch.stack([each, -each], dim=1).flatten(0, 1)[:n] for name, each in once.items()}
+        return {name: value + both[name] for name, value in clipped(update).items()}
+
+    return ManyAtOnce(many=many)
+
+
+def with_gaps() -> Mechanism:
+    """Leave the noise of each value out in one call of twenty."""
+    rng = torch.Generator().manual_seed(9)
+
+    def many(update: Tensors, n: int) -> Tensors:
+        noise = drawn(update, n, rng)
+        return {
+            name: value + noise[name] * (torch.rand(noise[name].shape, generator=rng) > 0.05)
+            for name, value in clipped(update).items()
+        }
+
+    return ManyAtOnce(many=many)
+
+
 def of_few_levels() -> Mechanism:
     rng = torch.Generator().manual_seed(7)
 
@@ -119,6 +145,8 @@ FAULTS: dict[str, tuple[Mechanism, str]] = {
     "hardly any noise in one call of 200": (mostly(1 / 200, lambda value, noise: value + 1e-3 * noise), "some calls"),
     "noise of a pool": (of_a_pool(900), "come again"),
     "noise of two levels": (of_few_levels(), "few values"),
+    "noise with gaps": (with_gaps(), "leaves some calls out"),
+    "noise in pairs of calls": (in_pairs(), "with the other sign"),
     "seeded by the number of the call": (seeded(itertools.count(3).__next__), "seeds its noise"),
     "seeded by the round": (ByRound(by_round), "from its number"),
     "always the same seed": (seeded(lambda: 12345), "the same noise is added each time"),
@@ -214,6 +242,7 @@ HONEST: dict[str, Callable[[float, torch.Generator], Mechanism]] = {
     "bfloat16": lambda e, rng: clipped_and_noised(lambda v: v.to(torch.bfloat16), 1 / gaussian_mu(e, DELTA), rng),
     "a coarse grid": lambda e, rng: clipped_and_noised(lambda v: v.round(), 1 / gaussian_mu(e, DELTA), rng),
     "signs": lambda e, rng: clipped_and_noised(torch.sign, 1 / gaussian_mu(e, DELTA), rng),
+    "clamped": lambda e, rng: clipped_and_noised(lambda v: v.clamp(-1, 1), 1 / gaussian_mu(e, DELTA), rng),
     "largest values": lambda e, rng: clipped_and_noised(lambda v: v * (v.abs() > 1.5), 1 / gaussian_mu(e, DELTA), rng),
     "centered after the noise": lambda e, rng: clipped_and_noised(
         lambda v: v - v.flatten(1).mean(1).view(-1, *[1] * (v.dim() - 1)), 1 / gaussian_mu(e, DELTA), rng
