@@ -3,15 +3,18 @@
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from fl_privacy.dp_check import Claim, check_mechanism
+from fl_privacy.dp_check.asked import Asked, tested
 from fl_privacy.dp_check.bounds import aligned_epsilon, gaussian_mu
 from fl_privacy.dp_check.draws import ByRound, ManyAtOnce, Mechanism
 from fl_privacy.dp_check.mechanism import MechanismCheck
+from fl_privacy.dp_check.verdict import Status
 from fl_privacy.types import Tensors
 
 DELTA = 1e-5
@@ -292,3 +295,18 @@ def test_a_bound_above_the_claim_is_not_called_nothing() -> None:
     )  # fmt: skip
     assert "nothing contradicts" not in found.sentence
     assert "99.9 % are needed" in found.sentence and "16,000 draws" in found.sentence
+
+
+def test_the_default_update_has_a_matrix_over_which_one_row_may_be_broadcast() -> None:
+    asked, rng = Asked(parameters=200, draws=400), torch.Generator().manual_seed(1)
+    assert [value.dim() for value in asked.shapes.values()] == [2, 1]
+    assert sum(value.numel() for value in asked.shapes.values()) == 200
+
+    def many(update: Tensors, n: int) -> Tensors:
+        weight, bias = clipped(update).values()
+        row = STD * torch.randn(n, 1, weight.shape[1], generator=rng)
+        return {"weight": weight + row, "bias": bias + STD * torch.randn(n, len(bias), generator=rng)}
+
+    found = tested("a mod", ManyAtOnce(many=many), None, replace(asked, epsilon=3.0))
+    assert found.status is Status.CONTRADICTED
+    assert SAME in found.reason
