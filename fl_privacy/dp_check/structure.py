@@ -6,6 +6,7 @@ directions. What is found here needs neither: noise that is drawn anew covers ev
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,17 +63,17 @@ class Held:
     places: Mapping[str, slice]
     taken: Tensor
 
-    @property
+    @cached_property
     def shift(self) -> Tensor:
         """Return by how much the first neighbor moves the mean, (d,)."""
         return self.first.mean(0) - self.second.mean(0)
 
-    @property
+    @cached_property
     def residuals(self) -> Tensor:
         """Return what is left of all draws without their neighbor's mean, (2 n, d)."""
         return torch.cat([self.first - self.first.mean(0), self.second - self.second.mean(0)])
 
-    @property
+    @cached_property
     def constant(self) -> Tensor:
         """Say which values (d,) never change on either neighbor, by more than arithmetic rounds."""
         largest = torch.maximum(self.first.abs().amax(0), self.second.abs().amax(0))

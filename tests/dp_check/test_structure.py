@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fl_privacy.dp_check import Claim, check_mechanism
-from fl_privacy.dp_check.asked import Asked, tested
+from fl_privacy.dp_check import asked as asking
+from fl_privacy.dp_check.asked import Asked
 from fl_privacy.dp_check.bounds import aligned_epsilon, gaussian_mu
 from fl_privacy.dp_check.draws import ByRound, ManyAtOnce, Mechanism
 from fl_privacy.dp_check.mechanism import MechanismCheck
@@ -307,6 +308,6 @@ def test_the_default_update_has_a_matrix_over_which_one_row_may_be_broadcast() -
         row = STD * torch.randn(n, 1, weight.shape[1], generator=rng)
         return {"weight": weight + row, "bias": bias + STD * torch.randn(n, len(bias), generator=rng)}
 
-    found = tested("a mod", ManyAtOnce(many=many), None, replace(asked, epsilon=3.0))
+    found = asking.tested("a mod", ManyAtOnce(many=many), None, replace(asked, epsilon=3.0))
     assert found.status is Status.CONTRADICTED
     assert SAME in found.reason
