@@ -103,7 +103,10 @@ class Drawn:
     def gaussian(self) -> bool:
         """Say whether the widest projection has noise on either neighbor that looks like Gaussian noise."""
         both = [values[:, self.widest] for values in (self.first, self.second)]
-        return all(_varies(values[:, None])[0] and is_gaussian(values) for values in both)
+        if not all(_varies(values[:, None])[0] for values in both):
+            return False
+        together = np.concatenate([(values - values.mean()) / values.std() for values in both])
+        return is_gaussian(together, error=2e-3) and all(is_gaussian(values) for values in both)
 
     @property
     def moved(self) -> float:

@@ -65,7 +65,9 @@ def reason_for(found: Measured) -> str:
 
 
 def _not_covered(found: Measured) -> str:
-    return found.uncovered[0].reason if found.uncovered else ""
+    if not found.uncovered or (not found.uncovered[0].moved and found.unchanged >= MOST_UNCHANGED):
+        return ""
+    return found.uncovered[0].reason
 
 
 def _now_and_then(found: Measured) -> str:
