@@ -23,7 +23,8 @@ def tableak(
     Numbers stay within the bounds that the schema knows, as in the authors' program. Beyond the paper, ``counted``
     leaves categories out that no row has, since the gradient of the first layer shows which, and starts with as many
     rows of the others as it tells (:mod:`fl_privacy.attacks.gradient_inversion.table_evidence`): a third of the paper's
-    attempts and iterations then reads more. ``attack=tableak_paper`` has 1500 iterations, 30 restarts and no counts.
+    attempts and iterations then reads more. ``attack=tableak_paper`` has 1500 iterations, 30 restarts and no counts;
+    its softmax has temperature 1, where the authors' program cools it by default.
 
     Args:
         lr: learning rate.

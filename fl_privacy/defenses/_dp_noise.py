@@ -200,7 +200,8 @@ def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
     """Clip each example's gradient, add Gaussian noise to the sum, divide by the batch size (Abadi et al. 2016).
 
     It computes the gradient anew from the batch, so compose it before other defenses of the gradient. Private
-    parameters are clipped and noised with the others: what they know of an example shapes the uploads to come.
+    parameters are clipped and noised with the others: what they know of an example shapes the uploads to come. An empty
+    batch, as Poisson sampling draws now and then, is a step of noise alone, divided by 1.
     ``accounting.guarantee`` turns the noise multiplier into epsilon.
 
     Args:
@@ -217,7 +218,7 @@ def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
         step.losses.append(loss)
         std = noise_multiplier * clip_norm
         return {
-            name: (total[name] + sample_noise(total[name], "gaussian", std, step.rng)) / len(step.batch)
+            name: (total[name] + sample_noise(total[name], "gaussian", std, step.rng)) / max(1, len(step.batch))
             for name in total
         }
 

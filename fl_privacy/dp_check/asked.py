@@ -1,5 +1,6 @@
 """What is asked about a claim, and the whole answer: recomputed, drawn from, and what is not covered."""
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Literal
@@ -35,7 +36,7 @@ class Asked:
         clip_norm: to which one client's change is clipped, instead of what the subject states.
         clients: that a strategy aggregates; ``None`` takes the number that it samples.
         parameters: values of an update that is drawn.
-        like: an update's shapes; ``None`` takes two arrays of ``parameters`` values together.
+        like: an update's shapes; ``None`` takes a matrix and a vector of ``parameters`` values together.
         draws: on either neighbor; ``None`` takes as many as a minute allows.
         noise: see ``check_mechanism``.
         seed: of the directions.
@@ -73,8 +74,9 @@ class Asked:
         """Return tensors of an update's names and shapes."""
         if self.like is not None:
             return self.like
-        bias = max(1, self.parameters // 10)
-        return {"weight": torch.zeros(self.parameters - bias), "bias": torch.zeros(bias)}
+        rows = max(1, math.isqrt(9 * self.parameters // 10))
+        columns = 9 * self.parameters // 10 // rows
+        return {"weight": torch.zeros(rows, columns), "bias": torch.zeros(self.parameters - rows * columns)}
 
     def claim(self, stated: Claim | None, by: str, *, unit: Unit = "client") -> Claim | None:
         """Give what is asked for, or else what is ``stated``; ``unit`` is protected where nothing says so."""
@@ -153,4 +155,4 @@ def affordable_draws(mechanism: Mechanism, given: object, *, seconds: float = SE
     for _ in range(5):
         mechanism(given)
     each = (time.perf_counter() - started) / 5
-    return int(min(MOST_DRAWS, max(FEWEST_DRAWS, (seconds / max(each, 1e-9) - PILOT_CALLS) / 2)))
+    return int(min(MOST_DRAWS, max(FEWEST_DRAWS, (seconds / max(each, 1e-9) - PILOT_CALLS) / 2.5)))

@@ -1,6 +1,7 @@
 """Lower bounds on epsilon from counted guesses, and the curves of the Gaussian mechanism that they are held against."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,6 +132,35 @@ def counted_epsilon(counts: Counts, *, delta: float, error: float) -> Floats:
     return np.clip(np.maximum(*bounds), 0.0, LARGEST_EPSILON)
 
 
+SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)
+"""Of angles to a random direction that are counted."""
+
+
+def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
+    """Bound epsilon from below by how often releases point along an update whose direction was drawn at random.
+
+    Without the update a release knows nothing of the direction: it lies within an angle of it with the share of the
+    sphere that is so near, on average over directions, and by Markov's inequality with at most 1 / error of that share
+    for the one that was drawn. How rare that is does not depend on the number of draws, so that the bound has no limit.
+
+    Args:
+        sines: (n, A) of the angle between each release and the update, in each of A arrays.
+        sizes: values of each array, at least 2.
+        delta: in [0, 1).
+        error: probability that the bound is wrong, in (0, 1).
+    """
+    if not len(sizes):
+        return 0.0
+    share, best = error / 2 / (len(sizes) * len(SINES)), 0.0
+    for values, size in zip(sines.T, sizes, strict=True):
+        for sine in SINES:
+            least = float(binomial_lower(np.array([(values <= sine).sum()]), len(values), share)[0]) - delta
+            near = float(scipy.special.betainc((size - 1) / 2, 0.5, sine**2)) / share
+            if least > near:
+                best = max(best, LARGEST_EPSILON if near == 0 else math.log(least / near))
+    return min(best, LARGEST_EPSILON)
+
+
 def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
     """Bound mu from below by a statistic's mean and spread, if the noise is Gaussian; 0 where nothing is shown.
 
@@ -176,16 +206,22 @@ def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> fl
 
 
 def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
-    """Say whether ``values`` (n,) have the third and fourth moments of Gaussian noise (D'Agostino and Pearson 1973).
+    """Say whether ``values`` (n,) look like Gaussian noise.
+
+    Their third and fourth moments (D'Agostino and Pearson 1973), and the mean deviation over the standard deviation
+    (Geary 1936), which tells noise of heavy tails by fewer values.
 
     Args:
         values: n of at least 20.
-        error: probability that Gaussian values are called something else.
+        error: probability that Gaussian values are called something else, of each of both tests.
     """
     found = np.asarray(values, dtype=np.float64)
     if len(found) < 20 or float(found.std()) <= 1e-9 * float(np.abs(found).max(initial=0.0)):
         return True
-    return float(scipy.stats.normaltest(found).pvalue) >= error
+    ratio = float(np.abs(found - found.mean()).mean() / found.std())
+    geary = abs(ratio - math.sqrt(2 / math.pi)) / math.sqrt((1 - 3 / math.pi) / len(found))
+    moments = float(scipy.stats.normaltest(found).pvalue)
+    return moments >= error and geary <= float(scipy.stats.norm.isf(error / 2))
 
 
 def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:

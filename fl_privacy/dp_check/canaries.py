@@ -57,8 +57,15 @@ class CanaryTest:
 
     def contradicts(self, claim: Claim) -> bool:
         """Say whether the guesses reject the claim with the confidence with which claims are called false."""
+        return self._is_of(claim) and self.strict > claim.epsilon
+
+    def exceeds(self, claim: Claim) -> bool:
+        """Say whether the bound, with its own lower confidence, lies above the claim."""
+        return self._is_of(claim) and self.bound > claim.epsilon
+
+    def _is_of(self, claim: Claim) -> bool:
         # What is private at a delta is so at a larger one, but not at a smaller one.
-        return self.unit == claim.unit and self.delta >= claim.delta and self.strict > claim.epsilon
+        return self.unit == claim.unit and self.delta >= claim.delta
 
     @property
     def in_words(self) -> str:

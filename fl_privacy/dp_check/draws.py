@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -35,7 +35,24 @@ class ManyAtOnce:
         return {name: values[0] for name, values in self.many(given, 1).items()}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False)
+class ByRound:
+    """A mechanism that is asked in a round; as a function it is asked in the next one.
+
+    Attributes:
+        at: (given, round) -> the release of that round.
+        rounds: so far.
+    """
+
+    at: Callable[[Any, int], Tensors]
+    rounds: int = 0
+
+    def __call__(self, given: Any) -> Tensors:
+        self.rounds += 1
+        return self.at(given, self.rounds)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Neighbors:
     """Two inputs of a mechanism that differ in one unit.
 
@@ -44,12 +61,14 @@ class Neighbors:
         second: without it, or with another in its place.
         what: how they differ, in words.
         norm: l2 norm of the difference before any clipping; ``None`` where it is not known.
+        at_random: whether the direction of ``first`` in each array was drawn at random, from all equally.
     """
 
     first: Any
     second: Any
     what: str
     norm: float | None = None
+    at_random: bool = False
 
 
 def flattened(sent: Tensors) -> Tensor:
@@ -225,18 +244,36 @@ class Statistics:
         names: of the S statistics.
         directions: (P, d), unit vectors.
         update: (d,) of the first neighbor as it is sent if nothing is done to it; ``None`` where that is not known.
+        lines: arrays in which the angle to the update is measured; its direction there was drawn at random.
     """
 
     names: Sequence[str]
     directions: Tensor
     update: Tensor | None = None
+    lines: Mapping[str, slice] = field(default_factory=dict)
 
     def of(self, rows: Tensor) -> Tensor:
-        """Compute statistics (k, S) of k releases (k, d): projections, the number of zeros, the largest value."""
+        """Compute statistics (k, S) of k releases (k, d): projections, the number of zeros, the largest value.
+
+        Then, where the update is known, the number of values that leave unchanged, and sines of angles in [0, 1].
+        """
         counts = [(rows == 0).sum(1).to(rows.dtype), rows.abs().amax(1)]
         if self.update is not None:
             counts.append(((rows == self.update) & (self.update != 0)).sum(1).to(rows.dtype))
+            counts += [_sines(rows[:, place], self.update[place]) for place in self.lines.values()]
         return torch.cat([rows @ self.directions.T, torch.stack(counts, dim=1)], dim=1)
+
+
+def _sines(rows: Tensor, line: Tensor) -> Tensor:
+    """Compute the sine of the angle between each row (k, d) and a line (d,); 1 of a row of zeros."""
+    unit = line / line.norm()
+    across = rows - (rows @ unit)[:, None] * unit
+    lengths = rows.norm(dim=1)
+    return torch.where(lengths > 0, across.norm(dim=1) / lengths.clamp_min(1e-300), 1.0)
+
+
+FEWEST_ON_A_LINE = 4
+"""Values of an array below which an angle says little."""
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
@@ -249,48 +286,36 @@ def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tenso
     return {name: vector / vector.norm() for name, vector in candidates.items() if float(vector.norm()) > 0}
 
 
-def statistics_for(found: Pilot, places: Mapping[str, slice], known: Tensor | None) -> Statistics:
+def statistics_for(
+    found: Pilot, places: Mapping[str, slice], known: Tensor | None, also: Mapping[str, Tensor]
+) -> Statistics:
     """Choose directions: the known difference and its single arrays, else those that the pilot shows.
 
     Args:
         found: of draws that are not used again.
         places: of the arrays in a release.
         known: (d,) the difference of the neighbors where the mechanism's output lies in the space of its input.
+        also: more directions (d,), unit vectors.
     """
     kept = directions_of(found.shift if known is None else known, places)
+    lines: dict[str, slice] = {}
     if known is not None:
         kept |= _beside(found, places, known)
-        kept |= _differences(found, places, known)
+        if found.neighbors.at_random:
+            lines = {
+                name: place
+                for name, place in looked_at(places).items()
+                if place.stop - place.start >= FEWEST_ON_A_LINE and bool(known[place].any())
+            }
     weights = torch.where(found.deviations > 0, found.shift / found.deviations.clamp_min(1e-300).square(), 0.0)
-    weights = torch.where(found.bare, found.shift.abs().max() * 1e12 * found.shift.sign(), weights)
     if float(weights.norm()) > 0:
         kept["the direction in which the draws differ"] = weights / weights.norm()
+    kept |= also
     if not kept:
         kept = {"the first value": torch.nn.functional.one_hot(torch.tensor(0), len(found.shift)).to(found.shift)}
-    names = (*kept, "the number of zeros", "the largest value", *([UNCHANGED] if known is not None else ()))
-    return Statistics(names=names, directions=torch.stack(list(kept.values())), update=known)
-
-
-MOST_DIFFERENCES = 12
-"""Pairs of arrays of one size whose difference is looked at: two clients that draw the same noise."""
-
-DIFFERENCE = "the difference of "
-"""Begins the name of such a statistic."""
-
-
-def _differences(found: Pilot, places: Mapping[str, slice], known: Tensor) -> dict[str, Tensor]:
-    """Return the update in one array less as much of another one of its size, which does not move."""
-    moved = [name for name, place in places.items() if bool(known[place].any())]
-    still = [name for name in places if name not in moved and bool((found.deviations[places[name]] > 0).any())]
-    directions: dict[str, Tensor] = {}
-    for name in moved:
-        for other in still:
-            place, beside = places[name], places[other]
-            if place.stop - place.start == beside.stop - beside.start and len(directions) < MOST_DIFFERENCES:
-                direction = torch.zeros_like(known)
-                direction[place], direction[beside] = known[place], -known[place]
-                directions[f"{DIFFERENCE}{name} and {other}"] = direction / direction.norm()
-    return directions
+    unchanged = (UNCHANGED, *(f"the angle to the update in {name}" for name in lines)) if known is not None else ()
+    names = (*kept, "the number of zeros", "the largest value", *unchanged)
+    return Statistics(names=names, directions=torch.stack(list(kept.values())), update=known, lines=lines)
 
 
 def _beside(found: Pilot, places: Mapping[str, slice], known: Tensor) -> dict[str, Tensor]:

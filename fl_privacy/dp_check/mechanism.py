@@ -5,25 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_privacy import checks
-from fl_privacy.dp_check.bounds import (
-    counted_epsilon,
-    counts_above,
-    gaussian_epsilon,
-    gaussian_mu,
-    is_gaussian,
-    largest_counted_epsilon,
-    measured_mu,
-    noticed_mu,
-)
+from fl_privacy.dp_check.bounds import gaussian_epsilon, gaussian_mu, noticed_mu
 from fl_privacy.dp_check.claims import Claim, expect_claim
+from fl_privacy.dp_check.counted import Drawn
 from fl_privacy.dp_check.draws import (
-    UNCHANGED,
     Mechanism,
     Neighbors,
     Pilot,
@@ -36,7 +25,9 @@ from fl_privacy.dp_check.draws import (
     slices_of,
     statistics_for,
 )
+from fl_privacy.dp_check.known_noise import by_its_round, by_known_seeds
 from fl_privacy.dp_check.reasons import Measured, reason_for
+from fl_privacy.dp_check.structure import Uncovered, held_rows, told_by_covariance, uncovered
 from fl_privacy.errors import UserError
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
@@ -50,12 +41,6 @@ PILOT = ((24, 5), (64, 2), (192, 1))
 
 SCALES = (1.0, 10.0, 1e4)
 """Norms of an update in units of the clipping norm: what is not clipped shows by growing with them."""
-
-TESTS_KEPT = 3
-"""Pairs of a statistic and a threshold that are fixed on one half of the draws and counted on the other."""
-
-THRESHOLDS = 200
-"""Among which each statistic's threshold is chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +64,7 @@ class MechanismCheck:
         reason: which fact disagrees with the claim; empty where none was found.
         noise_std: measured standard deviation of the noise in the direction that tells most; 0 where there is none.
         moved: by how much the unit moves what is sent, l2.
-        bare: arrays that leave without any noise.
+        bare: arrays in which something leaves that no fresh noise covers.
     """
 
     claim: Claim
@@ -103,6 +88,21 @@ class MechanismCheck:
         return max(self.epsilon, self.epsilon_if_gaussian or 0.0)
 
     @property
+    def doubted(self) -> bool:
+        """Say whether the bound lies above the claim, though not surely enough to call the claim false."""
+        return not self.contradicted and self.lower_bound > self.claim.epsilon
+
+    @property
+    def conclusion(self) -> str:
+        """Return what follows for a claim that is not called false."""
+        if not self.doubted:
+            return "nothing contradicts the claim"
+        return (
+            f"the bound lies above the claim with a confidence of {100 * self.confidence:.3g} %, and"
+            f" {100 * ACCUSATION:.4g} % are needed to call it false: repeat with {4 * self.draws:,} draws"
+        )
+
+    @property
     def sentence(self) -> str:
         """Return the answer in one sentence."""
         claimed = f"claimed {shown_epsilon(self.claim.epsilon)}"
@@ -112,7 +112,7 @@ class MechanismCheck:
             return f"{claimed}; {found}: the claim is false{because}."
         return (
             f"{claimed}; at least {shown_epsilon(self.lower_bound)} by {self.draws:,} draws on either neighbor"
-            f" ({self.power}): nothing contradicts the claim."
+            f" ({self.power}): {self.conclusion}."
         )
 
     @property
@@ -152,7 +152,7 @@ def check_mechanism(
 
     Args:
         mechanism: turns an update, a mapping of tensors like ``like``, into what is sent, a mapping of tensors; called
-            some 2 x ``draws`` + 1,800 times, each with new randomness of its own.
+            some 2.5 x ``draws`` + 1,800 times, each with new randomness of its own.
         claimed: epsilon, or a ``Claim`` with unit, neighbors and rounds.
         delta: of ``claimed``, where that is a number.
         like: tensors of the names and shapes of an update; values do not matter.
@@ -172,24 +172,59 @@ def check_mechanism(
     checks.number("confidence", confidence, above=0, below=1, example=0.95)
     outputs, pairs = _pairs(mechanism, claim, like=like, clip_norm=clip_norm, neighbors=neighbors, seed=seed)
     places = slices_of(outputs)
-    found, known = _worst(mechanism, pairs, places, most=draws // 2)
-    statistics = statistics_for(found, places, known)
-    drawn = _Drawn.of(draw_statistics(mechanism, found.neighbors, statistics, draws), statistics, claim)
+    bare, telling = _looked_for(mechanism, _everywhere(pairs), outputs, draws=draws, delta=claim.delta, seed=seed)
+    found, statistics = _fixed(mechanism, pairs, places, telling, most=draws // 2)
+    drawn = Drawn.of(draw_statistics(mechanism, found.neighbors, statistics, draws), statistics, claim)
 
     measured = Measured(
         pilot=found,
-        places=places,
         claim=claim,
         clip_norm=clip_norm,
         moved=drawn.moved,
         noise_std=drawn.noise_std,
-        by=statistics.names[drawn.widest],
-        unchanged=float(drawn.first[:, -1].mean()) if statistics.names[-1] == UNCHANGED else 0.0,
+        unchanged=drawn.unchanged,
+        uncovered=bare,
+        now_and_then=drawn.aligned((1 - ACCUSATION) / 10) > claim.epsilon >= _total(drawn.mu(1 - ACCUSATION), claim),
     )
-    return _judged(measured, drawn, by=measured.by, gaussian=noise == "gaussian", level=confidence)
+    return _judged(measured, drawn, by=statistics.names[drawn.widest], gaussian=noise == "gaussian", level=confidence)
 
 
-def _judged(measured: Measured, drawn: "_Drawn", *, by: str, gaussian: bool, level: float) -> MechanismCheck:
+def _looked_for(
+    mechanism: Mechanism, pair: Neighbors, outputs: Tensors, *, draws: int, delta: float, seed: int
+) -> tuple[list[Uncovered], Tensor | None]:
+    """Look for what no fresh noise covers, and for a direction that tells far more than the update's own."""
+    found = [*by_known_seeds(mechanism, pair), *by_its_round(mechanism, pair)]
+    shapes = {name: torch.as_tensor(value).shape for name, value in outputs.items()}
+    held = held_rows(mechanism, pair, draws, shapes)
+    found += uncovered(mechanism, pair, held, shapes=shapes, delta=delta, seed=seed)
+    return found, told_by_covariance(held, _known(pair, slices_of(outputs)))
+
+
+def _fixed(
+    mechanism: Mechanism,
+    pairs: Sequence[Neighbors],
+    places: Mapping[str, slice],
+    telling: Tensor | None,
+    *,
+    most: int,
+) -> tuple[Pilot, Statistics]:
+    """Choose the pair on which is drawn, and the statistics of the draws; ``telling`` is one of them."""
+    everywhere = _everywhere(pairs)
+    if telling is None:
+        found, known = _worst(mechanism, pairs, places, most=most, preferred=everywhere)
+        return found, statistics_for(found, places, known, {})
+    found = pilot(mechanism, everywhere, min(PILOT[-1][0], most))
+    also = {"the direction that tells most by the noise's covariance": telling}
+    return found, statistics_for(found, places, _known(everywhere, places), also)
+
+
+def _everywhere(pairs: Sequence[Neighbors]) -> Neighbors:
+    """Return the pair that moves every array, a little further than the clipping norm; else the first."""
+    drawn = [pair for pair in pairs if pair.at_random and "alone" not in pair.what]
+    return drawn[-2] if len(drawn) > 1 else pairs[0]
+
+
+def _judged(measured: Measured, drawn: "Drawn", *, by: str, gaussian: bool, level: float) -> MechanismCheck:
     """Hold the bounds against the claim."""
     claim = measured.claim
 
@@ -203,7 +238,7 @@ def _judged(measured: Measured, drawn: "_Drawn", *, by: str, gaussian: bool, lev
 
     epsilon, total = bounds(1 - level)
     strict = max(bound or 0.0 for bound in bounds(1 - ACCUSATION))
-    bare = tuple(name for name, place in measured.places.items() if bool(measured.pilot.bare[place].any()))
+    bare: list[Uncovered] = list(measured.uncovered)
     contradicted = math.isfinite(claim.epsilon) and (strict > claim.epsilon or bool(bare))
     return MechanismCheck(
         claim=claim,
@@ -217,91 +252,19 @@ def _judged(measured: Measured, drawn: "_Drawn", *, by: str, gaussian: bool, lev
         by=by,
         contradicted=contradicted,
         reason=reason_for(measured) if contradicted else "",
-        noise_std=measured.noise_std,
-        moved=measured.moved,
-        bare=bare,
+        noise_std=0.0 if bare else measured.noise_std,
+        moved=max([each.moved for each in bare], default=0.0) or measured.moved,
+        bare=tuple(dict.fromkeys(name for each in bare for name in each.arrays)),
     )
 
 
-Values = NDArray[np.float64]
-Test = tuple[int, float]
-"""Number of a statistic, and its threshold."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Drawn:
-    """Statistics of the draws that are counted, and the tests that were fixed on others.
-
-    Attributes:
-        first: (n, S) on the first neighbor.
-        second: (n, S) on the second.
-        tests: that promise most.
-        widest: number of the projection whose means are furthest apart.
-        delta: of the claim.
-        draws: on either neighbor, with those that fixed the tests.
-    """
-
-    first: Values
-    second: Values
-    tests: Sequence[Test]
-    widest: int
-    delta: float
-    draws: int
-
-    @classmethod
-    def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "_Drawn":
-        """Fix the tests on the first fifth of the draws, and keep the rest."""
-        first, second = drawn[0].numpy(), drawn[1].numpy()
-        fixing = len(first) // 5
-        tests = _chosen(first[:fixing], second[:fixing], claim.delta)
-        widest = _widest(first[:fixing], second[:fixing], projections=len(statistics.directions))
-        kept = {"first": first[fixing:], "second": second[fixing:]}
-        return cls(**kept, tests=tests, widest=widest, delta=claim.delta, draws=len(first))
-
-    def epsilon(self, error: float) -> float:
-        """Return the largest bound, Bonferroni over the tests."""
-        share = error / len(self.tests)
-        return max(
-            float(
-                counted_epsilon(
-                    counts_above(self.first[:, number], self.second[:, number], [threshold]),
-                    delta=self.delta,
-                    error=share,
-                )[0]
-            )
-            for number, threshold in self.tests
-        )
-
-    def mu(self, error: float) -> float:
-        """Return the bound for Gaussian noise, of the widest projection."""
-        return measured_mu(self.first[:, self.widest], self.second[:, self.widest], error=error)
-
-    def showable(self, error: float) -> float:
-        """Return the largest ``epsilon`` that this number of draws could show."""
-        return largest_counted_epsilon(len(self.first), delta=self.delta, error=error / len(self.tests))
-
-    @property
-    def gaussian(self) -> bool:
-        """Say whether the widest projection looks like Gaussian noise on either neighbor."""
-        return all(is_gaussian(values[:, self.widest]) for values in (self.first, self.second))
-
-    @property
-    def moved(self) -> float:
-        """Return by how much the unit moves the widest projection."""
-        return abs(float(self.first[:, self.widest].mean() - self.second[:, self.widest].mean()))
-
-    @property
-    def noise_std(self) -> float:
-        """Return the standard deviation of the widest projection."""
-        return float(self.second[:, self.widest].std())
-
-
 def _worst(
-    mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice], *, most: int
+    mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice], *, most: int, preferred: Neighbors
 ) -> tuple[Pilot, Tensor | None]:
     """Choose the pair that is easiest to distinguish, and the direction of its difference where it is known.
 
-    A few draws on each pair, ``most`` of them at most, choose those on which more are drawn.
+    A few draws on each pair, ``most`` of them at most, choose those on which more are drawn; ``preferred`` is taken
+    unless another is easier by more than chance.
     """
     kept = list(pairs)
     for draws, number in PILOT:
@@ -309,7 +272,11 @@ def _worst(
             rated = [_rated(mechanism, pair, places, min(draws, most)) for pair in counted("pair of neighbors", kept)]
             rated.sort(key=lambda each: (-each[0], -float(each[1].shift.norm())))
             kept = [drawn.neighbors for _, drawn, _ in rated[:number]]
-    return rated[0][1:]
+            if preferred not in kept:
+                kept.append(preferred)
+    usual = next(each for each in rated if each[1].neighbors is preferred)
+    chance = 2 * math.sqrt(2 / min(PILOT[-1][0], most))
+    return usual[1:] if rated[0][0] < usual[0] + chance else rated[0][1:]
 
 
 def _rated(
@@ -392,7 +359,7 @@ def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -
             second = {name: -value if replaced else torch.zeros_like(value) for name, value in first.items()}
             against = "its negative" if replaced else "none"
             yield Neighbors(first=first, second=second, what=f"{what} of norm {scale * norm:.3g} against {against}",
-                            norm=scale * norm * (2 if replaced else 1))  # fmt: skip
+                            norm=scale * norm * (2 if replaced else 1), at_random=True)  # fmt: skip
 
 
 def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:
@@ -406,22 +373,3 @@ def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:
     for name, value in first.items():
         known[places[name]] = flattened({name: value}) - flattened({name: second[name]})
     return known
-
-
-def _chosen(first: Values, second: Values, delta: float) -> list[Test]:
-    """Choose the tests that promise the largest epsilon, fixed on draws (n, S) that are not counted."""
-    rated: list[tuple[float, Test]] = []
-    for number, (yes, no) in enumerate(zip(first.T, second.T, strict=True)):
-        thresholds = np.unique(np.quantile(np.concatenate([yes, no]), np.linspace(0, 1, THRESHOLDS)))
-        found = counted_epsilon(counts_above(yes, no, thresholds), delta=delta, error=0.05)
-        place = int(np.argmax(found))
-        rated.append((float(found[place]), (number, float(thresholds[place]))))
-    return [test for _, test in sorted(rated, key=lambda each: -each[0])[:TESTS_KEPT]]
-
-
-def _widest(first: Values, second: Values, *, projections: int) -> int:
-    """Return the projection whose means are most standard deviations apart."""
-    yes, no = first[:, :projections], second[:, :projections]
-    spread = np.sqrt((yes.var(0) + no.var(0)) / 2)
-    shift = np.abs(yes.mean(0) - no.mean(0))
-    return int(np.argmax(np.where(spread > 0, shift / np.maximum(spread, 1e-300), shift * 1e300)))

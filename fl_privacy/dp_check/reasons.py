@@ -1,12 +1,13 @@
 """Says which fact of a mechanism disagrees with its claim."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fl_privacy.dp_check.bounds import gaussian_mu
 from fl_privacy.dp_check.claims import Claim
-from fl_privacy.dp_check.draws import DIFFERENCE, Pilot
+from fl_privacy.dp_check.draws import Pilot
+from fl_privacy.dp_check.structure import Uncovered
 
 MOST_UNCHANGED = 0.5
 """Values of a release, on average, that may leave exactly as they are before that is named as a reason."""
@@ -21,23 +22,23 @@ class Measured:
 
     Attributes:
         pilot: the first few draws on them.
-        places: of the arrays in a release.
         claim: that was contradicted.
         clip_norm: l2 norm to which one unit's contribution is said to be clipped, if anybody says so.
         moved: by how much the unit moves what is sent, in the direction that tells most.
         noise_std: standard deviation of the noise in that direction.
-        by: name of that direction.
         unchanged: mean number of values of the first neighbor that leave exactly as they are.
+        uncovered: what no fresh noise covers.
+        now_and_then: whether more releases point along the update than the claim allows, though most have enough noise.
     """
 
     pilot: Pilot
-    places: Mapping[str, slice]
     claim: Claim
     clip_norm: float | None
     moved: float
     noise_std: float
-    by: str = ""
     unchanged: float = 0.0
+    uncovered: Sequence[Uncovered] = ()
+    now_and_then: bool = False
 
     @property
     def bound(self) -> float | None:
@@ -53,49 +54,32 @@ class Measured:
 def reason_for(found: Measured) -> str:
     """Name the fact that disagrees with the claim, in words that follow "because"; empty where none stands out."""
     reasons = (
-        _without_noise,
-        _same_noise_twice,
+        _not_covered,
         _unchanged_values,
         _clipped_after_noise,
         _not_clipped,
+        _now_and_then,
         _too_little_noise,
     )
     return next((reason for find in reasons if (reason := find(found))), "")
 
 
-def _without_noise(found: Measured) -> str:
-    drawn, bare = found.pilot, found.pilot.bare
-    if not bool(bare.any()):
+def _not_covered(found: Measured) -> str:
+    if not found.uncovered or (not found.uncovered[0].moved and found.unchanged >= MOST_UNCHANGED):
         return ""
-    if bool(drawn.constant.all()):
-        return (
-            "no noise is added: the same data give the same reply"
-            if _nothing_is_nothing(drawn)
-            else "the same noise is added each time, so that two replies differ by the data alone"
-        )
-    names = [name for name, place in found.places.items() if bool(bare[place].any())]
-    kept = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"{kept} {'leaves' if len(names) == 1 else 'leave'} without noise"
+    return found.uncovered[0].reason
 
 
-def _same_noise_twice(found: Measured) -> str:
-    """Say that two arrays, such as those of two clients, carry the same noise: their difference has none."""
-    spread = float(found.pilot.deviations.max())
-    if not found.by.startswith(DIFFERENCE) or found.noise_std > 1e-3 * spread:
+def _now_and_then(found: Measured) -> str:
+    if not found.now_and_then:
         return ""
-    return f"{found.by.removeprefix(DIFFERENCE)} carry the same noise, so that their difference has none"
+    return "in some calls the update leaves as it is, or with far less noise than in the others"
 
 
 def _unchanged_values(found: Measured) -> str:
     if found.unchanged < MOST_UNCHANGED:
         return ""
     return "some values leave as they are, neither clipped nor noised"
-
-
-def _nothing_is_nothing(drawn: Pilot) -> bool:
-    """Say whether a reply without the unit is zero, or the negative of the one with it."""
-    silent = float(drawn.means[1].norm()) <= 1e-9 * float(drawn.means[0].norm())
-    return silent or bool((drawn.means[0] + drawn.means[1]).norm() <= 1e-4 * drawn.means[0].norm())
 
 
 def _clipped_after_noise(found: Measured) -> str:

@@ -22,6 +22,7 @@ class Status(StrEnum):
 
     Attributes:
         CONTRADICTED: a test or the figures themselves show that it is false.
+        DOUBTED: a test's lower bound lies above the claim, though not surely enough to call the claim false.
         UNSUPPORTED: it follows from what is stated under an assumption alone that nobody states or that does not hold.
         OPEN: it was tested, and nothing contradicts it.
         UNTESTED: its own figures do not disagree, and no test was made that could have contradicted it.
@@ -29,6 +30,7 @@ class Status(StrEnum):
     """
 
     CONTRADICTED = "contradicted"
+    DOUBTED = "doubted"
     UNSUPPORTED = "unsupported"
     OPEN = "open"
     UNTESTED = "untested"
@@ -89,6 +91,8 @@ class ClaimVerdict:
         contradicted = contradicted or (self.canaries is not None and self.canaries.contradicts(self.claim))
         if contradicted:
             return Status.CONTRADICTED
+        if self._doubts:
+            return Status.DOUBTED
         if self._exceeds:
             return Status.UNSUPPORTED
         return Status.OPEN if tested else Status.UNTESTED
@@ -129,6 +133,8 @@ class ClaimVerdict:
         owned = OWNED[self.unit]
         return {
             Status.CONTRADICTED: f"The promised protection of {owned} does not hold",
+            Status.DOUBTED: f"A test speaks against the promised protection of {owned}, but not surely enough to"
+            " call it false",
             Status.UNSUPPORTED: f"The promised protection of {owned} rests on something that nobody states or that does"
             " not hold",
             Status.OPEN: f"No test contradicts the promised protection of {owned}; that does not prove it",
@@ -155,6 +161,12 @@ class ClaimVerdict:
     def _conclusion(self) -> str:
         if self.status is Status.CONTRADICTED:
             return "the claim is false" + (f", because {self.reason}" if self.reason else "")
+        if self._doubts is not None and self.status is Status.DOUBTED:
+            sure, more = self._doubts
+            return (
+                f"the bound lies above the claim with a confidence of {100 * sure:.3g} %, and {100 * ACCUSATION:.4g} %"
+                f" are needed to call it false; {more}"
+            )
         return {
             Status.UNSUPPORTED: "the claim does not follow from what is stated",
             Status.OPEN: "nothing contradicts the claim",
@@ -162,6 +174,15 @@ class ClaimVerdict:
             if self.lower_bound is None
             else "nothing contradicts the claim, and so small a test could not have",
         }.get(self.status, "there is no claim to contradict")
+
+    @property
+    def _doubts(self) -> tuple[float, str] | None:
+        """Return the confidence of a bound above the claim, and what makes the test surer."""
+        if self.check is not None and self.check.doubted:
+            return self.check.confidence, f"repeat with --draws {4 * self.check.draws}"
+        if self.claim is not None and self.canaries is not None and self.canaries.exceeds(self.claim):
+            return self.canaries.confidence, "repeat with more canaries"
+        return None
 
     @property
     def meaning(self) -> str:
@@ -175,6 +196,9 @@ class ClaimVerdict:
             return (
                 f"Do not rely on the stated level: {self.reason or 'what was observed is more than it allows'}.{sure}"
             )
+        if self._doubts is not None and self.status is Status.DOUBTED:
+            confidence, more = self._doubts
+            return f"At most one honest mechanism in {1 / (1 - confidence):.3g} looks like this. To decide, {more}."
         if self.status is Status.UNSUPPORTED:
             return "Ask for the missing facts, or count on the larger, recomputed number."
         if self.status is Status.OPEN and lower is not None:

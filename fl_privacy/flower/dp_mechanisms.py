@@ -1,6 +1,7 @@
 """Flower's mods and strategies for differential privacy as functions to draw from, and what they claim."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 
@@ -8,6 +9,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.mod import LocalDpMod
 from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.serverapp import GaussianPrivacyEvent
 from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
 from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedClippingBase
@@ -15,7 +17,7 @@ from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedCl
 from fl_privacy import checks
 from fl_privacy.dp_check import Claim, Facts
 from fl_privacy.dp_check.claims import Stated, errors_alone
-from fl_privacy.dp_check.draws import Mechanism
+from fl_privacy.dp_check.draws import ByRound
 from fl_privacy.errors import UserError
 from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.records import NUM_EXAMPLES, PARTITION, PARTITIONS, ROUND, array_values, to_record, to_tensor
@@ -57,13 +59,37 @@ def _stated_by_strategy(
 ) -> Stated:
     missing = ["that all clients count the same in the mean (a larger num-examples moves it by more than is noised)"]
     claim, accountant = None, getattr(strategy, "accountant", None)
-    if accountant is not None and (most := accountant.config.max_epsilon) is not None:
-        claim = Claim(epsilon=most, delta=accountant.config.delta, rounds=rounds, by=type(strategy).__name__)
+    if accountant is not None and isinstance(strategy, DifferentialPrivacyFixedClippingBase):
+        missing = []  # with an accountant, the strategy refuses replies that count differently
+        if (most := accountant.config.max_epsilon) is not None:
+            if rounds := _rounds_within_budget(strategy, rounds):
+                delta = accountant.config.target_delta
+                claim = Claim(epsilon=most, delta=delta, rounds=rounds, by=type(strategy).__name__)
+            else:
+                missing = [
+                    "a noise that fits into max_epsilon: its accountant ends the training before the first round"
+                ]
     return Stated(
         claim=claim,
-        facts=Facts(noise_multiplier=_multiplier_of(strategy), rounds=rounds, missing=tuple(missing), seen_by="model"),
+        facts=Facts(
+            noise_multiplier=_multiplier_of(strategy), rounds=max(1, rounds), missing=tuple(missing), seen_by="model"
+        ),
         clip_norm=strategy.clipping_norm,
     )
+
+
+def _rounds_within_budget(strategy: DifferentialPrivacyFixedClippingBase, rounds: int) -> int:
+    """Count how many of ``rounds`` the strategy's accountant lets run, with those so far."""
+    accountant = strategy.accountant
+    assert accountant is not None
+    done = accountant.get_privacy_spent().num_releases
+    event = GaussianPrivacyEvent(
+        noise_multiplier=strategy.noise_multiplier,
+        sample_size=min(strategy.num_sampled_clients, accountant.config.population_size),
+        population_size=accountant.config.population_size,
+    )
+    counts = range(1, max(0, rounds - done) + 1)
+    return done + bisect_left(counts, True, key=lambda count: accountant.would_exceed(event, count=count))
 
 
 def _multiplier_of(strategy: DifferentialPrivacyFixedClippingBase | DifferentialPrivacyAdaptiveBase) -> float:
@@ -80,7 +106,7 @@ def _multiplier_of(strategy: DifferentialPrivacyFixedClippingBase | Differential
 
 def mechanism_of_mod(
     mod: Mod, *, config: Mapping[str, float] | None = None, metrics: Mapping[str, float] | None = None
-) -> Mechanism:
+) -> ByRound:
     """Make a function of ``mod``: from an update of a client to the change that the server sees in the reply.
 
     The client is sent zeros and replies them plus the update; each call is a round of its own.
@@ -91,12 +117,12 @@ def mechanism_of_mod(
         metrics: that the client replies beside ``num-examples``.
     """
     identify_process()
-    rounds, records = iter(range(1, 1 << 62)), _Records()
+    records = _Records()
     context = Context(1, 1, {PARTITION: 0, PARTITIONS: 2}, RecordDict(), {})
 
-    def mechanism(update: Tensors) -> Tensors:
+    def mechanism(update: Tensors, number: int) -> Tensors:
         sent, own = records.of(update)
-        asked = ConfigRecord({ROUND: next(rounds), **(config or {})})
+        asked = ConfigRecord({ROUND: number, **(config or {})})
         message = Message(RecordDict({ARRAYS: sent, CONFIG: asked}), 1, "train")
 
         def client(question: Message, _: Context) -> Message:
@@ -113,7 +139,7 @@ def mechanism_of_mod(
             for name, array in record.items()
         }
 
-    return mechanism
+    return ByRound(mechanism)
 
 
 def together(mods: Sequence[Mod]) -> Mod:
@@ -134,7 +160,7 @@ def _called(mod: Mod, call_next: ClientAppCallable, message: Message, context: C
 
 def mechanism_of_strategy(
     strategy: Callable[[], Strategy] | Strategy, *, clients: int, mods: Sequence[Mod] = ()
-) -> Mechanism:
+) -> ByRound:
     """Make a function of ``strategy``: from one client's update to the change of the model, times ``clients``.
 
     The other clients reply what they were sent. All report one example, so that the mean times ``clients`` is the sum,
@@ -148,11 +174,10 @@ def mechanism_of_strategy(
     """
     checks.whole("clients", clients, at_least=1, example=10)
     identify_process()
-    rounds, records = iter(range(1, 1 << 62)), _Records()
+    records = _Records()
 
-    def mechanism(update: Tensors) -> Tensors:
+    def mechanism(update: Tensors, number: int) -> Tensors:
         subject = strategy if isinstance(strategy, Strategy) else strategy()
-        number = next(rounds)
         sent, own = records.of(update)
         config = {ROUND: number, CLIPPING_NORM: float(getattr(subject, CLIPPING_NORM, math.inf))}
         with errors_alone("flwr"):
@@ -172,7 +197,7 @@ def mechanism_of_strategy(
             released[CLIPPING_NORM] = torch.tensor([math.log(subject.clipping_norm)], dtype=torch.float64)
         return released
 
-    return mechanism
+    return ByRound(mechanism)
 
 
 class _Records:

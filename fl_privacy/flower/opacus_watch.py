@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fl_privacy.dp_check.asked import Asked, tested
+from fl_privacy.dp_check.bounds import gaussian_epsilon
 from fl_privacy.dp_check.claims import Claim, Facts, Stated, recompute
 from fl_privacy.dp_check.draws import Mechanism, Neighbors
 from fl_privacy.dp_check.verdict import ClaimVerdict
@@ -21,25 +24,47 @@ MOST_DRAWS = 500
 
 @dataclass(eq=False)
 class OpacusWatch:
-    """Observes what Opacus does in a training.
+    """Observes what Opacus does in a training, and what is done beside it.
 
     Attributes:
         module: the last that was made private.
         optimizer: its.
-        sample_rate: of its batches.
-        poisson: whether batches are Poisson samples.
+        sample_rate: of its batches, or a larger one of batches that it was stepped on.
+        poisson: whether batches are Poisson samples; ``None`` if those that it was stepped on came from no loader.
         claims: (epsilon, delta) that its accountant was asked for.
         engines: accountants that were made: epsilon of each starts from none.
+        multipliers: noise multiplier of each step of the private optimizer.
+        beside: steps of other optimizers on the private model's parameters.
+        others: steps of other optimizers on anything else.
         inputs: the last batch that entered the module.
     """
 
     module: Any = None
     optimizer: Any = None
     sample_rate: float = 1.0
-    poisson: bool = True
+    poisson: bool | None = True
     claims: list[tuple[float, float]] = field(default_factory=list)
     engines: int = 0
+    multipliers: list[float] = field(default_factory=list)
+    beside: int = 0
+    others: int = 0
     inputs: Tensor | None = None
+    _parameters: dict[int, Tensor] = field(default_factory=dict)
+    _before: list[Tensor] = field(default_factory=list)
+    _rates: list[float | None] = field(default_factory=list)
+    _trained_on: list[float | None] = field(default_factory=list)
+    _drawn: bool = False
+    _inside: bool = False
+
+    @property
+    def bare_steps(self) -> int:
+        """Count the steps that changed what leaves without the private optimizer."""
+        if self.multipliers:
+            return self.beside
+        moved = any(
+            not torch.equal(old, new) for old, new in zip(self._before, self._parameters.values(), strict=False)
+        )
+        return self.beside + self.others or int(moved)
 
     def verdicts(self, asked: Asked, *, rounds: int) -> list[ClaimVerdict]:
         """Check Opacus' epsilon, if asked for, against its noise, and one step against its noise multiplier.
@@ -50,33 +75,103 @@ class OpacusWatch:
         """
         if self.optimizer is None:
             return []
-        steps = max(1, _steps(self.optimizer))
-        facts = Facts(
-            noise_multiplier=float(self.optimizer.noise_multiplier),
-            sample_rate=min(1.0, self.sample_rate),
-            sampling="poisson" if self.poisson else "shuffle",
-            releases=steps,
-        )
-        found = []
-        if self.claims:
-            epsilon, delta = self.claims[-1]
-            claim = Claim(epsilon=epsilon, delta=delta, unit="example", by="Opacus")
-            every = recompute(replace(facts, rounds=rounds), delta=delta).epsilon
-            note = (
-                f"Each round makes an accountant anew: {epsilon:.3g} is of one round; all {rounds} rounds spend"
-                f" {every:.3g} together."
-                if rounds > 1 and every is not None
-                else ""
+        facts, notes = self._facts(), []
+        claim = self._claim(asked)
+        if self.bare_steps:
+            notes.append(
+                f"The private optimizer made {len(self.multipliers)} steps, and {self.bare_steps} were made without it:"
+                " nothing clips these or adds noise to them. Step the optimizer that make_private returned alone."
             )
+        every = recompute(replace(facts, rounds=rounds), delta=claim.delta).epsilon if claim else None
+        if claim and rounds > 1 and every is not None:
+            notes.append(
+                f"Each round makes an accountant anew: {claim.epsilon:.3g} is of one round; all {rounds} rounds spend"
+                f" {every:.3g} together."
+            )
+        found = []
+        if claim:
             found.append(
                 ClaimVerdict(
                     subject="Opacus' accountant in a client's training",
                     claim=claim,
-                    recomputed=recompute(facts, delta=delta),
-                    notes=(note,) if note else (),
+                    recomputed=recompute(facts, delta=claim.delta),
+                    notes=tuple(notes),
                 )
             )
-        return [*found, *self._one_step(asked)]
+        return [*found, *(self._one_step(asked) if self.multipliers else [])]
+
+    def _claim(self, asked: Asked) -> Claim | None:
+        """Return what the accountant was asked for; else, of steps without noise, what the noise promised for one."""
+        if self.claims:
+            epsilon, delta = self.claims[-1]
+            return Claim(epsilon=epsilon, delta=delta, unit="example", by="Opacus")
+        multiplier = float(self.optimizer.noise_multiplier)
+        if not self.bare_steps or not multiplier or not asked.delta:
+            return None
+        epsilon = gaussian_epsilon(1 / multiplier, asked.delta)
+        return Claim(epsilon=epsilon, delta=asked.delta, unit="example", by="Opacus' noise multiplier")
+
+    def _facts(self) -> Facts:
+        """Return what ran: the steps, their noise, and how their batches were drawn."""
+        if self.bare_steps:
+            return Facts(noise_multiplier=0.0)
+        steps, missing = len(self.multipliers), []
+        multiplier = float(self.optimizer.noise_multiplier)
+        if len(set(self.multipliers)) > 1:
+            # Without sampling, Gaussian releases of several multipliers are as many of this one.
+            multiplier = (sum(z**-2 for z in self.multipliers if z) / steps) ** -0.5 if all(self.multipliers) else 0.0
+            missing = ["one noise multiplier for all steps (it changes while the client trains)"]
+        elif self.multipliers:
+            multiplier = self.multipliers[0]
+        return Facts(
+            noise_multiplier=multiplier,
+            sample_rate=min(1.0, self.sample_rate),
+            sampling=None if self.poisson is None else "poisson" if self.poisson else "shuffle",
+            releases=steps,
+            missing=tuple(missing),
+        )
+
+    def begin(self, module: nn.Module, optimizer: Any) -> None:
+        """Note the parameters of a module that was made private."""
+        self._parameters |= {id(p): p for p in module.parameters()}
+        self._before, self._rates, self._trained_on, self.multipliers = [], [], [], []
+
+    def batch(self, sampler: Any) -> None:
+        """Note that a loader yields a batch that ``sampler`` chose."""
+        self._drawn = True
+        self._rates.append(_poisson_rate(sampler))
+
+    def enters(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Note that a batch enters the private module."""
+        if inputs and isinstance(inputs[0], Tensor) and len(inputs[0]):
+            self.inputs = inputs[0][:2].detach()
+        if module.training and torch.is_grad_enabled():
+            if not self._before:
+                self._before = [p.detach().clone() for p in self._parameters.values()]
+            self._trained_on += self._rates
+            self._rates = []
+
+    def private_step(self, optimizer: Any) -> None:
+        """Note a step of the private optimizer, and how its batch was drawn."""
+        if optimizer is not self.optimizer:
+            return
+        self.multipliers.append(float(optimizer.noise_multiplier))
+        rates = [rate for rate in self._trained_on if rate is not None]
+        if rates:
+            self.sample_rate = max(self.sample_rate, *rates)
+        elif not self._drawn:
+            self.poisson = None
+        elif self._trained_on:
+            self.poisson = False
+        self._trained_on = []
+
+    def other_step(self, optimizer: Any) -> None:
+        """Note a step of an optimizer of PyTorch's, unless the private one makes it."""
+        if self._inside or self.optimizer is None:
+            return
+        owned = any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"])
+        self.beside += owned
+        self.others += not owned
 
     def _one_step(self, asked: Asked) -> list[ClaimVerdict]:
         """Draw the gradient of a step with a canary in the batch and without it."""
@@ -92,8 +187,17 @@ class OpacusWatch:
         return [tested("one step of Opacus on a batch with the record", mechanism, once, question, pair=pair)]
 
 
-def _steps(optimizer: Any) -> int:
-    return int(getattr(optimizer, "_fl_privacy_steps", 0))
+def _poisson_rate(sampler: Any) -> float | None:
+    """Return the rate at which a sampler, or the one that it splits, draws an example; ``None`` if it cuts batches."""
+    from opacus.utils.uniform_sampler import (  # noqa: PLC0415
+        DistributedUniformWithReplacementSampler,
+        UniformWithReplacementSampler,
+    )
+
+    if isinstance(sampler, UniformWithReplacementSampler | DistributedUniformWithReplacementSampler):
+        return float(sampler.sample_rate)
+    inner = getattr(sampler, "sampler", None)
+    return None if inner is None else _poisson_rate(inner)
 
 
 def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanism, Neighbors]:
@@ -139,18 +243,24 @@ def watched_opacus() -> Iterator[OpacusWatch]:
         return
     from opacus import PrivacyEngine  # noqa: PLC0415
 
-    make, ask = PrivacyEngine.make_private, PrivacyEngine.get_epsilon
+    make, ask, aim = PrivacyEngine.make_private, PrivacyEngine.get_epsilon, PrivacyEngine.make_private_with_epsilon
+    following = _BaseDataLoaderIter.__next__
 
     def make_private(self: Any, **given: Any) -> Any:
         made = make(self, **given)
-        watch.module, watch.optimizer = made[0], made[1]
-        loader = given["data_loader"]
-        watch.sample_rate = 1 / max(1, len(loader))
+        wrapped = isinstance(made[0], nn.Module)
+        watch.module, watch.optimizer = made[0] if wrapped else given["module"], made[1]
+        watch.sample_rate = 1 / max(1, len(given["data_loader"]))
         watch.poisson = given.get("poisson_sampling", True)
         watch.engines += 1
-        watch.optimizer._fl_privacy_steps = 0
-        _count_steps(watch.optimizer)
-        made[0].register_forward_pre_hook(lambda module, inputs: _keep(watch, inputs))
+        watch.begin(given["module"], made[1])
+        _watch_steps(watch, made[1])
+        given["module"].register_forward_pre_hook(watch.enters)
+        return made
+
+    def make_private_with_epsilon(self: Any, **given: Any) -> Any:
+        made = aim(self, **given)
+        watch.claims.append((float(given["target_epsilon"]), float(given["target_delta"])))
         return made
 
     def get_epsilon(self: Any, delta: float) -> float:
@@ -158,25 +268,36 @@ def watched_opacus() -> Iterator[OpacusWatch]:
         watch.claims.append((float(found), float(delta)))
         return float(found)
 
+    def next_batch(self: Any) -> Any:
+        found = following(self)
+        watch.batch(self._index_sampler)
+        return found
+
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: watch.other_step(optimizer))
     PrivacyEngine.make_private, PrivacyEngine.get_epsilon = make_private, get_epsilon
+    PrivacyEngine.make_private_with_epsilon = make_private_with_epsilon
+    _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign]
     try:
         yield watch
     finally:
+        hook.remove()
         PrivacyEngine.make_private, PrivacyEngine.get_epsilon = make, ask
+        PrivacyEngine.make_private_with_epsilon = aim
+        _BaseDataLoaderIter.__next__ = following  # type: ignore[method-assign]
 
 
-def _count_steps(optimizer: Any) -> None:
+def _watch_steps(watch: OpacusWatch, optimizer: Any) -> None:
     step = optimizer.step
 
-    def counted_step(*given: Any, **more: Any) -> Any:
-        found = step(*given, **more)
+    def watched_step(*given: Any, **more: Any) -> Any:
+        watch._inside = True
+        try:
+            found = step(*given, **more)
+        finally:
+            watch._inside = False
         # Parts of a batch that are only added up (``BatchMemoryManager``) release nothing.
-        optimizer._fl_privacy_steps += not getattr(optimizer, "_is_last_step_skipped", False)
+        if not getattr(optimizer, "_is_last_step_skipped", False):
+            watch.private_step(optimizer)
         return found
 
-    optimizer.step = counted_step
-
-
-def _keep(watch: OpacusWatch, inputs: tuple[Any, ...]) -> None:
-    if inputs and isinstance(inputs[0], Tensor) and len(inputs[0]):
-        watch.inputs = inputs[0][:2].detach()
+    optimizer.step = watched_step

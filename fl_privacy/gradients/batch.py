@@ -103,4 +103,6 @@ def loss_gradients(
         )
     if not create_graph:
         loss = loss.detach()
-    return GradientResult(loss, dict(zip(leaves, gradients, strict=True)), buffers)
+    # An embedding may give a sparse gradient, which most of PyTorch does not calculate with.
+    dense = [gradient.to_dense() for gradient in gradients]
+    return GradientResult(loss, dict(zip(leaves, dense, strict=True)), buffers)

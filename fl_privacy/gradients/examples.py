@@ -5,6 +5,7 @@ where it does not (a loss that a defense changes, dropout, layers that are used 
 ``vmap`` of that loss.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -62,7 +63,8 @@ def clipped_sum(
 ) -> tuple[Tensors, Tensor]:
     """Sum each example's gradient scaled by min(1, clip_norm / its l2 norm), and return the mean loss too.
 
-    Norms are of what is trained: parameters that are ``held`` have no part in them, and no gradient.
+    Both are 0 for an empty batch, as Poisson sampling draws now and then. Norms are of what is trained: parameters that
+    are ``held`` have no part in them, and no gradient.
 
     Layer by layer no example's gradient is formed where its norm can be had from inner products (ghost clipping, Li et
     al. 2022, Sec. 4); the sum is then one product per layer. Elsewhere the gradients of as many examples as fit into
@@ -92,7 +94,7 @@ def clipped_sum(
         factors = _factors([_squares(g) for g in gradients.values()], clip_norm)
         for name, g in gradients.items():
             total[name] += torch.tensordot(factors.to(g.dtype), g, dims=1)
-    return total, loss / len(batch)
+    return total, loss / max(1, len(batch))
 
 
 def _expect_own_gradients(model: nn.Module, plan: LocalPlan) -> None:
@@ -113,7 +115,11 @@ def _one_by_one(
     *,
     names: Sequence[str],
 ) -> tuple[Tensors, Tensor]:
-    """Compute gradients (B, *shape) by ``names``, and losses (B,)."""
+    """Compute gradients (B, *shape) by ``names``, and losses (B,); none of an empty batch."""
+    if not len(batch):
+        return {
+            name: state.parameters[name].new_zeros(0, *state.parameters[name].shape) for name in names
+        }, torch.zeros(0, device=batch.inputs.device)
     rest = {name: p.detach() for name, p in state.parameters.items() if name not in names}
 
     def loss(values: Tensors, image: Tensor, label: Tensor) -> Tensor:
@@ -129,7 +135,7 @@ def _one_by_one(
         each = [
             grad_and_value(loss)(values, image, label) for image, label in zip(batch.inputs, batch.labels, strict=True)
         ]
-        gradients = {name: torch.stack([own[name] for own, _ in each]) for name in values}
+        gradients = {name: torch.stack([own[name].to_dense() for own, _ in each]) for name in values}
         return gradients, torch.stack([value for _, value in each])
     return found
 
@@ -147,7 +153,11 @@ def _layered(
 
     Whether it does is tried once a model and set of ``names``.
     """
-    if changes or any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules()):
+    if (
+        not len(batch)
+        or changes
+        or any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules())
+    ):
         return None
     tried, wanted = _tried.setdefault(model, {}), frozenset(names)
     right = tried.get(wanted)
@@ -226,7 +236,7 @@ def _ghost_norms(call: LayerCall) -> Tensor | None:
 
 def _squares(gradient: Tensor) -> Tensor:
     """Return squared norms (B,) of (B, ...), without a copy of it."""
-    norms: Tensor = torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1)
+    norms: Tensor = torch.linalg.vector_norm(gradient.reshape(len(gradient), math.prod(gradient.shape[1:])), dim=1)
     return norms.square()
 
 

@@ -26,7 +26,7 @@ class ClaimRecord:
 
     Attributes:
         subject: who claims it.
-        status: ``contradicted``, ``unsupported``, ``open``, ``untested`` or ``unclaimed``.
+        status: ``contradicted``, ``doubted``, ``unsupported``, ``open``, ``untested`` or ``unclaimed``.
         headline: in plain words.
         sentence: with the figures.
         meaning: what follows.
@@ -47,7 +47,7 @@ class ClaimRecord:
     """
 
     subject: str
-    status: Literal["contradicted", "unsupported", "open", "untested", "unclaimed"]
+    status: Literal["contradicted", "doubted", "unsupported", "open", "untested", "unclaimed"]
     headline: str
     sentence: str
     meaning: str
@@ -85,7 +85,7 @@ class ClaimRecord:
 
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("subject", "headline", "sentence", "meaning", "reason", "unit"), str),
-    "status": Literal["contradicted", "unsupported", "open", "untested", "unclaimed"],
+    "status": Literal["contradicted", "doubted", "unsupported", "open", "untested", "unclaimed"],
     **dict.fromkeys(("claimed", "delta", "rdp", "pld", "lower", "confidence", "noticed", "estimate"), float | None),
     "neighbors": str | None,
     "rounds": int | None,
@@ -93,7 +93,7 @@ _KINDS: dict[str, Any] = {
     "notes": list[str],
 }
 
-_ORDER = ("contradicted", "unsupported", "open", "untested", "unclaimed")
+_ORDER = ("contradicted", "doubted", "unsupported", "open", "untested", "unclaimed")
 
 
 def records_of(verdicts: Sequence[ClaimVerdict]) -> tuple[ClaimRecord, ...]:

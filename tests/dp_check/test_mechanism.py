@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fl_privacy.dp_check import Claim, Neighbors, check_mechanism
 from fl_privacy.dp_check.bounds import gaussian_epsilon, gaussian_mu
-from fl_privacy.dp_check.draws import Mechanism
+from fl_privacy.dp_check.draws import ManyAtOnce, Mechanism
 from fl_privacy.errors import UserError
 from fl_privacy.types import Tensors
 
@@ -35,14 +35,16 @@ def noised(
     """Clip and add Gaussian noise; the noise of ``seed`` is the same each time."""
     own = torch.Generator().manual_seed(11)
 
-    def mechanism(update: Tensors) -> Tensors:
-        rng = own if seed is None else torch.Generator().manual_seed(seed)
+    def many(update: Tensors, n: int) -> Tensors:
+        rng, drawn = (own, n) if seed is None else (torch.Generator().manual_seed(seed), 1)
         return {
-            name: value if name in bare else value + std * torch.randn(value.shape, generator=rng)
+            name: (value if name in bare else value + std * torch.randn(drawn, *value.shape, generator=rng)).expand(
+                n, *value.shape
+            )
             for name, value in clip(update).items()
         }
 
-    return mechanism
+    return ManyAtOnce(many=many)
 
 
 def after_noise(std: float) -> Mechanism:

@@ -62,6 +62,20 @@ def test_canaries_contradict_what_is_far_too_small_and_nothing_that_is_true() ->
     assert "that does not prove it" in honest.headline
 
 
+def test_a_bound_above_the_claim_speaks_against_it_also_where_it_does_not_call_it_false() -> None:
+    test = canary_test(*scores(12.0, 1000), delta=DELTA, unit="client")
+    claim = Claim(epsilon=(test.strict + test.bound) / 2, delta=DELTA)
+    found = ClaimVerdict(subject="a run", claim=claim, canaries=test)
+    assert found.status is Status.DOUBTED
+    assert "nothing contradicts" not in found.sentence and "repeat with more canaries" in found.sentence
+    assert "not surely enough" in found.headline
+    assert records_of([found])[0].status == "doubted"
+    other = ClaimVerdict(
+        subject="a run", claim=Claim(epsilon=claim.epsilon, delta=DELTA, unit="example"), canaries=test
+    )
+    assert other.status is not Status.DOUBTED
+
+
 def test_a_test_too_small_to_contradict_says_so() -> None:
     test = canary_test(*scores(12.0, 100), delta=DELTA, unit="client")
     found = ClaimVerdict(subject="a run", claim=Claim(epsilon=12.0, delta=DELTA), canaries=test)

@@ -1,13 +1,15 @@
 """An app as it stands: its mods, its strategy and what Opacus does in its clients' training, held to their claims."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fl_privacy.dp_check.asked import Asked
+from fl_privacy.dp_check.bounds import gaussian_epsilon
 from fl_privacy.dp_check.verdict import ClaimVerdict, Status
 from fl_privacy.errors import UserError
 from fl_privacy.flower.app_claims import begun_app, claims_of_app
@@ -174,13 +176,114 @@ def test_what_is_no_app_is_one_line(folder: Path, what: str) -> None:
         claims(folder)
 
 
+class Training:
+    """A client's objects before and after ``make_private``."""
+
+    def __init__(self, **more: Any) -> None:
+        opacus = pytest.importorskip("opacus")
+        torch.manual_seed(0)
+        data = torch.utils.data.TensorDataset(torch.randn(40, 4), torch.randint(2, (40,)))
+        self.net = torch.nn.Linear(4, 2)
+        self.plain_optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
+        self.plain_loader = torch.utils.data.DataLoader(data, batch_size=10, shuffle=True)
+        self.engine = opacus.PrivacyEngine()
+        given = {"module": self.net, "optimizer": self.plain_optimizer, "data_loader": self.plain_loader}
+        aims = "target_epsilon" in more
+        make = self.engine.make_private_with_epsilon if aims else self.engine.make_private
+        noise = {} if aims else {"noise_multiplier": 1.2}
+        self.module, self.optimizer, self.loader = make(**given, **noise, max_grad_norm=1.0, **more)
+
+    def steps(self, optimizer: Any = None, loader: Any = None) -> None:
+        """Train an epoch with the private objects, or with others."""
+        optimizer = optimizer or self.optimizer
+        for inputs, labels in self.loader if loader is None else loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(self.module(inputs), labels).backward()
+            optimizer.step()
+
+    def by_hand(self) -> None:
+        for inputs, labels in self.loader:
+            torch.nn.functional.cross_entropy(self.module(inputs), labels).backward()
+            with torch.no_grad():
+                for parameter in self.net.parameters():
+                    parameter.sub_(0.1 * parameter.grad)
+            self.optimizer.zero_grad()
+
+
+def watched(train: Callable[[Training], Any], **more: Any) -> tuple[Training, list[ClaimVerdict]]:
+    with watched_opacus() as watch:
+        training = Training(**more)
+        train(training)
+        if watch.multipliers:  # Opacus' accountant has no number for none
+            training.engine.get_epsilon(1e-5)
+    return training, watch.verdicts(Asked(draws=200), rounds=1)
+
+
+@pytest.mark.parametrize(
+    "train",
+    [lambda t: t.steps(t.plain_optimizer), Training.by_hand, lambda t: (t.steps(), t.steps(t.plain_optimizer))],
+    ids=["the optimizer from before", "by hand", "both optimizers"],
+)
+def test_steps_without_the_private_optimizer_have_no_noise(train: Callable[[Training], Any]) -> None:
+    _, found = watched(train, poisson_sampling=False)
+    assert found[0].status is Status.CONTRADICTED
+    assert found[0].reason == "there is no noise"
+    assert any("were made without it" in note for note in found[0].notes)
+
+
+def test_batches_from_the_loader_from_before_are_not_amplified() -> None:
+    _, (found, _) = watched(lambda t: t.steps(loader=t.plain_loader))
+    assert found.claim is not None and found.recomputed is not None and found.recomputed.epsilon is not None
+    assert found.status is Status.UNSUPPORTED
+    assert found.recomputed.epsilon == pytest.approx(gaussian_epsilon(4**0.5 / 1.2, 1e-5))
+    assert "shuffled set" in found.recomputed.caveats[0]
+
+
+def test_batches_from_no_loader_are_not_known_to_be_sampled() -> None:
+    batch = (torch.ones(10, 4), torch.zeros(10, dtype=torch.int64))
+    _, (found, _) = watched(lambda t: t.steps(loader=[batch] * 4))
+    assert found.status is Status.UNSUPPORTED
+    assert found.recomputed is not None and "how the batches are sampled" in found.recomputed.missing[0]
+
+
+def honest_with_a_look_at_other_data(training: Training) -> None:
+    """Train as Opacus asks for, but look at the loss of other data in between and train another model."""
+    training.steps()
+    with torch.no_grad():
+        for inputs, _ in training.plain_loader:
+            training.module(inputs)
+    training.steps()
+    other = torch.nn.Linear(2, 2)
+    other(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(other.parameters(), 0.1).step()
+
+
+@pytest.mark.parametrize("more", [{}, {"target_epsilon": 3.0, "target_delta": 1e-5, "epochs": 3}], ids=["noise", "aim"])
+def test_what_else_a_client_does_is_not_held_against_opacus(more: dict[str, Any]) -> None:
+    _, (found, _) = watched(honest_with_a_look_at_other_data, **more)
+    assert found.status in {Status.OPEN, Status.UNTESTED}
+    assert found.recomputed is not None and not found.recomputed.missing and not found.recomputed.caveats
+    assert found.claim is not None and found.recomputed.epsilon == pytest.approx(found.claim.epsilon, rel=0.05)
+
+
+def test_noise_that_changes_while_training_is_a_missing_fact() -> None:
+    def less(training: Training) -> None:
+        training.steps()
+        training.optimizer.noise_multiplier = 1.0
+        training.steps()
+
+    _, (found, _) = watched(less)
+    assert found.status is not Status.CONTRADICTED
+    assert found.recomputed is not None and "changes while" in found.recomputed.missing[0]
+
+
 def test_parts_of_a_batch_that_opacus_only_adds_up_are_no_steps() -> None:
     opacus = pytest.importorskip("opacus")
     from opacus.utils.batch_memory_manager import BatchMemoryManager  # noqa: PLC0415
 
     torch.manual_seed(0)
     data = torch.utils.data.TensorDataset(torch.randn(40, 4), torch.randint(2, (40,)))
-    with watched_opacus():
+    with watched_opacus() as watch:
         net = torch.nn.Linear(4, 2)
         engine = opacus.PrivacyEngine()
         net, optimizer, loader = engine.make_private(
@@ -195,4 +298,5 @@ def test_parts_of_a_batch_that_opacus_only_adds_up_are_no_steps() -> None:
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(net(inputs), labels).backward()
                 optimizer.step()
-    assert optimizer._fl_privacy_steps == sum(steps for _, _, steps in engine.accountant.history) == 4
+    assert len(watch.multipliers) == sum(steps for _, _, steps in engine.accountant.history) == 4
+    assert watch.poisson is True

@@ -153,6 +153,46 @@ def test_defenses_of_the_training_act_in_a_step(make: Callable[[], Defense]) -> 
     assert all(torch.equal(p, before[n]) for n, p in net.named_parameters())
 
 
+class Words(torch.nn.Module):
+    """Tokens (B, 5) to logits (B, 2)."""
+
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(20, 4, sparse=sparse)
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(self.embedding(tokens).mean(1))
+        return out
+
+
+@pytest.mark.parametrize("make", [dp_sgd, Defense])
+def test_sparse_embeddings_step_as_dense_ones(make: Callable[[], Defense]) -> None:
+    tokens, labels, found = torch.arange(20).reshape(4, 5), torch.tensor([0, 1, 0, 1]), []
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        net = Words(sparse=sparse)
+        with train_step(make(), net, seed=0) as step:
+            step(tokens, labels)
+        found.append(gradients(net))
+    for name, gradient in found[1].items():
+        torch.testing.assert_close(found[0][name], gradient)
+
+
+@pytest.mark.parametrize(
+    ("net", "inputs"),
+    [(torch.nn.Linear(4, 2), torch.zeros(0, 4)), (Words(sparse=True), torch.zeros(0, 5, dtype=torch.int64))],
+    ids=["values", "tokens"],
+)
+def test_an_empty_poisson_batch_is_a_step_of_noise(net: torch.nn.Module, inputs: torch.Tensor) -> None:
+    for multiplier in (0.0, 2.0):
+        with train_step(dp_sgd(clip_norm=0.5, noise_multiplier=multiplier), net, seed=0) as step:
+            loss = step(inputs, torch.zeros(0, dtype=torch.int64))
+        assert float(loss) == 0.0
+        noise = torch.cat([g.flatten() for g in gradients(net).values()])
+        assert float(noise.std()) == pytest.approx(0.5 * multiplier, rel=0.5)
+
+
 def test_private_parts_are_trained_along_and_stay_on_the_node() -> None:
     images, labels = batch()
     for make, kept in ((spn, "private/fc.spn.weight"), (split_fed, "private/conv.weight")):

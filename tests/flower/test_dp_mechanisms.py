@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from flwr.clientapp.mod import LocalDpMod
+from flwr.serverapp import NeighboringRelation, PrivacyConfig, RdpAccountant, SamplingMethod
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
@@ -12,8 +13,12 @@ from flwr.serverapp.strategy import (
 )
 
 from fl_privacy.dp_check import check_mechanism, recompute
+from fl_privacy.dp_check.asked import Asked
 from fl_privacy.dp_check.bounds import gaussian_epsilon
+from fl_privacy.dp_check.claims import composed_epsilons
+from fl_privacy.dp_check.verdict import Status
 from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, mechanism_of_strategy, stated_by
+from fl_privacy.flower.dp_subjects import verdicts_on
 
 LIKE = {"conv.weight": torch.zeros(4, 1, 3, 3), "fc.weight": torch.zeros(5, 8), "fc.bias": torch.zeros(5)}
 
@@ -73,3 +78,41 @@ def test_an_adapted_clipping_norm_spends_beside_the_mean() -> None:
     epsilon = recompute(stated.facts, delta=1e-5).pld
     assert epsilon == pytest.approx(gaussian_epsilon(float(mean_and_count), 1e-5), rel=1e-5)
     assert epsilon > gaussian_epsilon(1.0, 1e-5) > gaussian_epsilon(1 / strategy.noise_multiplier, 1e-5)
+    documented = stated_by(DifferentialPrivacyServerSideAdaptiveClipping(FedAvg(), 0.5, 100))
+    assert documented is not None and documented.facts.noise_multiplier == pytest.approx(0.4981, abs=5e-5)
+
+
+def budgeted(multiplier: float) -> DifferentialPrivacyServerSideFixedClipping:
+    """Make a strategy whose accountant ends the training at epsilon 12."""
+    budget = PrivacyConfig(
+        target_delta=1e-6,
+        population_size=10,
+        neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+        sampling_method=SamplingMethod.NO_AMPLIFICATION,
+        max_epsilon=12.0,
+    )
+    return DifferentialPrivacyServerSideFixedClipping(FedAvg(), multiplier, 1.0, 1, accountant=RdpAccountant(budget))
+
+
+@pytest.mark.parametrize(("asked", "allowed"), [(3, 3), (200, 66)], ids=["within the budget", "ended earlier"])
+def test_a_strategy_with_an_accountant_claims_its_budget_for_the_rounds_that_it_allows(
+    asked: int, allowed: int
+) -> None:
+    stated = stated_by(budgeted(4.0), rounds=asked)
+    assert stated is not None and stated.claim is not None
+    assert (stated.claim.epsilon, stated.claim.delta, stated.claim.rounds) == (12.0, 1e-6, allowed)
+    assert stated.facts.rounds == allowed
+    assert stated.facts.missing == (), "it refuses replies that count differently"
+    spent = [composed_epsilons(noise_multiplier=4.0, sample_rate=1, steps=n, delta=1e-6)[0] for n in (66, 67)]
+    assert spent[0] <= 12.0 < spent[1]
+
+
+def test_a_strategy_that_its_accountant_never_lets_begin_claims_nothing() -> None:
+    stated = stated_by(budgeted(0.2))
+    assert stated is not None and stated.claim is None
+    assert "before the first round" in stated.facts.missing[0]
+
+
+def test_a_strategy_with_an_accountant_is_drawn_and_not_accused() -> None:
+    (found,) = verdicts_on(budgeted(4.0), Asked(rounds=200, draws=200, like={"weight": torch.zeros(4)}))
+    assert found.status is Status.OPEN, found.sentence

@@ -1,0 +1,144 @@
+"""Statistics of draws that are counted: lower bounds on epsilon by tests that were fixed on other draws."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_privacy.dp_check.bounds import (
+    aligned_epsilon,
+    counted_epsilon,
+    counts_above,
+    is_gaussian,
+    largest_counted_epsilon,
+    measured_mu,
+)
+from fl_privacy.dp_check.claims import Claim
+from fl_privacy.dp_check.draws import UNCHANGED, Statistics
+
+TESTS_KEPT = 3
+"""Pairs of a statistic and a threshold that are fixed on one half of the draws and counted on the other."""
+
+THRESHOLDS = 200
+"""Among which each statistic's threshold is chosen."""
+
+Values = NDArray[np.float64]
+Test = tuple[int, float]
+"""Number of a statistic, and its threshold."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Drawn:
+    """Statistics of the draws that are counted, and the tests that were fixed on others.
+
+    Attributes:
+        first: (n, S) on the first neighbor.
+        second: (n, S) on the second.
+        tests: that promise most.
+        widest: number of the projection whose means are furthest apart.
+        statistics: that were computed.
+        delta: of the claim.
+        draws: on either neighbor, with those that fixed the tests.
+    """
+
+    first: Values
+    second: Values
+    tests: Sequence[Test]
+    widest: int
+    statistics: Statistics
+    delta: float
+    draws: int
+
+    @classmethod
+    def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":
+        """Fix the tests on the first fifth of the draws, and keep the rest."""
+        first, second = drawn[0].numpy(), drawn[1].numpy()
+        fixing = len(first) // 5
+        tests = _chosen(first[:fixing], second[:fixing], claim.delta)
+        widest = _widest(first[:fixing], second[:fixing], projections=len(statistics.directions))
+        kept = {"first": first[fixing:], "second": second[fixing:]}
+        return cls(**kept, tests=tests, widest=widest, statistics=statistics, delta=claim.delta, draws=len(first))
+
+    def aligned(self, error: float) -> float:
+        """Return the bound by angles to the update; see ``aligned_epsilon``."""
+        lines = self.statistics.lines
+        sizes = [place.stop - place.start for place in lines.values()]
+        sines = self.first[:, self.first.shape[1] - len(lines) :]
+        return aligned_epsilon(sines, sizes, delta=self.delta, error=error)
+
+    @property
+    def unchanged(self) -> float:
+        """Return how many values of the first neighbor leave exactly as they are, on average."""
+        names = list(self.statistics.names)
+        return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
+
+    def epsilon(self, error: float) -> float:
+        """Return the larger bound for any noise: by angles with a tenth of the error, and by tests."""
+        return max(self.aligned(error / 10), self._counted(0.9 * error))
+
+    def _counted(self, error: float) -> float:
+        share = error / len(self.tests)
+        return max(
+            float(
+                counted_epsilon(
+                    counts_above(self.first[:, number], self.second[:, number], [threshold]),
+                    delta=self.delta,
+                    error=share,
+                )[0]
+            )
+            for number, threshold in self.tests
+        )
+
+    def mu(self, error: float) -> float:
+        """Return the bound for Gaussian noise, of the widest projection."""
+        return measured_mu(self.first[:, self.widest], self.second[:, self.widest], error=error)
+
+    def showable(self, error: float) -> float:
+        """Return the largest ``epsilon`` that this number of draws could show."""
+        return largest_counted_epsilon(len(self.first), delta=self.delta, error=error / len(self.tests))
+
+    @property
+    def gaussian(self) -> bool:
+        """Say whether the widest projection has noise on either neighbor that looks like Gaussian noise."""
+        both = [values[:, self.widest] for values in (self.first, self.second)]
+        if not all(_varies(values[:, None])[0] for values in both):
+            return False
+        together = np.concatenate([(values - values.mean()) / values.std() for values in both])
+        return is_gaussian(together, error=2e-3) and all(is_gaussian(values) for values in both)
+
+    @property
+    def moved(self) -> float:
+        """Return by how much the unit moves the widest projection."""
+        return abs(float(self.first[:, self.widest].mean() - self.second[:, self.widest].mean()))
+
+    @property
+    def noise_std(self) -> float:
+        """Return the standard deviation of the widest projection."""
+        return float(self.second[:, self.widest].std())
+
+
+def _chosen(first: Values, second: Values, delta: float) -> list[Test]:
+    """Choose the tests that promise the largest epsilon, fixed on draws (n, S) that are not counted."""
+    rated: list[tuple[float, Test]] = []
+    for number, (yes, no) in enumerate(zip(first.T, second.T, strict=True)):
+        thresholds = np.unique(np.quantile(np.concatenate([yes, no]), np.linspace(0, 1, THRESHOLDS)))
+        found = counted_epsilon(counts_above(yes, no, thresholds), delta=delta, error=0.05)
+        place = int(np.argmax(found))
+        rated.append((float(found[place]), (number, float(thresholds[place]))))
+    return [test for _, test in sorted(rated, key=lambda each: -each[0])[:TESTS_KEPT]]
+
+
+def _widest(first: Values, second: Values, *, projections: int) -> int:
+    """Return the projection with noise whose means are most standard deviations apart."""
+    yes, no = first[:, :projections], second[:, :projections]
+    spread = np.sqrt((yes.var(0) + no.var(0)) / 2)
+    shift = np.abs(yes.mean(0) - no.mean(0))
+    return int(np.argmax(np.where(_varies(yes) & _varies(no), shift / np.maximum(spread, 1e-300), -1.0)))
+
+
+def _varies(values: Values) -> NDArray[np.bool_]:
+    """Say which columns of ``values`` (n, S) vary by more than arithmetic rounds."""
+    varies: NDArray[np.bool_] = values.std(0) > 1e-9 * np.abs(values).max(0)
+    return varies

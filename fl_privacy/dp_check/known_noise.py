@@ -1,0 +1,63 @@
+"""Finds noise that is known beforehand: by the number of its round, or by a small seed."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from fl_privacy.dp_check.draws import ROUNDING, ByRound, ManyAtOnce, Mechanism, Neighbors, flattened
+from fl_privacy.dp_check.structure import Uncovered
+from fl_privacy.errors import UserError
+
+ROUND_LIKE = 10_000_001
+"""A round that no training has reached."""
+
+
+def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
+    """Ask in the same rounds with the unit and without it: noise that follows from the round's number cancels."""
+    if not isinstance(mechanism, ByRound):
+        return []
+    try:
+        sides = [
+            torch.stack([flattened(mechanism.at(given, ROUND_LIKE + number)) for number in range(4)])
+            for given in (pair.first, pair.second)
+        ]
+    except UserError:  # a mod may refuse to answer a round again
+        return []
+    difference = sides[0] - sides[1]
+    rounded = 4 * ROUNDING * sides[1].abs().amax(0)
+    same = ((difference - difference[0]).abs() <= rounded).all(0) & (difference[0].abs() > 10 * rounded)
+    noisy = (sides[1] - sides[1][0]).abs().amax(0) > 100 * rounded
+    if not bool((same & noisy).any()):
+        return []
+    reason = "the noise of a round follows from its number, so that two replies in one round differ by the data alone"
+    return [Uncovered(reason=reason, arrays=("the reply",), moved=float(difference[0][same & noisy].norm()))]
+
+
+SEEDS = 256
+"""Seeds from 0 on that are tried."""
+
+
+def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
+    """Compare the first calls' noise with what generators of PyTorch and NumPy give at once after a small seed.
+
+    A generator that is seeded once explains one call at most; each call that is explained was seeded by itself.
+    """
+    if isinstance(mechanism, ManyAtOnce):
+        return []
+    releases = [mechanism(pair.second) for _ in range(8)]
+    name = next((name for name, value in releases[0].items() if 8 <= torch.as_tensor(value).numel() <= 1 << 14), None)
+    if name is None:
+        return []
+    shape = torch.as_tensor(releases[0][name]).shape
+    given = pair.second[name] if isinstance(pair.second, Mapping) and name in pair.second else torch.zeros(shape)
+    noise = torch.stack([(torch.as_tensor(each[name]).double() - given.double()).reshape(-1) for each in releases])
+    streams = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)).numpy() for seed in range(SEEDS)]
+    streams += [np.random.default_rng(seed).normal(size=tuple(shape)) for seed in range(SEEDS)]
+    streams += [np.random.RandomState(seed).normal(size=tuple(shape)) for seed in range(SEEDS)]
+    tried = torch.from_numpy(np.stack([np.asarray(each, dtype=np.float64).reshape(-1) for each in streams]))
+    likeness = torch.nn.functional.normalize(noise) @ torch.nn.functional.normalize(tried).T
+    best = likeness.max(1)
+    if len(best.indices[best.values > 1 - 1e-6].unique()) < 4:
+        return []
+    return [Uncovered(reason="each call seeds its noise with a small number, which anybody can try", arrays=(name,))]

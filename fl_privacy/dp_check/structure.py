@@ -1,0 +1,459 @@
+"""Finds what noise does not cover: directions in which draws never change, values that come again, seeds known before.
+
+A test that counts draws can't show more than the logarithm of their number, and one for Gaussian noise looks along few
+directions. What is found here needs neither: noise that is drawn anew covers every direction in which data move.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_privacy.dp_check.draws import ROUNDING, Mechanism, Neighbors, drawn_rows
+from fl_privacy.metrics.intervals import binomial_lower
+from fl_privacy.rng import derive_generator
+
+MOST_ELEMENTS = 1 << 22
+"""Values of draws on one neighbor that are held at once."""
+
+MOST_COLUMNS = 1 << 17
+"""Values of a release that are held; of a larger one the first of each array stand for all."""
+
+NUDGE = 1e-2
+"""By which share of itself each value of an input is changed, to see whether what leaves follows."""
+
+FOLLOWS = 0.1
+"""Share of what the unit moves by which a nudge may move what leaves: a value of few levels jumps by more."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Uncovered:
+    """Something that leaves without fresh noise.
+
+    Attributes:
+        reason: in words that follow "because".
+        arrays: in which it lies.
+        moved: by how much the unit moves it, l2 along its direction; 0 where there is no direction.
+    """
+
+    reason: str
+    arrays: tuple[str, ...]
+    moved: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Held:
+    """Draws that are held to be looked at.
+
+    Attributes:
+        first: (n, d) on the first neighbor.
+        second: (n, d) on the second.
+        shapes: of the arrays in a release.
+        places: where each lies in a row.
+        taken: (d,) numbers of these values in a release.
+    """
+
+    first: Tensor
+    second: Tensor
+    shapes: Mapping[str, torch.Size]
+    places: Mapping[str, slice]
+    taken: Tensor
+
+    @cached_property
+    def shift(self) -> Tensor:
+        """Return by how much the first neighbor moves the mean, (d,)."""
+        return self.first.mean(0) - self.second.mean(0)
+
+    @cached_property
+    def residuals(self) -> Tensor:
+        """Return what is left of all draws without their neighbor's mean, (2 n, d)."""
+        return torch.cat([self.first - self.first.mean(0), self.second - self.second.mean(0)])
+
+    @cached_property
+    def constant(self) -> Tensor:
+        """Say which values (d,) never change on either neighbor, by more than arithmetic rounds."""
+        largest = torch.maximum(self.first.abs().amax(0), self.second.abs().amax(0))
+        near = [ROUNDING * rows[0].abs().clamp_min(1e-3 * largest) for rows in (self.first, self.second)]
+        sides = zip((self.first, self.second), near, strict=True)
+        return torch.stack([((rows - rows[0]).abs() <= most).all(0) for rows, most in sides]).all(0)
+
+    def names(self, among: Tensor) -> tuple[str, ...]:
+        """Name the arrays in which any value (d,) is among those."""
+        return tuple(name for name, place in self.places.items() if bool(among[place].any()))
+
+
+def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> Held:
+    """Draw a quarter of ``draws`` on either neighbor, or as many as memory allows.
+
+    Args:
+        mechanism: to draw from.
+        pair: on which.
+        draws: of the whole test, at least 200.
+        shapes: of the arrays in a release.
+    """
+    size = sum(shape.numel() for shape in shapes.values())
+    columns: list[Tensor] = []
+    kept: dict[str, torch.Size] = {}
+    places: dict[str, slice] = {}
+    start = 0
+    for name, shape in shapes.items():
+        whole = shape.numel()
+        number = whole if size <= MOST_COLUMNS else min(whole, 1 + whole * MOST_COLUMNS // size)
+        kept[name] = shape if number == whole else torch.Size([number])
+        before = sum(len(each) for each in columns)
+        places[name] = slice(before, before + number)
+        columns.append(torch.arange(start, start + number))
+        start += whole
+    taken = torch.cat(columns)
+    number = min(draws // 4, max(2, MOST_ELEMENTS // len(taken)))
+    sides = [
+        torch.cat([rows[:, taken] for rows in drawn_rows(mechanism, given, number)])
+        for given in (pair.first, pair.second)
+    ]
+    return Held(first=sides[0], second=sides[1], shapes=kept, places=places, taken=taken)
+
+
+def uncovered(
+    mechanism: Mechanism,
+    pair: Neighbors,
+    held: Held,
+    *,
+    shapes: Mapping[str, torch.Size],
+    delta: float,
+    seed: int,
+) -> list[Uncovered]:
+    """Look for what the noise does not cover, and confirm it by fresh draws.
+
+    A direction counts if fresh draws never change along it, tell the neighbors apart by far, and follow a slight change
+    of the input: the answers of an honest mechanism with few levels may seldom change, but they don't follow.
+
+    Args:
+        mechanism: that was drawn from.
+        pair: on which.
+        held: the draws.
+        shapes: of the arrays in a release.
+        delta: of the claim; what happens more seldom is allowed.
+        seed: of the change of the input.
+    """
+    candidates = [
+        each for find in (_constant, _shared, _sums, _left_out) for each in find(held) if float(each[1].norm()) > 0
+    ]
+    repeated, levels = _repeats(held.first, held), _levels(held)
+    if not (candidates or repeated or levels):
+        return _opposite(held)
+    nudged = _nudged(pair.first, derive_generator(seed, "dp_check", "nudge"))
+    number = len(held.first)
+    after = None
+    if nudged is not None:
+        after = torch.cat([rows[:, held.taken] for rows in drawn_rows(mechanism, nudged, number)])
+    found: list[Uncovered] = []
+    if candidates:
+        fresh = held_rows(mechanism, pair, 4 * number, shapes)
+        found += [
+            Uncovered(reason=reason, arrays=held.names(direction != 0), moved=moved)
+            for reason, direction in candidates
+            if (moved := _confirmed(direction / direction.norm(), held, fresh, after))
+        ]
+    if after is not None and not found:
+        found += _again(held, after, repeated, delta) or _between_levels(held, after, levels)
+    return found or _opposite(held)
+
+
+def _confirmed(direction: Tensor, held: Held, fresh: Held, after: Tensor | None) -> float:
+    """Return by how much the unit moves ``direction``, a unit vector, if no fresh draw varies along it; else 0."""
+    first, second = fresh.first @ direction, fresh.second @ direction
+    size = held.second.abs().amax(0) + held.first.abs().amax(0)
+    rounded = ROUNDING * (float((direction * size).norm()) + abs(float(first.mean())) + abs(float(second.mean())))
+    spread = max(float(side.max() - side.min()) for side in (first, second))
+    moved = abs(float(first.mean() - second.mean()))
+    if spread > rounded or moved <= 10 * rounded:
+        return 0.0
+    if after is None:
+        means = torch.stack([fresh.first.mean(0), fresh.second.mean(0)])[:, direction != 0]
+        return 0.0 if bool((means == means.round()).all()) else moved
+    step = (after @ direction - first.mean()).abs()
+    follows = float(step.min()) > 0 and rounded / 10 < float(step.median()) <= FOLLOWS * moved
+    return moved if follows else 0.0
+
+
+Found = tuple[str, Tensor]
+"""A reason, and a direction (d,) along which the draws that are held do not vary."""
+
+
+def _constant(held: Held) -> list[Found]:
+    """Find values that never change although the unit moves them."""
+    shift, constant = held.shift, held.constant
+    bare = constant & (shift != 0)
+    if not bool(bare.any()):
+        return []
+    if bool(constant.all()):
+        silent = float(held.second.norm()) <= 1e-9 * float(held.first.norm())
+        opposite = float((held.first[0] + held.second[0]).norm()) <= 1e-4 * float(held.first[0].norm())
+        reason = (
+            "no noise is added: the same data give the same reply"
+            if silent or opposite
+            else "the same noise is added each time, so that two replies differ by the data alone"
+        )
+    else:
+        names = held.names(bare)
+        reason = f"{_listed(names)} {'leaves' if len(names) == 1 else 'leave'} without noise"
+    return [(reason, torch.where(bare, shift, 0.0))]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _shared(held: Held) -> list[Found]:
+    """Find values that carry the same noise up to a factor, and combine each such group so that it cancels."""
+    varying = ~held.constant
+    if int(varying.sum()) < 2:
+        return []
+    residuals, places = held.residuals[:, varying], varying.nonzero()[:, 0]
+    sizes = residuals.norm(dim=0)
+    units = residuals / sizes
+    probe = torch.randn(len(units), generator=torch.Generator().manual_seed(1), dtype=units.dtype)
+    marks = probe @ units
+    signs = marks.sign()
+    order = (marks * signs).argsort()
+    units = (units * signs)[:, order]
+    same = (units[:, 1:] - units[:, :-1]).norm(dim=0) <= 1e-4
+    if not bool(same.any()):
+        return []
+    groups = torch.cat([torch.zeros(1, dtype=torch.long), (~same).long().cumsum(0)])
+    noise, shift = (sizes * signs)[order], held.shift[places[order]]
+    together = torch.zeros(int(groups[-1]) + 1, dtype=noise.dtype)
+    along = together.index_add(0, groups, noise * shift) / together.index_add(0, groups, noise.square())
+    alone = torch.bincount(groups)[groups] == 1
+    direction = torch.zeros_like(held.shift)
+    direction[places[order]] = torch.where(alone, 0.0, shift - noise * along[groups])
+    names = held.names(direction != 0)
+    return [(f"values of {_listed(names)} carry the same noise, so that their difference has none", direction)]
+
+
+def _sums(held: Held) -> list[Found]:
+    """Find sums of an array, along one of its axes, or of all arrays in which the noise cancels."""
+    residuals, shift = held.residuals, held.shift
+    variances = residuals.square().mean(0)
+    found: list[Found] = []
+    for what, labels in _labels(held):
+        number = int(labels.max()) + 1
+        member = labels >= 0
+        sums = torch.zeros(len(residuals), number, dtype=residuals.dtype)
+        sums.index_add_(1, labels[member], residuals[:, member])
+        alone = torch.zeros(number, dtype=residuals.dtype)
+        expected = alone.index_add(0, labels[member], variances[member])
+        free = (sums.square().mean(0) <= 1e-8 * expected) & (expected > 0)
+        if bool(free.any()):
+            moved = torch.where(free, alone.index_add(0, labels[member], shift[member]), 0.0)
+            direction = torch.zeros_like(shift)
+            direction[member] = moved[labels[member]]
+            found.append(
+                (f"the noise of {what} sums to zero, so that the sum of the values leaves as it is", direction)
+            )
+    return found
+
+
+def _labels(held: Held) -> Iterator[tuple[str, Tensor]]:
+    """Yield what is summed, and for each value (d,) the number of the sum that it belongs to, -1 for none."""
+    size = held.first.shape[1]
+    yield "all arrays together", torch.zeros(size, dtype=torch.long)
+    for name, shape in held.shapes.items():
+        if shape.numel() < 2:
+            continue
+        families = {name: torch.zeros(shape.numel(), dtype=torch.long)}
+        for axis, length in enumerate(shape):
+            others = shape.numel() // length
+            if min(length, others) > 1:
+                lines = (
+                    torch.arange(others).expand(length, others),
+                    torch.arange(length)[:, None].expand(length, others),
+                )
+                laid = [each.reshape(length, *shape[:axis], *shape[axis + 1 :]).movedim(0, axis) for each in lines]
+                families[f"{name} along axis {axis}"] = laid[0].reshape(-1)
+                if len(shape) > 2:
+                    families[f"each slice of {name} across axis {axis}"] = laid[1].reshape(-1)
+        for what, labels in families.items():
+            whole = torch.full((size,), -1)
+            whole[held.places[name]] = labels
+            yield what, whole
+    yield from _layers(held, size)
+
+
+def _layers(held: Held, size: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the sums of arrays of one shape, value by value."""
+    of: dict[torch.Size, list[str]] = {}
+    for name, shape in held.shapes.items():
+        of.setdefault(shape, []).append(name)
+    for shape, names in of.items():
+        if len(names) > 1 and shape.numel():
+            whole = torch.full((size,), -1)
+            for name in names:
+                whole[held.places[name]] = torch.arange(shape.numel())
+            yield f"{_listed(names)} together", whole
+
+
+def _left_out(held: Held) -> list[Found]:
+    """Find the directions that the noise leaves out, where there are more draws than directions with noise."""
+    varying = ~held.constant
+    residuals = held.residuals[:, varying]
+    draws, values = residuals.shape
+    if not values:
+        return []
+    spreads = residuals.square().mean(0).sqrt()
+    units, shift = residuals / spreads, held.shift[varying] / spreads
+    wide = values >= draws - 2
+    sizes, vectors = torch.linalg.eigh(units @ units.T if wide else units.T @ units)
+    noisy = sizes > 1e-9 * sizes[-1]
+    rank = int(noisy.sum())
+    if rank > 0.9 * (draws - 2) if wide else rank == values:
+        return []
+    basis = vectors[:, noisy]
+    if wide:
+        basis = units.T @ basis / sizes[noisy].sqrt()
+    direction = torch.zeros_like(held.shift)
+    direction[varying] = (shift - basis @ (basis.T @ shift)) / spreads
+    return [(f"the noise fills {rank:,} of {values:,} directions; in the others the update leaves as it is", direction)]
+
+
+def _repeats(rows: Tensor, held: Held) -> dict[str, Tensor]:
+    """Return by array the draws of ``rows`` (n, d) that came more than once, each once; arrays that vary alone."""
+    found = {}
+    for name, place in held.places.items():
+        kept = rows[:, place]
+        if not bool((kept[1:] != kept[:1]).any()):
+            continue
+        values, counts = np.unique(kept.numpy(), axis=0, return_counts=True)
+        if bool((counts > 1).any()):
+            found[name] = torch.from_numpy(values[counts > 1])
+    return found
+
+
+def _again(held: Held, after: Tensor, repeated: Mapping[str, Tensor], delta: float) -> list[Uncovered]:
+    """Say which arrays come again exactly, though never the same after a slight change of the input."""
+    moved, names = held.shift, []
+    after_it = _repeats(after, held)
+    for name, values in repeated.items():
+        place = held.places[name]
+        others = after_it.get(name)
+        if others is None or not float(moved[place].norm()) > 0:
+            continue
+        often = sum(int((held.first[:, place] == value).all(1).sum()) for value in values[:64])
+        if float(binomial_lower(np.array([often]), len(held.first), 1e-4)[0]) <= delta:
+            continue
+        nearest = torch.cdist(others[:256], held.first[:, place]).amin(1)
+        if float(nearest.min()) > 0 and float(nearest.median()) <= FOLLOWS * float(moved[place].norm()):
+            names.append(name)
+    if not names:
+        return []
+    reason = f"the same values of {_listed(names)} come again in other calls, which fresh noise never lets happen"
+    return [Uncovered(reason=reason, arrays=tuple(names))]
+
+
+MOST_LOOKED_AT = 64
+"""Values of an array that are looked at for atoms, those that the unit moves most."""
+
+
+FEWEST_REPEATS = 5
+"""Draws in which one value must come again to be an atom: single precision repeats a value by chance now and then."""
+
+
+def _atoms(rows: Tensor, column: int) -> np.ndarray:
+    """Return the values of a column of ``rows`` (n, d) that come again and again."""
+    values, counts = np.unique(rows[:, column].numpy(), return_counts=True)
+    return values[counts >= FEWEST_REPEATS]
+
+
+def _levels(held: Held) -> dict[str, dict[int, np.ndarray]]:
+    """Return by array and value (column) the atoms among which it varies now and then."""
+    found = {}
+    for name, place in held.places.items():
+        moved = held.shift[place].abs()
+        looked = (moved.argsort(descending=True)[:MOST_LOOKED_AT] + place.start).tolist()
+        atoms = {c: _atoms(held.first, c) for c in looked if not bool(held.constant[c]) and bool(held.shift[c])}
+        if kept := {c: each for c, each in atoms.items() if len(each)}:
+            found[name] = kept
+    return found
+
+
+def _between_levels(held: Held, after: Tensor, levels: Mapping[str, Mapping[int, np.ndarray]]) -> list[Uncovered]:
+    """Name the arrays whose atoms move a little with a slight change of the input: they are the update itself."""
+    names = []
+    for name, columns in levels.items():
+        follow = []
+        for column, atoms in columns.items():
+            gaps = np.abs(_atoms(after, column)[:, None] - atoms[None]).min(1)
+            near = len(gaps) and np.median(gaps) <= FOLLOWS * float(held.shift[column].abs())
+            follow.append(bool(near and (gaps > 0).all()))
+        if sum(follow) > len(follow) / 2:
+            names.append(name)
+    if not names:
+        return []
+    reason = f"the noise of {_listed(names)} has few values, or leaves some calls out, so that the update shows"
+    return [Uncovered(reason=reason, arrays=tuple(names))]
+
+
+def _opposite(held: Held) -> list[Uncovered]:
+    """Say whether the noise of a call is that of the one before with the other sign."""
+    rows = held.first[:, ~held.constant]
+    largest = rows.abs().amax(0)
+    if not rows.shape[1] or _alike(rows, largest) > 0.01:  # a value of few levels is often the same
+        return []
+    sums = [rows[start:-1:2] + rows[start + 1 :: 2] for start in (0, 1)]
+    if max(_alike(each, largest) for each in sums) <= 0.5:
+        return []
+    reason = "the noise of a call is that of the one before with the other sign, so that their mean has none"
+    return [Uncovered(reason=reason, arrays=held.names(~held.constant))]
+
+
+def _alike(rows: Tensor, largest: Tensor) -> float:
+    """Return the share of ``rows`` (n, d) that are the middle one, up to the rounding of values of that size."""
+    return float(((rows - rows.median(0).values).abs() <= ROUNDING * largest).all(1).double().mean())
+
+
+def _nudged(given: Any, rng: torch.Generator) -> Any:
+    """Change each value of an input by a hundredth of itself or so; ``None`` where it has no such values."""
+    if isinstance(given, Tensor):
+        changed = given * (1 + NUDGE * torch.randn(given.shape, generator=rng).to(given.device))
+        return changed.to(given.dtype) if given.is_floating_point() else None
+    if isinstance(given, Mapping):
+        values = {name: _nudged(value, rng) for name, value in given.items()}
+        kept = {name: given[name] if value is None else value for name, value in values.items()}
+        return None if all(value is None for value in values.values()) else kept
+    if is_dataclass(given) and not isinstance(given, type) and hasattr(given, "inputs"):
+        inputs = _nudged(given.inputs, rng)
+        return None if inputs is None else replace(given, inputs=inputs)
+    return None
+
+
+def told_by_covariance(held: Held, known: Tensor | None) -> Tensor | None:
+    """Return the direction (d,) that tells most by the noise's covariance, if far more than the difference itself.
+
+    Args:
+        held: draws.
+        known: the difference of the neighbors, laid out as a release is, if it is known.
+    """
+    residuals = held.residuals
+    spreads = residuals.square().mean(0).sqrt()
+    varying = ~held.constant
+    draws, values = len(residuals), int(varying.sum())
+    if known is None or not 1 < values <= draws // 2:
+        return None
+    units, shift = residuals[:, varying] / spreads[varying], known[varying] / spreads[varying]
+    covariance = units.T @ units / draws
+    best = torch.linalg.solve(covariance + 1e-9 * torch.eye(values, dtype=units.dtype), shift)
+    told = float(shift @ best) * (draws - values) / draws  # an inverse of so few draws is too large by that
+    plain = float(shift @ shift) ** 2 / max(float(shift @ covariance @ shift), 1e-300)
+    if told <= MORE * plain:
+        return None
+    direction = torch.zeros_like(held.shift)
+    direction[varying] = best / spreads[varying]
+    return direction / direction.norm()
+
+
+MORE = 1.7
+"""By which factor the square of what a direction tells must exceed that of the difference of the neighbors."""
