@@ -47,6 +47,32 @@ def read_of(candidate: Candidate) -> str:
     return f"none of {candidate.images} {kind}s read, so that {at_most}"
 
 
+def withheld(candidate: Candidate) -> str:
+    """Say why ``candidate`` is not recommended though nothing was reconstructed behind it; else return nothing."""
+    kind = kind_in_words(candidate)
+    if not modality_judged_by(candidate.judged_by).pixels:
+        return (
+            f"No defense is recommended for {kind}s for now: attacks made for a single defense have reconstructed"
+            f" {kind}s behind defenses behind which attack=auto reconstructed none."
+        )
+    if candidate.over_control is None:
+        return (
+            f"{candidate.name} is not recommended: what the best guess without the update reaches was not measured with"
+            " it, so that the attack may have failed."
+        )
+    if candidate.over_control <= 0:
+        return (
+            f"{candidate.name} is not recommended: the attack behind it is {_below(candidate)} the best guess without"
+            " the update, which is the sign of an attack that failed."
+        )
+    return ""
+
+
+def _below(candidate: Candidate) -> str:
+    short = -(candidate.over_control or 0.0)
+    return f"{metric(short, candidate.judged_by)} below" if short else "no better than"
+
+
 def doubts(candidate: Candidate) -> str:
     """Say why nothing can be relied on though no example was reconstructed; else return nothing."""
     if not candidate.rests_on_few:
@@ -79,7 +105,7 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
         if number == 1
         else f"{number} of {len(candidates)} have {goal}; the most accurate is {price}."
     )
-    return f"{said} {doubts(best)}".strip()
+    return " ".join(filter(None, [said, withheld(best), doubts(best)]))
 
 
 def leakage_in_words(candidate: Candidate) -> str:
