@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal
 
+from fl_privacy.aliases import meant_by
 from fl_privacy.errors import UserError
 
 MOST_NAMED = 16
@@ -18,13 +19,13 @@ LARGEST = sys.float_info.max
 
 
 def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
-    """Raise ``UserError`` unless ``value`` is one of ``allowed``, with the one that is most like it."""
+    """Raise ``UserError`` unless ``value`` is one of ``allowed``, with the one that is meant, or most like it."""
     allowed = tuple(allowed)
     if value in allowed:
         return
     names = [str(one) for one in allowed]
-    close = difflib.get_close_matches(str(value), names, n=1)
-    meant = f" (did you mean {close[0]}?)" if close else ""
+    like = meant_by(str(value), names, name.rpartition(".")[2])
+    meant = f" (did you mean {like}?)" if like else ""
     others = ""
     if len(names) > MOST_NAMED:
         others = f" and {len(names) - MOST_NAMED} others"
