@@ -88,15 +88,20 @@ def advice_from(
         lines.append(
             f"The least is read behind {least.name}, which is not enough: {_figures(least, undefended, threat)}."
         )
-    hiding = [d for d in known if d.by_threat[threat].unread(psnr_below)]
-    if fit := [d for d in hiding if not withheld(d.by_threat[threat])]:
-        costly = max(fit, key=lambda d: d.accuracy)
-        lines.append(
-            f"At a higher price nothing was read from one upload behind {costly.name}:"
-            f" {_figures(costly, undefended, threat)}."
-        )
-        return [*lines, *_not_protected(costly, table, threat)]
-    return [*lines, *_withheld(hiding, table, threat)] if hiding else lines
+    return [*lines, *_dearer([d for d in known if d.by_threat[threat].unread(psnr_below)], table, threat)]
+
+
+def _dearer(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Threat) -> list[str]:
+    """Name the most accurate of the defenses behind which nothing was reconstructed and that cost too much."""
+    if not unread:
+        return []
+    fit = [d for d in unread if not withheld(d.by_threat[threat])]
+    if not fit:
+        return _withheld(unread, table, threat)
+    costly = max(fit, key=lambda d: d.accuracy)
+    figures = _figures(costly, table.defenses[0], threat)
+    said = f"At a higher price nothing was read from one upload behind {costly.name}: {figures}."
+    return [said, *_not_protected(costly, table, threat)]
 
 
 def _measured_on(table: MeasuredTable) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fl_privacy.inference.kinds import About
 from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.modality import modality_judged_by
-from fl_privacy.report.numbers import metric, percent, points, title_within
+from fl_privacy.report.numbers import below, metric, percent, points, title_within
 from fl_privacy.results.candidates import (
     ATTRIBUTE_AT_MOST,
     MEMBERSHIP_AT_MOST,
@@ -111,17 +111,16 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
 def leakage_in_words(candidate: Candidate) -> str:
     """Describe all figures of the leakage of ``candidate``."""
     name, kind = candidate.judged_by, kind_in_words(candidate)
-    below = (
-        f" (95 % sure: below {metric(candidate.upper, name)})" if math.isfinite(candidate.upper) else f" of one {kind}"
-    )
+    single = "" if math.isfinite(candidate.upper) else f" of one {kind}"
     by = f" [{candidate.by}]" if candidate.by else ""
     exposed = f", and {candidate.exposed} as what the defense put in their place" if candidate.exposed else ""
     unknown = candidate.unjudged - candidate.failures
     failed = f", while an attack failed on {candidate.failures}" if candidate.failures else ""
     failed += f", while of {unknown} nobody can say" if unknown > 0 else ""
     mean, best = metric(candidate.psnr, name), metric(candidate.largest, name)
+    about = f"{mean}{single}{below(candidate.upper, candidate.psnr, name)}"
     return (
-        f"{read_of(candidate)}{by}{exposed}, mean {title_within(name)} {mean}{below}, {best} for the {kind} that was"
+        f"{read_of(candidate)}{by}{exposed}, mean {title_within(name)} {about}, {best} for the {kind} that was"
         f" read best{failed}{told_beside(candidate)}"
     )
 
