@@ -144,7 +144,8 @@ _BATCH_SIZE = "batch_size="
 
 def _batch_sizes(attacks: Iterable[Sequence[str]]) -> tuple[str, ...]:
     """Return the overrides that say how many examples the attacked uploads hold, of any of ``attacks``."""
-    return tuple(sorted({override for own in attacks for override in own if override.startswith(_BATCH_SIZE)}))
+    single = f"{_BATCH_SIZE}1"
+    return tuple(sorted({next((o for o in reversed(own) if o.startswith(_BATCH_SIZE)), single) for own in attacks}))
 
 
 def _failures(plan: StudyPlan[Track]) -> dict[str, str]:
