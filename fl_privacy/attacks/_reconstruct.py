@@ -7,10 +7,9 @@ from typing import Any, overload
 
 import torch
 
-from fl_privacy.aliases import meant_by
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.named import attack_named, attack_names
-from fl_privacy.checks import one_of
+from fl_privacy.checks import meant_by, one_of
 from fl_privacy.errors import UserError
 from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.plain_models import detached_copy

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.aliases import meant_by
+from fl_privacy.checks import meant_by
 from fl_privacy.errors import UserError
 from fl_privacy.files import CONFIG_DIR
 

@@ -57,20 +57,21 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
 
 
 def _below(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return ``guesses`` in the order of ``originals``: of each batch apart where there are as many originals."""
+    """Return ``guesses`` in the order of ``originals``: of each batch apart if there are as many originals.
+
+    White if an original has none; guesses left over come last.
+    """
     if originals.shape[1:] != guesses.shape[1:]:
         return guesses
-    if sum(sizes) != len(originals):
-        sizes = [len(guesses)]
-    parts = [originals] if len(sizes) == 1 else originals.split(list(sizes))
-    return torch.cat([_in_order(part, guess) for part, guess in zip(parts, guesses.split(list(sizes)), strict=True)])
-
-
-def _in_order(originals: Tensor, guesses: Tensor) -> Tensor:
-    """Return ``guesses`` in the order of ``originals``; white where one has none, and the ones left over last."""
-    order = assign(guesses, originals).tolist()
-    made = [guesses[at] if at >= 0 else torch.ones_like(guesses[0]) for at in order]
-    return torch.stack([*made, *(guesses[at] for at in range(len(guesses)) if at not in order)])
+    sizes = list(sizes) if sum(sizes) == len(originals) else [len(guesses)]
+    made = []
+    for own, found in zip(
+        [originals] if len(sizes) == 1 else originals.split(sizes), guesses.split(sizes), strict=True
+    ):
+        order = assign(found, own).tolist()
+        made += [found[at] if at >= 0 else torch.ones_like(found[0]) for at in order]
+        made += [found[at] for at in range(len(found)) if at not in order]
+    return torch.stack(made)
 
 
 def _images(inputs: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ def metric(value: float | None, name: str) -> str:
 
 
 def below(upper: float, mean: float, name: str) -> str:
-    """Say up to where the mean of the metric ``name`` may be; empty where that says nothing beside the mean."""
+    """Say up to where the mean of the metric ``name`` may be; empty if the mean says as much."""
     largest = LARGEST_PSNR if name == IMAGE_METRIC else METRICS[name].range[1] if name in METRICS else math.inf
     shown = metric(upper, name)
     if not math.isfinite(upper) or upper >= largest or shown in (metric(largest, name), metric(mean, name)):

@@ -61,16 +61,13 @@ def withheld(candidate: Candidate) -> str:
             " it, so that the attack may have failed."
         )
     if candidate.over_control <= 0:
+        short = metric(-candidate.over_control, candidate.judged_by)
+        ends = f"{short} below" if candidate.over_control else "no better than"
         return (
-            f"{candidate.name} is not recommended: the attack behind it is {_below(candidate)} the best guess without"
-            " the update, which is the sign of an attack that failed."
+            f"{candidate.name} is not recommended: the attack behind it is {ends} the best guess without the update,"
+            " which is the sign of an attack that failed."
         )
     return ""
-
-
-def _below(candidate: Candidate) -> str:
-    short = -(candidate.over_control or 0.0)
-    return f"{metric(short, candidate.judged_by)} below" if short else "no better than"
 
 
 def doubts(candidate: Candidate) -> str:

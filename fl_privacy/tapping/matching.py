@@ -93,7 +93,8 @@ def matched(
             decoded |= {key: part.values for key, part in parts.items()}
             packed = tuple(dict.fromkeys(source for part in parts.values() for source in part.sources))
     by = "scale" if decoded else "value"
-    back = {key for key, array in uploaded.items() if key in sent and key not in best and _same(array, sent[key])}
+    digests = {key: _digest(array) for key, array in sent.items()} if len(best) < len(uploaded) else {}
+    back = {key for key, array in uploaded.items() if key not in best and digests.get(key) == _digest(array)}
     if len(best) < len(uploaded) and not packed:
         placed = _by_place(uploaded, sent, before, set(best.values()), {*best, *back})
         if placed and not best:
@@ -111,10 +112,6 @@ def matched(
         decoded=decoded,
         packed=packed,
     )
-
-
-def _same(array: np.ndarray, other: np.ndarray) -> bool:
-    return array.shape == other.shape and array.dtype == other.dtype and array.tobytes() == other.tobytes()
 
 
 def _by_parts(

@@ -87,7 +87,7 @@ def _of_bytes(content: bytes, depth: int) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the arrays in bytes, each with its name there, which is empty for a single one."""
     if depth > DEPTH:
         return
-    for opened in (_archived, _as_pickle, _as_safetensors):
+    for opened in (_archived, _serialized):
         made = _safely(opened, content)
         if made is not None:
             yield from made
@@ -145,17 +145,10 @@ def _stored(content: bytes) -> Any:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
-def _as_pickle(content: bytes) -> Any:
-    if not content.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
-        return None
-    return _stored(content) if content[:13] == _OLD_TORCH else _Unpickler(io.BytesIO(content)).load()
-
-
-_OLD_TORCH = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)[:13]
-"""Beginning of a file of ``torch.save`` before PyTorch 1.6."""
-
-
-def _as_safetensors(content: bytes) -> Any:
+def _serialized(content: bytes) -> Any:
+    """Return what bytes in the format of pickle, of PyTorch before 1.6 or of safetensors hold; ``None`` if in none."""
+    if content.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+        return _stored(content) if content[:13] == _OLD_TORCH else _Unpickler(io.BytesIO(content)).load()
     size = int.from_bytes(content[:8], "little")
     if not 2 <= size <= len(content) - 8 or content[8:9] != b"{":
         return None
@@ -163,6 +156,10 @@ def _as_safetensors(content: bytes) -> Any:
 
     json.loads(content[8 : 8 + size])
     return load(content)
+
+
+_OLD_TORCH = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)[:13]
+"""Beginning of a file of ``torch.save`` before PyTorch 1.6."""
 
 
 def _inflated(content: bytes) -> bytes | None:
@@ -226,7 +223,11 @@ def spread(
         base: values where none left; zero by default.
     """
     left = {name: value for name, value in values.items() if value.dtype.kind == "f" and value.size}
-    halves = {f"{key}[{k}]": half for key, array in arrays.items() for k, half in enumerate(_halves(array))}
+    halves: dict[str, np.ndarray] = {}  # places and values side by side in one array
+    for key, array in arrays.items():
+        if array.dtype.kind == "f" and array.ndim == 2 and 2 in array.shape:
+            pair = array if array.shape[0] == 2 else array.T
+            halves |= {f"{key}[{k}]": half for k, half in enumerate(pair)} if any(map(_says_places, pair)) else {}
     arrays = {**arrays, **halves}
     search = _Search({key: array for key, array in arrays.items() if _says_places(array)}, list(arrays), left)
     found: list[Spread] = []
@@ -248,14 +249,6 @@ def spread(
             for name in placed.target:
                 del left[name]
     return found
-
-
-def _halves(array: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return places and values that stand side by side in one array (2, K) or (K, 2); nothing if it holds none."""
-    if array.dtype.kind != "f" or array.ndim != 2 or 2 not in array.shape:
-        return ()
-    pair = array if array.shape[0] == 2 else array.T
-    return (pair[0], pair[1]) if any(map(_says_places, pair)) else ()
 
 
 def _says_places(array: np.ndarray) -> bool:

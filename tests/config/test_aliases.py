@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from fl_privacy import Observation, reconstruct
-from fl_privacy.aliases import ELSEWHERE, OPTIONS, SETTINGS
 from fl_privacy.attacks.named import attack_names
-from fl_privacy.checks import one_of
+from fl_privacy.checks import aliases, one_of
 from fl_privacy.config import compose_run
 from fl_privacy.config._options import options
 from fl_privacy.errors import UserError
@@ -58,15 +57,15 @@ def test_an_attack_is_found_by_its_author_in_python_too() -> None:
 
 def test_the_table_names_what_there_is() -> None:
     """No other name is an option itself, and each is of one option."""
-    for group, names in OPTIONS.items():
+    for group, names in aliases()["options"].items():
         there, others = set(options(group)), [other for each in names.values() for other in each]
         assert len(set(others)) == len(others) and not there & set(others), group
         for name in names:
             into, _, option = name.rpartition("=")
             assert option in (options(into) if into else there), name
-    for name, others in SETTINGS.items():
+    for name, others in aliases()["settings"].items():
         assert name not in others and len(set(others)) == len(others)
-    for place in ELSEWHERE.values():
+    for place in aliases()["elsewhere"].values():
         words = [word if "=" in word else f"{word}=null" for word in place.split()]
         with_defense = ["defense=dp_noise"] if "defense.clip_norm=null" in words else []
         restarts = ["attack=dlg"] if words[0] in ("attack.iterations=null", "attack.restarts=null") else []

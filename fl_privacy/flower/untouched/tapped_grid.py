@@ -220,7 +220,8 @@ class TappedGrid(LocalGrid):
         pairs = Matched()
         if seen.modules and seen.steps:
             uploaded = {**uploaded, **inner}
-            pairs = _without(inner, matched(uploaded, sent, seen.before, after, seen.gradients))
+            pairs = matched(uploaded, sent, seen.before, after, seen.gradients)
+            pairs = replace(pairs, unknown=tuple(key for key in pairs.unknown if key not in inner))
             self.models[" + ".join(type(module).__name__ for module in seen.modules)] += 1
         known = {key.partition("/")[2] for key in (*pairs.parameters, *pairs.packed)}
         same = {key for key, array in uploaded.items() if key in sent and sent[key].shape == array.shape}
@@ -369,11 +370,6 @@ def _values(array: Array) -> np.ndarray:
         if kind.hasobject or kind.itemsize * math.prod(array.shape) != len(array.data):
             raise
         return np.frombuffer(array.data, kind).reshape(array.shape)
-
-
-def _without(inner: Mapping[str, np.ndarray], found: Matched) -> Matched:
-    """Return what was matched without the arrays that bytes were read as, and that are nothing."""
-    return replace(found, unknown=tuple(key for key in found.unknown if key not in inner))
 
 
 def _unpacked(sent: Sent) -> dict[str, np.ndarray]:
