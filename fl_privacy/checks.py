@@ -1,10 +1,14 @@
 """Checks of options and settings, with one wording."""
 
 import difflib
+import json
 import math
+import re
 import sys
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal
 
@@ -18,18 +22,57 @@ LARGEST = sys.float_info.max
 
 
 def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
-    """Raise ``UserError`` unless ``value`` is one of ``allowed``, with the one that is most like it."""
+    """Raise ``UserError`` unless ``value`` is one of ``allowed``, with the one that is meant, or most like it."""
     allowed = tuple(allowed)
     if value in allowed:
         return
     names = [str(one) for one in allowed]
-    close = difflib.get_close_matches(str(value), names, n=1)
-    meant = f" (did you mean {close[0]}?)" if close else ""
+    like = meant_by(str(value), names, name.rpartition(".")[2])
+    meant = f" (did you mean {like}?)" if like else ""
     others = ""
     if len(names) > MOST_NAMED:
         others = f" and {len(names) - MOST_NAMED} others"
         names = sorted(difflib.get_close_matches(str(value), names, n=MOST_NAMED, cutoff=0.0))
     raise UserError(f"{name} is expected to be one of {', '.join(names)}{others}, but got {value!r}{meant}.")
+
+
+def meant_by(word: str, allowed: Collection[str], group: str = "", *, above: str | None = None) -> str:
+    """Return which of the ``allowed`` names is meant by ``word``, or what to write instead; empty if nothing is.
+
+    By meaning first (``aliases.json``), then by letters.
+
+    Args:
+        word: that somebody typed.
+        allowed: names that there are.
+        group: ``attack`` of the names of attacks, and so on; empty for names of settings.
+        above: section of a setting, empty for none; ``None`` where only ``allowed`` can be meant.
+    """
+    table = aliases()
+    plain = re.sub(r"[\s.-]+", "_", word.strip().lower())
+    names = {plain, _YEAR.sub("", plain) or plain, plain.removesuffix("_attack")}
+    if name := next((name for name in allowed if plain == name.lower()), ""):
+        return name
+    for name, others in (table["options"].get(group, {}) if group else table["settings"]).items():
+        if (name in allowed or "=" in name) and names & set(others):
+            return str(name)
+    places = (table["elsewhere"][name] for name in sorted(names) if name in table["elsewhere"])
+    free = not group and above is not None and above.partition(".")[0] in ("", "federation")
+    if free and (place := next(places, "")):
+        return str(place)
+    return next(iter(difflib.get_close_matches(word, allowed, n=1)), "")
+
+
+_YEAR = re.compile(r"(_?et_?al)?_?((19|20)?\d\d)?$")
+
+
+@cache
+def aliases() -> Mapping[str, Any]:
+    """Return the table of other names that people type, and what each is called here.
+
+    ``options``: group -> an option, or what to write instead -> its other names, of methods and authors. ``settings``:
+    a setting -> its other names, in whatever section has it. ``elsewhere``: a name -> where its setting is.
+    """
+    return json.loads(Path(__file__).with_name("aliases.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def number(

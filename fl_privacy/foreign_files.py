@@ -1,11 +1,15 @@
 """Files and folders that somebody names, or sent: what may be read, and written, at all."""
 
+import importlib
 import os
+import pickle
 import stat
 import tempfile
 from collections.abc import Collection
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from fl_privacy.errors import UserError
 
@@ -130,3 +134,28 @@ def _irregular(entry: os.DirEntry[str]) -> str | None:
         if found.st_size > LARGEST_FILE:
             return f"is a file of {found.st_size >> 20} MiB, more than {LARGEST_FILE >> 20}"
     return None
+
+
+_HOMES = {
+    "_reconstruct": ("numpy._core.multiarray", "numpy.core.multiarray"),
+    "scalar": ("numpy._core.multiarray", "numpy.core.multiarray"),
+    "_frombuffer": ("numpy._core.numeric", "numpy.core.numeric"),
+}
+"""What makes an array of NumPy -> its homes since and before NumPy 2."""
+
+
+class ArrayUnpickler(pickle.Unpickler):
+    """Makes arrays of NumPy, and plain values, and nothing else; nothing that the bytes name is run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what makes an array.
+
+        Raises:
+            pickle.UnpicklingError: it is no part of an array.
+        """
+        if module in _HOMES.get(name, ()):
+            home = next(one for one in _HOMES[name] if find_spec(one))
+            return getattr(importlib.import_module(home), name)
+        if module == "numpy" and name in {"ndarray", "dtype"}:
+            return getattr(importlib.import_module(module), name)
+        raise pickle.UnpicklingError(f"{module}.{name} is expected to be a part of an array, but is none.")

@@ -9,7 +9,7 @@ import torch
 
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.named import attack_named, attack_names
-from fl_privacy.checks import one_of
+from fl_privacy.checks import meant_by, one_of
 from fl_privacy.errors import UserError
 from fl_privacy.gradients.memory import resolve_device
 from fl_privacy.plain_models import detached_copy
@@ -85,7 +85,10 @@ def reconstruct(
         make = attack_named(attack)
         known = inspect.signature(make).parameters
         if unknown := [name for name in options if name not in known]:
-            raise UserError(f"{attack} is expected to get options among {', '.join(known)}, but got {unknown[0]}.")
+            meant = f" (did you mean {like}?)" if (like := meant_by(unknown[0], list(known))) else ""
+            raise UserError(
+                f"{attack} is expected to get options among {', '.join(known)}, but got {unknown[0]}{meant}."
+            )
         if "dtype" in known and all(one.precision == torch.float64 for one in asked):
             options.setdefault("dtype", "float64")
         attack = make(**options)

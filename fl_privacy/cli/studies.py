@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fl_privacy.checks import number, one_of
+from fl_privacy.checks import number, one_of, whole
 from fl_privacy.cli.completion import complete_override
 from fl_privacy.cli.jobs import end_with, expect_reconstructions, say_what_takes_time
 from fl_privacy.cli.terminal import Terminal
@@ -224,11 +224,11 @@ def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) ->
     return failed
 
 
-ACCURACY_LOSS, THREAT, PSNR_BELOW = "accuracy_loss", "threat", "psnr_below"
-ASKED = {ACCURACY_LOSS: "2", THREAT: "adaptive", PSNR_BELOW: ""}
+ACCURACY_LOSS, THREAT, PSNR_BELOW, BATCH_SIZE = "accuracy_loss", "threat", "psnr_below", "batch_size"
+ASKED = {ACCURACY_LOSS: "2", THREAT: "adaptive", PSNR_BELOW: "", BATCH_SIZE: ""}
 """What may be asked for, with its default, empty for none; all else is a setting of the measurement."""
 
-_EXAMPLES = {ACCURACY_LOSS: "2", PSNR_BELOW: "12"}
+_EXAMPLES = {ACCURACY_LOSS: "2", PSNR_BELOW: "12", BATCH_SIZE: "4"}
 
 KNOWN: tuple[Literal["honest", "adaptive", "malicious"], ...] = ("honest", "adaptive", "malicious")
 
@@ -238,8 +238,9 @@ def advise(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="accuracy_loss=2 (points, at most), threat=adaptive, honest or malicious, psnr_below=DB, and the"
-            " settings that were measured: data=mnist_mini model=lenet.",
+            help="accuracy_loss=2 (points, at most), threat=adaptive, honest or malicious, psnr_below=DB,"
+            " batch_size=4 (examples behind an upload), and the settings that were measured: data=mnist_mini"
+            " model=lenet.",
         ),
     ] = None,
     grid: Annotated[str | None, typer.Option("--grid", help="Read the runs of this grid (trade-off).")] = None,
@@ -251,7 +252,8 @@ def advise(
 ) -> None:
     """Find the cheapest defense with little loss of accuracy behind which nothing was read, and what it leaves open.
 
-    Each measurement of the settings that are named has its own answer.
+    A defense is recommended for images alone, at the batch size that was attacked, and only if the attack came closer
+    than the best guess without the update. Each measurement of the settings that are named has its own answer.
     `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, answers from your runs;
     `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark. What came with the package is
     of images, `fl-privacy advise data=mnist_mini`, of rows, `fl-privacy advise data=adult`, and of texts,
@@ -263,7 +265,11 @@ def advise(
     one_of(THREAT, bounds[THREAT], KNOWN)
     threat = next(known for known in KNOWN if known == bounds[THREAT])
     loss, below = _number(ACCURACY_LOSS, bounds[ACCURACY_LOSS]), bounds[PSNR_BELOW]
-    told = {ACCURACY_LOSS: loss} | ({PSNR_BELOW: _number(PSNR_BELOW, below)} if below else {})
+    told: dict[str, Any] = {ACCURACY_LOSS: loss} | ({PSNR_BELOW: _number(PSNR_BELOW, below)} if below else {})
+    if size := bounds[BATCH_SIZE]:
+        asked_size = int(size) if size.isdecimal() else _number(BATCH_SIZE, size)
+        told[BATCH_SIZE] = whole(BATCH_SIZE, asked_size, at_least=1, example=4)  # type: ignore[arg-type]
+        settings = [*settings, f"{BATCH_SIZE}={size}"] if grid else settings
     tables = _in_file(table, settings) if table else [_of_grid(grid, settings)] if grid else _shipped(settings)
     if save is not None:
         from fl_privacy.results.measured import write_tables  # noqa: PLC0415
@@ -272,7 +278,7 @@ def advise(
     say("\n\n".join(_answers(tables, threat=threat, **told)))
 
 
-def _answers(tables: Sequence[MeasuredTable], *, threat: Threat, **told: float) -> list[str]:
+def _answers(tables: Sequence[MeasuredTable], *, threat: Threat, **told: Any) -> list[str]:
     """Answer each table; for those that have no answer say why, unless no table has any."""
     from fl_privacy.report.advice import advice_from  # noqa: PLC0415
 

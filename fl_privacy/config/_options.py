@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.checks import meant_by
 from fl_privacy.errors import UserError
 from fl_privacy.files import CONFIG_DIR
 
@@ -62,15 +63,16 @@ def called(option: str, section: Any) -> str:
     return option
 
 
-def suggest(word: str, allowed: Iterable[str], beside: str = "") -> str:
+def suggest(word: str, allowed: Iterable[str], beside: str = "", *, group: str = "", above: str | None = None) -> str:
     """Return the tail of an error about a name: `` (did you mean X?); allowed: X, Y.``
 
     Of more than ``MOST_NAMED`` those are named that are most like ``word``. What is allowed may hang on a choice,
-    ``beside``, such as ``attack=idlg``.
+    ``beside``, such as ``attack=idlg``. ``group`` says of what the names are options, and ``above`` which section
+    settings are in.
     """
     names = sorted(name for name in allowed if not name.startswith("_") and name != "defaults")
-    close = difflib.get_close_matches(word, names, n=1)
-    meant = f" (did you mean {close[0]}?); " if close else "; "
+    like = meant_by(word, names, group, above=above)
+    meant = f" (did you mean {like}?); " if like else "; "
     meant += f"allowed with {beside}: " if beside else "allowed: "
     if (left := len(names) - MOST_NAMED) > 0:
         nearest = sorted(difflib.get_close_matches(word, names, n=MOST_NAMED, cutoff=0.0))

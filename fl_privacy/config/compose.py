@@ -243,6 +243,8 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     try:
         choices, settings = _parted(parsed)
         config, chosen = composed(base, choices)
+        if model := _model_of_data(config, chosen, parsed):
+            config, chosen = composed(base, [*choices, f"model={model}"])
         put_settings(config, _check_keys(settings, config, chosen))
         with open_dict(config):
             config.choices = {
@@ -254,10 +256,30 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         raise UserError(" ".join(str(error).split())) from error
     known = own_keys(base) | _groups() | {"choices"}
     if unknown := sorted(str(key) for key in config if key not in known):
-        raise UserError(f"Unknown key {unknown[0]}{suggest(unknown[0], map(str, known))}")
+        raise UserError(f"Unknown key {unknown[0]}{suggest(unknown[0], map(str, known), above='')}")
     check_types(config)
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}
+
+
+_MODELS = {"fl_privacy.data.load_table": "table_mlp", "fl_privacy.data.load_text": "bert_tiny"}
+"""What loads rows, or texts -> the model of them where nobody chose one."""
+
+
+def _model_of_data(config: DictConfig, chosen: Mapping[str, str | None], overrides: Sequence[Override]) -> str:
+    """Return the model for data of which the usual one, of images, takes none; empty where one was chosen."""
+    data = config.get("data")
+    named = any(override.key_or_group in ("model", "model._target_") for override in overrides)
+    if named or chosen.get("model") != _usual_model() or not isinstance(data, DictConfig):
+        return ""
+    return _MODELS.get(str(data.get("_target_")), "")
+
+
+@cache
+def _usual_model() -> str:
+    """Return the model of a run for which none is chosen."""
+    entries = OmegaConf.load(CONFIG_DIR / "config.yaml").defaults
+    return next(str(entry.model) for entry in entries if isinstance(entry, DictConfig) and "model" in entry)
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
@@ -382,7 +404,7 @@ def _check_groups(overrides: Sequence[Override]) -> None:
             continue
         for name in option if isinstance(option, list) and group in NESTED else [option]:
             if str(name) not in options(group):
-                raise UserError(f"{group} has no option {name!r}{suggest(str(name), options(group))}")
+                raise UserError(f"{group} has no option {name!r}{suggest(str(name), options(group), group=group)}")
 
 
 def _parted(overrides: Sequence[Override]) -> tuple[list[str], list[Override]]:
@@ -445,6 +467,6 @@ def _check_key(key: str, config: DictConfig, chosen: Mapping[str, str | None]) -
             above = ".".join(parts[:depth])
             allowed = sorted({*allowed, *(_groups() if not above else ())})
             beside = f"{above}={chosen[above]}" if chosen.get(above) else ""
-            raise UserError(f"Unknown key {'.'.join(parts[: depth + 1])}{suggest(part, allowed, beside)}")
+            raise UserError(f"Unknown key {'.'.join(parts[: depth + 1])}{suggest(part, allowed, beside, above=above)}")
         assert isinstance(section, DictConfig)
         section = section.get(part)

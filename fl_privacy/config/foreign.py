@@ -71,7 +71,7 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
     for part in parts:
         option = choices.get(part)
         if not isinstance(option, str) or option not in options(part):
-            _refuse(path, f"has choices.{part}={option!r}{suggest(str(option), options(part))}")
+            _refuse(path, f"has choices.{part}={option!r}{suggest(str(option), options(part), group=part)}")
     registered = compose_file("config", [f"{part}={choices[part]}" for part in parts])
     for part in parts:
         if not isinstance(found.get(part), dict):

@@ -75,7 +75,7 @@ def read_section(kind: type[T], section: Mapping[Any, Any], above: str = "") -> 
     hints = typing.get_type_hints(kind)
     for key in map(str, section):
         if key not in declared:
-            raise UserError(f"Unknown key {above}{key}{suggest(key, declared)}")
+            raise UserError(f"Unknown key {above}{key}{suggest(key, declared, above=above.rstrip('.'))}")
     return kind(**{name: _value(f, hints[name], section.get(name), f"{above}{name}") for name, f in declared.items()})
 
 

@@ -35,7 +35,7 @@ def find_column(
     wanted_names = [chosen] if chosen else usual
     found = next((column for column in wanted_names if column in columns), None)
     if found is None:  # the hub's CelebA has Smiling, others have smiling
-        alike = {column.casefold(): column for column in columns}
+        alike = {column.strip().casefold(): column for column in columns}
         found = next((alike[name.casefold()] for name in wanted_names if name.casefold() in alike), None)
     if found is None:
         wanted = chosen or f"one of {', '.join(usual)}"

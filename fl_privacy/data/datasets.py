@@ -76,6 +76,8 @@ def _read_cached(file: Path) -> tuple[Examples, Examples]:
         Examples(tensors[f"{split}.images"], tensors[f"{split}.labels"], names, tensors.get(f"{split}.groups"))
         for split in ("train", "test")
     )
+    if min(int(part.images[:: 1 + len(part.images) // 256].max()) for part in (train, test) if len(part.images)) < 64:
+        raise KeyError(f"{file} may hold images of more than 8 bits as an older version read them")
     return train, test
 
 
@@ -192,6 +194,11 @@ def _with_classes(source: Source, classes: Sequence[str] | None, name: str) -> S
 def find_source(name: str, root: str | None = None) -> Source:
     """Find where the data set ``name`` is, see ``load_data``."""
     if name in _EMBEDDED:
+        if root is not None:
+            raise UserError(
+                f"data.root is expected with data that lie in a folder, but {name} comes with a package; set"
+                " data=image_folder for a folder of your own, with a folder of images for each class."
+            )
         return _EMBEDDED[name]
     if name == "image_folder":
         if root is None:
@@ -215,7 +222,7 @@ def _read(source: Source, reading: _Reading, name: str) -> tuple[Examples, Examp
         group_column = find_column(columns, reading.group_column, (), kind="group", name=name)
         groups = list(encode_labels([part[group_column][:] for part in parts], None, group_column, name)[0])
     image_column = find_column(columns, reading.image_column, IMAGE_COLUMNS, kind="image", name=name)
-    images = [_decode(part, image_column, reading, name) for part in parts]
+    images = _decode(parts, image_column, reading, name).split([len(part) for part in parts])
     examples = [Examples(i, y, names, g) for i, y, g in zip(images, labels, groups, strict=True)]
     if test is None:
         held_out = every_fifth(examples[0])
@@ -232,19 +239,21 @@ def _train_and_test(tables: Mapping[str, Any], name: str) -> tuple[str, str | No
     return "train", next((split for split in TEST_SPLITS if split in tables), None)
 
 
-def _decode(part: Any, column: str, reading: _Reading, name: str) -> Tensor:
+def _decode(parts: Sequence[Any], column: str, reading: _Reading, name: str) -> Tensor:
+    """Decode all images together, since their values may have to be scaled by their range."""
     hf, progress, console = require("datasets"), require("rich.progress"), require("rich.console")
-    cells = (row[column] for row in part.select_columns([column]).cast_column(column, hf.Image(decode=False)))
+    encoded = (part.select_columns([column]).cast_column(column, hf.Image(decode=False)) for part in parts)
+    cells, number = (row[column] for part in encoded for row in part), sum(map(len, parts))
     shown = progress.track(
         cells,
         description=f"Decoding {name}",
-        total=len(part),
+        total=number,
         transient=True,
         console=console.Console(stderr=True),
-        disable=len(part) < 20_000,
+        disable=number < 20_000,
     )
     return decode_images(
-        shown, len(part), image_size=reading.image_size, channels=reading.channels, fit=reading.fit, name=name
+        shown, number, image_size=reading.image_size, channels=reading.channels, fit=reading.fit, name=name
     )
 
 

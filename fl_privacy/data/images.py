@@ -13,6 +13,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from fl_privacy.data.deep import Deep, gray_values
 from fl_privacy.data.sources import require
 from fl_privacy.errors import UserError
 
@@ -22,7 +23,9 @@ Cell = Mapping[str, Any]
 Fit = Literal["resize", "pad"]
 """How images are brought to a size, see ``fit_images``."""
 
-_GREY_MODES = ("1", "L", "LA", "I", "I;16", "F")
+_GREY_MODES = ("1", "L", "LA")
+DARK = 3
+"""Of 255; images that are nowhere brighter show nothing."""
 _CHUNK, _CHUNK_BYTES = 1024, 1 << 26
 MOST_PIXELS, LONGEST = 64_000_000, 100
 """Of one image, several times those of a photograph; and so many times the shorter side the longer one may be."""
@@ -70,9 +73,12 @@ def decode_images(
     """
     images: Tensor | None = None
     chunk: list[Tensor] = []
+    deep = Deep()
     done = held = 0
     for index, cell in enumerate(cells):
-        pixels, channels = _decode(cell, channels, f"Image {index} of data set {name} ({cell['path'] or 'bytes'})")
+        which = f"Image {index} of data set {name} ({cell['path'] or 'bytes'})"
+        pixels, channels = _decode(cell, channels, which)
+        deep.note(index, pixels, which)
         if index == 0:
             _expect_room(count, channels * image_size**2 if image_size else pixels.numel(), name)
         chunk.append(pixels)
@@ -80,13 +86,20 @@ def decode_images(
         if len(chunk) == _CHUNK or held >= _CHUNK_BYTES or index == count - 1:
             fitted = _stack(chunk, image_size, fit, name)
             if images is None:
-                images = torch.empty(count, *fitted.shape[1:], dtype=torch.uint8)
+                images = torch.empty(count, *fitted.shape[1:], dtype=fitted.dtype)
             if images.shape[1:] != fitted.shape[1:]:
                 raise _sizes_differ(images, fitted, name)
+            images = images.to(torch.promote_types(images.dtype, fitted.dtype))
             images[done : index + 1] = fitted
             done, chunk, held = index + 1, [], 0
     if images is None:
         raise UserError(f"Data set {name} is expected to hold images, but is empty; check data.root.")
+    images = deep.in_bytes(images, name)
+    if int(images.max()) <= DARK:
+        raise UserError(
+            f"The images of data set {name} are expected to show something, but are black: no pixel is over"
+            f" {int(images.max())} of 255; scale their values, or save them with 8 bits."
+        )
     return images
 
 
@@ -117,7 +130,10 @@ def fit_images(images: Tensor, size: int, fit: Fit) -> Tensor:
 
 
 def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
-    """Decode an image (C, H, W), with C; its size is looked at before its pixels."""
+    """Decode an image (C, H, W), with C; its size is looked at before its pixels.
+
+    Bytes, or ``gray_values`` of an image that has others.
+    """
     encoded = cell["bytes"]
     try:
         with warnings.catch_warnings():
@@ -129,10 +145,10 @@ def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
                 f"{which} is expected to have at most {MOST_PIXELS / 1e6:.0f} million pixels, and no side over"
                 f" {LONGEST} times the other, but has {picture.width}x{picture.height}; shrink or remove it."
             )
+        if (values := gray_values(picture)) is not None:  # which Pillow's own conversion cuts off at 0 and 255
+            return values.expand(channels or 1, *values.shape).contiguous(), channels or 1
         channels = channels or (1 if picture.mode in _GREY_MODES else 3)
         upright = ImageOps.exif_transpose(picture)
-        if picture.mode.startswith("I"):  # gray of 16 bits, which Pillow's own conversion cuts off at 255
-            upright = Image.fromarray((np.asarray(upright).clip(0, 65535) / 257).round().astype(np.uint8))
         pixels = torch.from_numpy(np.array(upright.convert("L" if channels == 1 else "RGB")))
     except _UNREADABLE as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -40,6 +41,9 @@ QUANTITY, ROWS_OF_A_NUMBER, ROWS_OF_A_NAME = 20, 10, 2
 
 _VALUE = re.compile(r"-?\d+\.\d+(e[-+]?\d+)?", re.IGNORECASE)
 """What names of columns look like in a file that has none."""
+
+_AROUND = "\ufeff \t\r\n"
+"""Letters around the name of a column that are no part of it."""
 
 _ON_THE_HUB = {"adult": HubData("scikit-learn/adult-census-income")}
 _NULLS = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
@@ -150,9 +154,11 @@ def _frames(name: str, path: str | None, root: str | None) -> tuple[list[Any], S
     """Return the training and test rows as DataFrames, and the classes' names where the source has them."""
     if path is not None:
         return _of_path(expanded(path))
-    if name == "breast_cancer":
+    if name == "breast_cancer" and root is None:
         bunch = require("sklearn.datasets", package="scikit-learn").load_breast_cancer(as_frame=True)
         return [bunch.frame], [str(each) for each in bunch.target_names]
+    if name == "table" and root is not None:
+        return _of_path(expanded(root))
     if name == "table":
         raise UserError("data=table is expected to be told the file, but got none; set data.path=FILE.csv.")
     folder = environment_folder(name) if root is None else expanded(root) / name
@@ -207,10 +213,10 @@ def _of_splits(tables: Mapping[str, Any], name: str) -> tuple[list[Any], Sequenc
 
 
 def _dataset(frames: Sequence[Any], names: Sequence[str] | None, reading: _Reading, name: str) -> Dataset:
-    columns = [str(column) for column in frames[0].columns]
+    frames = [frame.set_axis([str(each).strip(_AROUND) for each in frame.columns], axis=1) for frame in frames]
+    columns = list(frames[0].columns)
     if len(set(columns)) != len(columns):
         raise UserError(f"The columns of table {name} are expected to differ in name, but do not; rename them.")
-    frames = [frame.set_axis([str(column) for column in frame.columns], axis=1) for frame in frames]
     _expect_columns(frames, columns, reading, name)
     target = _target(columns, reading, name)
     special = [each for each in (target, reading.group_column, reading.attribute_column) if each]
@@ -218,6 +224,9 @@ def _dataset(frames: Sequence[Any], names: Sequence[str] | None, reading: _Readi
     frames = [_with_target(frame, target, features, reading) for frame in frames]
     pandas = require("pandas")
     whole = pandas.concat(frames, ignore_index=True)
+    for column in features:
+        if column not in reading.categories and (numbers := written_numbers(whole[column])) is not None:
+            whole[column] = numbers
     _expect_classes(whole[target], target, reading, name)
     sizes = [len(frame) for frame in frames]
     labels, classes = _codes(whole[target], names, target, name, setting="data.target")
@@ -282,7 +291,7 @@ def _target(columns: Sequence[str], reading: _Reading, name: str) -> str:
             f"The first line of table {name} is expected to name its columns, but has {', '.join(values[:3])}; put a"
             " line of names in front."
         )
-    return find_column(columns, reading.target, TARGETS, kind="target", name=name, setting="data.target").strip()
+    return find_column(columns, reading.target, TARGETS, kind="target", name=name, setting="data.target")
 
 
 def _expect_classes(values: Any, target: str, reading: _Reading, name: str) -> None:
@@ -293,7 +302,8 @@ def _expect_classes(values: Any, target: str, reading: _Reading, name: str) -> N
             f" {len(values)}; add rows, or set data.target to another column."
         )
     kinds = require("pandas.api.types", package="pandas")
-    distinct, is_number = values.nunique(), kinds.is_numeric_dtype(values)
+    is_number = kinds.is_numeric_dtype(values) or written_numbers(values) is not None
+    distinct = values.nunique()
     least = ROWS_OF_A_NUMBER if is_number else ROWS_OF_A_NAME
     if distinct > QUANTITY and len(values) < least * distinct and target not in reading.categories:
         what = "a quantity" if is_number else "a name"
@@ -345,6 +355,53 @@ def _column(values: Any, name: str, reading: _Reading) -> tuple[Column, Tensor]:
         decimals=_decimals(known),
     )
     return column, numbers
+
+
+LONGEST_NUMBER = 40
+"""Letters of a cell beyond which it is no number."""
+
+_SIGNS = re.compile(r"^\s*([-+]?)\s*[$\u20ac\u00a3\u00a5]?\s*(.*?)\s*[%$\u20ac\u00a3\u00a5]?\s*$")
+"""What stands around a number: its sign, and a currency's or per cent."""
+
+_THOUSANDS = re.compile(
+    r"\d{1,3}([,' \u00a0\u2009\u202f])\d{3}(\1\d{3})*(\.\d+)?|\d*\.?\d+(e[-+]?\d+)?|\d+\.", re.IGNORECASE
+)
+_COMMAS = re.compile(r"\d{1,3}([.' \u00a0\u2009\u202f])\d{3}(\1\d{3})*(,\d+)?|\d+(,\d+)?")
+"""Numbers as they are written with a point, and with a comma, before their fraction."""
+
+
+def written_numbers(values: Any) -> Any:
+    """Return the numbers that the cells of a column hold in another form, as a column; ``None`` if they hold none.
+
+    These are decimals, as databases have, and texts such as 1,234 or 3,14 or $ 1 234.50 or 12 %. Digits alone may be
+    codes of categories, and are left alone.
+
+    Args:
+        values: a column of pandas, (N,).
+    """
+    known = values[values.notna()]
+    if not len(known) or (values.dtype != object and str(values.dtype) not in ("string", "str")):
+        return None
+    if all(isinstance(cell, Decimal) for cell in known):
+        return values.map(float, na_action="ignore").astype(np.float64)
+    if not all(isinstance(cell, str | Decimal | int | float) for cell in known):
+        return None
+    texts = {text for cell in known if (text := str(cell).strip()) not in _NULLS}
+    if all(map(str.isdigit, texts)) or max(map(len, texts)) > LONGEST_NUMBER:
+        return None
+    bare = [part[2] if (part := _SIGNS.fullmatch(text)) else "" for text in texts]
+    point = all(map(_THOUSANDS.fullmatch, bare))
+    if not point and not all(map(_COMMAS.fullmatch, bare)):
+        return None
+
+    def number(cell: Any) -> float:
+        part = _SIGNS.fullmatch(str(cell).strip())
+        if part is None or str(cell).strip() in _NULLS:
+            return math.nan
+        digits = re.sub(r"[,' \u00a0\u2009\u202f]" if point else r"[.' \u00a0\u2009\u202f]", "", part[2])
+        return float(part[1] + digits.replace(",", "."))
+
+    return values.map(number, na_action="ignore").astype(np.float64)
 
 
 def _decimals(numbers: Tensor) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from fl_privacy.errors import UserError
 from fl_privacy.foreign_files import expanded
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Tensors
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _IMAGES, _LABELS, _MARKS = "instahide/images", "instahide/labels", "instahide/marks"
 _PRIVATE_IN_PUBLIC = 2
@@ -192,10 +196,24 @@ def _read(file: Path, mode: str, size: tuple[int, int]) -> Tensor:
         with Image.open(file) as picture:
             from torchvision.transforms.v2.functional import pil_to_tensor  # noqa: PLC0415  (slow to import)
 
-            pixels: Tensor = pil_to_tensor(picture.convert(mode).resize(size))
+            pixels: Tensor = pil_to_tensor(_in_bytes(picture, file).convert(mode).resize(size))
     except (OSError, UnidentifiedImageError) as error:
         raise UserError(f"{file} is expected to be a picture, but can't be read; remove it.") from error
     return pixels
+
+
+def _in_bytes(picture: "Image", file: Path) -> "Image":
+    """Return a gray picture of more than 8 bits with 8 bits, by its own range."""
+    from PIL.Image import fromarray  # noqa: PLC0415
+
+    from fl_privacy.data.deep import Deep, gray_values  # noqa: PLC0415
+
+    values = gray_values(picture)
+    if values is None:
+        return picture
+    deep = Deep()
+    deep.note(0, values, str(file))
+    return fromarray(deep.in_bytes(values[None, None], file.name)[0, 0].numpy())
 
 
 def shape_of(images: Tensor) -> tuple[int, ...]:

@@ -87,7 +87,10 @@ class Problem:
         own = {self.names[name]: value for name, value in tensors.items() if name in self.names}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
         if not parameters:
-            raise NotAttackedError("no parameter of the network that trains is among what is uploaded")
+            raise NotAttackedError(
+                "what is uploaded was not understood: by values, names and places none of its arrays is a parameter of"
+                " the network that trains"
+            )
         given = torch.ones(len(self.truth), 1) if self.whole else None
         return Observation(
             id=VictimId(1, 0, number),
@@ -236,7 +239,7 @@ def uploaded_tensors(reply: dict[str, np.ndarray], found: Matched) -> dict[str, 
     """Convert the reply's arrays to single precision, by the names of the parameters that they are."""
     made = {}
     for key, name in found.parameters.items():
-        array = found.decoded.get(key, reply[key])
+        array = found.decoded[key] if key in found.decoded else reply[key]
         if array.dtype.kind == "f":
             made[name] = torch.from_numpy(np.array(array, dtype=np.float32))
     return made

@@ -1,7 +1,7 @@
 """What the jobs of a study measured: pages, figures as JSON, and the tables for ``fl-privacy advise``."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> 
         defenses=known,
         unknown=unknown,
         when=when_measured(map(read_environment, folders)),
-        attackers=study.attack,
+        attackers=_attackers(study, overrides),
     )
 
 
@@ -124,8 +124,28 @@ def _table(track: Track, measured: Measured, training: str) -> MeasuredTable | N
         defenses=known,
         unknown=unknown,
         when=when_measured(map(read_environment, folders)),
-        attackers=tuple(track.attack),
+        attackers=(*track.attack, *_batch_sizes(track.uploads[name].attack for name in uploads)),
     )
+
+
+def _attackers(study: Study, overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides of every attack of a trade-off, those of the user winning, and all batch sizes."""
+    keys = set(override_keys(study.attack))
+    own = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key in keys]
+    common = merge_overrides(study.attack, own)
+    return (
+        *(override for override in common if not override.startswith(_BATCH_SIZE)),
+        *_batch_sizes(merge_overrides(plan.overrides) for plan in study.attacks.values()),
+    )
+
+
+_BATCH_SIZE = "batch_size="
+
+
+def _batch_sizes(attacks: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Return the overrides that say how many examples the attacked uploads hold, of any of ``attacks``."""
+    single = f"{_BATCH_SIZE}1"
+    return tuple(sorted({next((o for o in reversed(own) if o.startswith(_BATCH_SIZE)), single) for own in attacks}))
 
 
 def _failures(plan: StudyPlan[Track]) -> dict[str, str]:

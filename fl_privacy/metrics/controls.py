@@ -3,6 +3,7 @@
 How much of the words of an upload's texts was read, in no order, beside what their frequency alone tells.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from fl_privacy.metrics.comparison import Identified
 from fl_privacy.metrics.identification import aligned, control, identify
 from fl_privacy.metrics.matching import Match
-from fl_privacy.metrics.outcome import ROUNDING
+from fl_privacy.metrics.outcome import PROVEN_PSNR, ROUNDING
 from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.metrics.tables import control_cells, exact_rows
 from fl_privacy.metrics.texts import Language, most_frequent, token_f1, token_precision, token_recall, widened, without
@@ -124,7 +125,16 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
         tries = {place, int(nearest[place])}
         values = [aligned(guesses[guess], truth) for guess in sorted(tries)]
         figures[place] |= _rounded(aligned_psnr=max(v for v, _ in values), aligned_ssim=max(v for _, v in values))
+        if "likeness" in figures[place] and figures[place]["aligned_psnr"] >= PROVEN_PSNR:
+            alike = max(correlation(guesses[guess], truth) for guess in tries)  # candidates are looked at coarsely
+            figures[place] |= _rounded(likeness=max(figures[place]["likeness"], alike))
     return figures
+
+
+def correlation(one: Tensor, other: Tensor) -> float:
+    """Return the correlation of two images of one shape; 0 where one is of a single value."""
+    found = float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]).double())[0, 1])
+    return found if math.isfinite(found) else 0.0
 
 
 def compare_texts(match: Match, others: Others, language: Language | None = None) -> list[Figures]:

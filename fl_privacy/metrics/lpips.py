@@ -5,16 +5,13 @@ convolutions are kept, 10 MB of 244.
 """
 
 import hashlib
-import importlib
 import io
 import logging
 import os
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 from urllib.error import URLError
 
 import torch
@@ -23,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fl_privacy.errors import UserError
+from fl_privacy.foreign_files import ArrayUnpickler
 from fl_privacy.metrics.images import MetricFunction
 from fl_privacy.pretrained.evaluator_files import find_evaluator
 
@@ -66,29 +64,13 @@ def _packaged() -> dict[str, Tensor] | None:
         return None
     if hashlib.sha256(content).hexdigest() != DIGEST:
         return None
-    layers = _Arrays(io.BytesIO(content)).load()["AlexNet_0"]
+    layers = ArrayUnpickler(io.BytesIO(content)).load()["AlexNet_0"]
     found = {}
     for number, layer in enumerate(LAYERS):
         values = layers[f"Conv_{number}"]
         found[f"features.{layer}.weight"] = torch.from_numpy(values["kernel"]).permute(3, 2, 0, 1).contiguous()
         found[f"features.{layer}.bias"] = torch.from_numpy(values["bias"])
     return found
-
-
-_MULTIARRAY = ("numpy._core.multiarray", "numpy.core.multiarray")
-"""Its names since and before NumPy 2."""
-
-
-class _Arrays(pickle.Unpickler):
-    """Makes NumPy's arrays and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module in _MULTIARRAY and name == "_reconstruct":
-            home = next(one for one in _MULTIARRAY if find_spec(one))
-            return getattr(importlib.import_module(home), name)
-        if module == "numpy" and name in {"ndarray", "dtype"}:
-            return getattr(importlib.import_module(module), name)
-        raise pickle.UnpicklingError(f"{module}.{name} is expected to be a part of an array, but is none.")
 
 
 CONVOLUTIONS = {0: (4, 2), 3: (1, 2), 6: (1, 1), 8: (1, 1), 10: (1, 1)}

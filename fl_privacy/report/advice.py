@@ -3,12 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.roc import promises_little
+from fl_privacy.modality import modality_judged_by
 from fl_privacy.report.numbers import percent, seconds, size
-from fl_privacy.report.recommendation import doubts, goal_in_words, leakage_in_words, nothing_told, read_of
+from fl_privacy.report.recommendation import doubts, goal_in_words, leakage_in_words, nothing_told, read_of, withheld
 from fl_privacy.results.candidates import ROUNDING, comparable, unread_undefended
 from fl_privacy.results.measured import STRONGEST, MeasuredDefense, MeasuredTable
 from fl_privacy.results.readings import Extent
@@ -28,7 +30,12 @@ ONCE = (
 
 
 def advice_from(
-    table: MeasuredTable, *, accuracy_loss: float, threat: Threat, psnr_below: float | None = None
+    table: MeasuredTable,
+    *,
+    accuracy_loss: float,
+    threat: Threat,
+    psnr_below: float | None = None,
+    batch_size: int | None = None,
 ) -> list[str]:
     """Say in sentences which defense within both bounds is cheapest, or that there is none and what comes nearest.
 
@@ -40,6 +47,7 @@ def advice_from(
         accuracy_loss: percentage points below the undefended accuracy, at most.
         threat: whose attacks count.
         psnr_below: dB that no attacked image may reach either, nor the upper end of the mean's 95 % interval.
+        batch_size: examples behind a client's upload; by default as many as clients trained with in ``table``.
 
     Raises:
         UserError: nobody measured that threat, or images were read of some and texts of others.
@@ -62,49 +70,83 @@ def advice_from(
         *_unknown([*table.unknown, *(d.name for d in defended if d not in known)]),
         f"Undefended: {_figures(undefended, undefended, threat)}.",
     ]
-    if not table.by_the_strongest:
-        return [*lines, *_not_by_the_strongest(table, affordable, threat)]
-    if safe:
-        best = min(safe, key=lambda d: (_cost(d), _leak(d, threat)))
+    pixels = modality_judged_by(candidates[0].judged_by).pixels
+    if why := _open(table, batch_size) if pixels else withheld(candidates[0]):
+        return [*lines, why, *_least_read(affordable, threat)]
+    if fit := [d for d in safe if not withheld(d.by_threat[threat])]:
+        best = min(fit, key=lambda d: (_cost(d), _leak(d, threat)))
         lines.append(
-            f"Take {best.name} ({' '.join(best.overrides)}), the cheapest, where each example goes up once:"
-            f" {_figures(best, undefended, threat)}."
+            f"Take {best.name} ({' '.join(best.overrides)}), the cheapest, if each example is uploaded once, in uploads"
+            f" of {_numbers(table.batch_sizes)}: {_figures(best, undefended, threat)}."
         )
         return [*lines, *_not_protected(best, table, threat)]
+    if safe:
+        return [*lines, *_withheld(safe, table, threat)]
     lines.append(f"None does both: no defense here costs at most {allowed} and hides every one.")
     if affordable:
         least = min(affordable, key=lambda d: _leak(d, threat))
         lines.append(
             f"The least is read behind {least.name}, which is not enough: {_figures(least, undefended, threat)}."
         )
-    hiding = [d for d in known if d.by_threat[threat].unread(psnr_below)]
-    if hiding:
-        costly = max(hiding, key=lambda d: d.accuracy)
-        lines.append(
-            f"At a higher price nothing was read from one upload behind {costly.name}:"
-            f" {_figures(costly, undefended, threat)}."
-        )
-        return [*lines, *_not_protected(costly, table, threat)]
-    return lines
+    return [*lines, *_dearer([d for d in known if d.by_threat[threat].unread(psnr_below)], table, threat)]
+
+
+def _dearer(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Threat) -> list[str]:
+    """Name the most accurate of the defenses behind which nothing was reconstructed and that cost too much."""
+    if not unread:
+        return []
+    fit = [d for d in unread if not withheld(d.by_threat[threat])]
+    if not fit:
+        return _withheld(unread, table, threat)
+    costly = max(fit, key=lambda d: d.accuracy)
+    figures = _figures(costly, table.defenses[0], threat)
+    said = f"At a higher price nothing was read from one upload behind {costly.name}: {figures}."
+    return [said, *_not_protected(costly, table, threat)]
 
 
 def _measured_on(table: MeasuredTable) -> str:
-    return " ".join(table.settings) + (f" ({table.when})" if table.when else "")
+    when = table.when or "on an unknown day, by an unknown version"
+    return f"{' '.join(table.settings)} ({when})"
 
 
-def _not_by_the_strongest(table: MeasuredTable, affordable: Sequence[MeasuredDefense], threat: Threat) -> list[str]:
-    """Recommend nothing, and say who tried and who did not."""
-    missing = table.strongest[-1]
-    knows = "knows the defense's likelihood and public images" if missing == STRONGEST else "knows the defense"
-    lines = [
-        f"Nothing is recommended: tried were {', '.join(table.attacks)}"
-        f" ({' '.join(table.attackers) or 'of an older version'}), and not attack=auto with {missing}, which joins"
-        f" all uploads and {knows}. Measure again by `{table.command}`."
-    ]
-    if affordable:
-        least = min(affordable, key=lambda d: _leak(d, threat))
-        lines.append(f"Of what was tried, least was read of {least.name}: {read_of(least.by_threat[threat])}.")
-    return lines
+def _open(table: MeasuredTable, batch_size: int | None) -> str:
+    """Say who did not try, or on which uploads nobody tried; empty if the strongest attacker tried on the user's."""
+    if not table.by_the_strongest:
+        missing = table.strongest[-1]
+        knows = "knows the defense's likelihood and public images" if missing == STRONGEST else "knows the defense"
+        return (
+            f"Nothing is recommended: tried were {', '.join(table.attacks)}"
+            f" ({' '.join(table.attackers) or 'of an older version'}), and not attack=auto with {missing}, which joins"
+            f" all uploads and {knows}. Measure again by `{table.command}`."
+        )
+    wanted = table.trained_batch_sizes if batch_size is None else (batch_size,)
+    if set(wanted) <= set(table.batch_sizes):
+        return ""
+    of_training = " with which clients trained" * (batch_size is None)
+    asked = "" if batch_size is not None else f", or ask for one of these, as by batch_size={table.batch_sizes[0]}"
+    return (
+        f"Nothing is recommended for uploads of {_numbers(wanted)}{of_training}: attacked were uploads of"
+        f" {_numbers(table.batch_sizes)}, and another number may be read better. Attack as many as your clients upload,"
+        f" by `fl-privacy trade-off GRID batch_size={wanted[0]}`{asked}."
+    )
+
+
+def _numbers(sizes: Sequence[int]) -> str:
+    return f"{' or '.join(map(str, sizes))} example{'' if list(sizes) == [1] else 's'}"
+
+
+def _least_read(affordable: Sequence[MeasuredDefense], threat: Threat) -> list[str]:
+    if not affordable:
+        return []
+    least = min(affordable, key=lambda d: _leak(d, threat))
+    return [f"Of what was tried, least was read of {least.name}: {read_of(least.by_threat[threat])}."]
+
+
+def _withheld(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Threat) -> list[str]:
+    """Say why none of these is recommended behind which nothing was reconstructed."""
+    cheapest = min(unread, key=lambda d: (_cost(d), _leak(d, threat)))
+    nor = " Nor is any other behind which nothing was read." if len(unread) > 1 else ""
+    return [f"{withheld(cheapest.by_threat[threat])}{nor} Measure again by `{table.command}`."]
 
 
 def _not_measured(table: MeasuredTable, threat: Threat) -> UserError:
@@ -173,6 +215,8 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     server = "other malicious servers" if "malicious" in defense.by_threat else "malicious servers"
     inference = "other inference" if found.inferred else "membership and other inference"
     lines.append(f"Tried: {', '.join(table.attacks)} by {' '.join(table.attackers)}.")
+    if (present := metadata.version("fl-privacy")) not in table.when.split():
+        lines.append(f"That was measured by another version than this one, {present}; attacks may be stronger now.")
     lines.append(
         f"Not tested: attacks other than {', '.join(table.attacks)} and longer ones,"
         f"{weights} other data, batches and models, {server}, colluding clients, {inference}."

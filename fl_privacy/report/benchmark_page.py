@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from fl_privacy.metrics import METRICS, Statistic
-from fl_privacy.metrics.registry import IMAGE_METRIC, LARGEST_PSNR, TABLE_METRIC, TEXT_METRIC
+from fl_privacy.metrics.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.report.benchmark import Board, Measured
 from fl_privacy.report.charts import SERIES, draw_svg
-from fl_privacy.report.numbers import metric, seconds, title, title_within
+from fl_privacy.report.numbers import below, metric, seconds, title, title_within
 from fl_privacy.report.page import render
 from fl_privacy.report.recommendation import read_of
 from fl_privacy.results import Candidate, Reading
@@ -226,10 +226,10 @@ def _found(measured: Measured, board: Board) -> list[str]:
     sentences, best = list[str](), board.best
     if best is not None and not best.missing(board.threat) and (found := best.candidate(board.threat)) is not None:
         name = found.judged_by
-        below = f" (95 % sure: below {metric(_within(found.upper, name), name)})" if found.upper < LARGEST_PSNR else ""
         sentences.append(
             f"Behind {best.entry.name}: {read_of(found)} by the worst attacker{f' [{found.by}]' if found.by else ''},"
-            f" mean {title_within(name)} {metric(found.psnr, name)}{below}."
+            f" mean {title_within(name)} {metric(found.psnr, name)}"
+            f"{below(_within(found.upper, name), found.psnr, name)}."
         )
     whole = [standing for standing in board.defended if not standing.missing(board.threat)]
     found_by = [found for s in whole if (found := s.candidate(board.threat)) is not None]

@@ -4,7 +4,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fl_privacy.metrics import FEW
+from fl_privacy.metrics import FEW, Statistic
+from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report.numbers import metric, percent, ratio, title
 from fl_privacy.results import Counts, Reading, Recognized, Verdict
 from fl_privacy.results.candidates import TOLD
@@ -262,7 +263,7 @@ def _basis(verdict: Verdict, kind: str) -> list[str]:
             " tell by the pictures, or measure by truth=FOLDER."
         )
     if verdict.most is not None and verdict.counts.read:
-        sentences.append(_ways(verdict.counts, kind))
+        sentences.append(_ways(verdict.counts, kind, verdict.most.statistic(IMAGE_METRIC)))
         sentences += _of_words(verdict.counts)
     sentences.append(tried_in_words(verdict, kind))
     sentences += _others(verdict)
@@ -279,7 +280,12 @@ def _basis(verdict: Verdict, kind: str) -> list[str]:
     return [*sentences, *_open_ends(verdict, kind)]
 
 
-def _ways(counts: Counts, kind: str) -> str:
+CLEAR = 30.0
+"""Decibel beyond which a guess and its original are hardly told apart."""
+
+
+def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
+    blurred = counts.identified and not (psnr and psnr.min >= CLEAR)
     ways = [
         f"{counts.exact} exactly" if counts.exact else "",
         f"{counts.identified} identified among {counts.candidates:,} other {kind}s" if counts.identified else "",
@@ -288,9 +294,8 @@ def _ways(counts: Counts, kind: str) -> str:
         else "",
     ]
     low, high = counts.interval
-    apart = (
-        " Identified: nearer to the original than to all others, or so where both are blurred; a reader may see less."
-    )
+    apart = " Identified: nearer to the original than to all others"
+    apart += ", or so where both are blurred; a reader may see less." if blurred else "."
     return (
         f"Read: {', '.join(filter(None, ways))}.{apart * bool(counts.identified)} Of such {kind}s, {100 * low:.0f} to"
         f" {100 * high:.0f} % can be read like this (95 % confidence)."

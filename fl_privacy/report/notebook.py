@@ -8,6 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from fl_privacy.errors import UserError
+from fl_privacy.metrics.matching import assign
 from fl_privacy.types import Batch, Reconstruction
 
 SHOWN_HEIGHT = 128
@@ -20,9 +21,10 @@ _BEYOND = 0.01
 def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None) -> Image.Image:
     """Show reconstructions in a row, over their ``originals`` (B, C, H, W) where given, as a picture for notebooks.
 
-    Originals are a tensor, an array of NumPy or a :class:`Batch`; gray images may be (B, H, W) as well. Inputs beyond
-    [0, 1] are shown on a scale from the least to the largest value of all; of volumes (B, C, D, H, W) the middle slice
-    is shown.
+    An update doesn't tell the order of its examples: each guess is shown below the original that it is matched to, as
+    in metrics. Originals are a tensor, an array of NumPy or a :class:`Batch`; gray images may be (B, H, W) as well.
+    Inputs beyond [0, 1] are shown on a scale from the least to the largest value of all; of volumes (B, C, D, H, W) the
+    middle slice is shown.
 
     Raises:
         UserError: an attack failed, with its reason, or the inputs are no images.
@@ -40,7 +42,10 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
     if originals is not None:
         given = originals.inputs if isinstance(originals, Batch) else torch.as_tensor(originals)
         rows.insert(0, given.detach().cpu().float())
-    rows = _on_one_scale([_images(row) for row in rows])
+    rows = [_images(row) for row in rows]
+    if originals is not None:
+        rows[1] = _below(rows[0], rows[1], [len(batch) for batch in batches])
+    rows = _on_one_scale(rows)
     lines = [torch.cat(list(torch.nn.functional.pad(row.clamp(0, 1), (1, 1, 1, 1), value=1.0)), 2) for row in rows]
     width = max(line.shape[2] for line in lines)
     padded = [torch.nn.functional.pad(line, (0, width - line.shape[2]), value=1.0) for line in lines]
@@ -49,6 +54,24 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
     picture = Image.fromarray(shown.contiguous().numpy())
     larger = max(1, SHOWN_HEIGHT * len(rows) // picture.height)
     return picture.resize((picture.width * larger, picture.height * larger), Image.Resampling.NEAREST)
+
+
+def _below(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return ``guesses`` in the order of ``originals``: of each batch apart if there are as many originals.
+
+    White if an original has none; guesses left over come last.
+    """
+    if originals.shape[1:] != guesses.shape[1:]:
+        return guesses
+    sizes = list(sizes) if sum(sizes) == len(originals) else [len(guesses)]
+    made = []
+    for own, found in zip(
+        [originals] if len(sizes) == 1 else originals.split(sizes), guesses.split(sizes), strict=True
+    ):
+        order = assign(found, own).tolist()
+        made += [found[at] if at >= 0 else torch.ones_like(found[0]) for at in order]
+        made += [found[at] for at in range(len(found)) if at not in order]
+    return torch.stack(made)
 
 
 def _images(inputs: Tensor) -> Tensor:

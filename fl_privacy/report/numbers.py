@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from fl_privacy.metrics import METRICS, Statistic, decimals
+from fl_privacy.metrics.registry import IMAGE_METRIC, LARGEST_PSNR
 
 MISSING = "\N{EN DASH}"
 
@@ -52,6 +53,15 @@ def metric(value: float | None, name: str) -> str:
     if value is None:
         return MISSING
     return METRICS[name].in_words(value) if name in METRICS else decimals(value)
+
+
+def below(upper: float, mean: float, name: str) -> str:
+    """Say up to where the mean of the metric ``name`` may be; empty if the mean says as much."""
+    largest = LARGEST_PSNR if name == IMAGE_METRIC else METRICS[name].range[1] if name in METRICS else math.inf
+    shown = metric(upper, name)
+    if not math.isfinite(upper) or upper >= largest or shown in (metric(largest, name), metric(mean, name)):
+        return ""
+    return f" (95 % sure: below {shown})"
 
 
 def interval(statistic: Statistic, name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fl_privacy.inference.kinds import About
 from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.modality import modality_judged_by
-from fl_privacy.report.numbers import metric, percent, points, title_within
+from fl_privacy.report.numbers import below, metric, percent, points, title_within
 from fl_privacy.results.candidates import (
     ATTRIBUTE_AT_MOST,
     MEMBERSHIP_AT_MOST,
@@ -47,6 +47,29 @@ def read_of(candidate: Candidate) -> str:
     return f"none of {candidate.images} {kind}s read, so that {at_most}"
 
 
+def withheld(candidate: Candidate) -> str:
+    """Say why ``candidate`` is not recommended though nothing was reconstructed behind it; else return nothing."""
+    kind = kind_in_words(candidate)
+    if not modality_judged_by(candidate.judged_by).pixels:
+        return (
+            f"No defense is recommended for {kind}s for now: attacks made for a single defense have reconstructed"
+            f" {kind}s behind defenses behind which attack=auto reconstructed none."
+        )
+    if candidate.over_control is None:
+        return (
+            f"{candidate.name} is not recommended: what the best guess without the update reaches was not measured with"
+            " it, so that the attack may have failed."
+        )
+    if candidate.over_control <= 0:
+        short = metric(-candidate.over_control, candidate.judged_by)
+        ends = f"{short} below" if candidate.over_control else "no better than"
+        return (
+            f"{candidate.name} is not recommended: the attack behind it is {ends} the best guess without the update,"
+            " which is the sign of an attack that failed."
+        )
+    return ""
+
+
 def doubts(candidate: Candidate) -> str:
     """Say why nothing can be relied on though no example was reconstructed; else return nothing."""
     if not candidate.rests_on_few:
@@ -79,23 +102,22 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
         if number == 1
         else f"{number} of {len(candidates)} have {goal}; the most accurate is {price}."
     )
-    return f"{said} {doubts(best)}".strip()
+    return " ".join(filter(None, [said, withheld(best), doubts(best)]))
 
 
 def leakage_in_words(candidate: Candidate) -> str:
     """Describe all figures of the leakage of ``candidate``."""
     name, kind = candidate.judged_by, kind_in_words(candidate)
-    below = (
-        f" (95 % sure: below {metric(candidate.upper, name)})" if math.isfinite(candidate.upper) else f" of one {kind}"
-    )
+    single = "" if math.isfinite(candidate.upper) else f" of one {kind}"
     by = f" [{candidate.by}]" if candidate.by else ""
     exposed = f", and {candidate.exposed} as what the defense put in their place" if candidate.exposed else ""
     unknown = candidate.unjudged - candidate.failures
     failed = f", while an attack failed on {candidate.failures}" if candidate.failures else ""
     failed += f", while of {unknown} nobody can say" if unknown > 0 else ""
     mean, best = metric(candidate.psnr, name), metric(candidate.largest, name)
+    about = f"{mean}{single}{below(candidate.upper, candidate.psnr, name)}"
     return (
-        f"{read_of(candidate)}{by}{exposed}, mean {title_within(name)} {mean}{below}, {best} for the {kind} that was"
+        f"{read_of(candidate)}{by}{exposed}, mean {title_within(name)} {about}, {best} for the {kind} that was"
         f" read best{failed}{told_beside(candidate)}"
     )
 

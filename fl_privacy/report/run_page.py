@@ -355,7 +355,8 @@ def _round_rows(verdict: Verdict) -> list[dict[str, Any]]:
     found = verdict.readings
     if len({reading.round for reading in found}) < 2:
         return []
-    measured = [name for name in METRICS if any(reading.statistic(name) for reading in found)]
+    own = [name for name in METRICS if not METRICS[name].of_papers]  # papers' are of the last round, in a table above
+    measured = [name for name in own if any(reading.statistic(name) for reading in found)]
     return [
         {
             "round": reading.round,

@@ -92,7 +92,8 @@ class AppPage:
         stated: what clients state of differential privacy.
         problems: what went wrong.
         notes: what else was done than the app does by itself.
-        going_on: what is still to come; empty when all is done.
+        going_on: what was still to come when the page was written, and when that was; empty when all is done.
+        interrupted: whether the audit ended before all was done.
         environment: name and value.
     """
 
@@ -108,6 +109,7 @@ class AppPage:
     problems: Sequence[str] = ()
     notes: Sequence[str] = ()
     going_on: str = ""
+    interrupted: bool = False
     environment: Sequence[tuple[str, str]] = ()
 
     @property
@@ -147,6 +149,14 @@ class AppPage:
             if step.counts is not None and step.kind in READ_MEANS and step.kind not in found:
                 found[step.kind] = READ_MEANS[step.kind].format(f"{step.counts.candidates:,}")
         return list(found.values())
+
+    @property
+    def shown_first(self) -> Step | None:
+        """Return the step whose examples are open: the one that the headline is of, else the first one attacked."""
+        shown = [step for step in self.steps if step.shown]
+        read = [step for step in shown if step.tone == LEAK]
+        sent = [step for step in shown if step.uploaded]
+        return max(read, key=_share) if read else max(sent, key=_share) if sent else next(iter(shown), None)
 
     @property
     def _facts(self) -> list[Mapping[str, Any]]:
@@ -194,9 +204,9 @@ class AppPage:
             counts = attacked[0].counts
             assert counts is not None
             of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {_were(counts.read)} read"
-            return f"No upload could be attacked; of gradients, which do not leave as such, {of}"
-        if self.going_on:
-            return "No upload was attacked yet"
+            return f"No upload was attacked: {self._why}. Of gradients, which do not leave as such, {of}"
+        if self.going_on or self.interrupted:
+            return "No upload was attacked yet" if self.going_on else "Interrupted before an upload was attacked"
         if any(one.found for one in self.survivors):
             return (
                 "No single example was looked for, and what was asked of uploads told no more than guessing: that tells"
@@ -207,7 +217,13 @@ class AppPage:
                 "no client that was asked sent anything" if self.lines else "the server asked no client for anything"
             )
             return f"Nothing to audit: {asked}"
-        return "Not attacked: no attack here fits what this app uploads, and what leaves is listed below"
+        return f"Not attacked: {self._why}; what leaves is listed below"
+
+    @property
+    def _why(self) -> str:
+        """Say why no upload was attacked, by the first that was to be: for want of time, or what was not understood."""
+        asked = (step for step in self.steps if step.uploaded and not step.title.startswith("All its examples"))
+        return next((step.reason for step in asked if step.reason), "no attack here fits what this app uploads")
 
 
 def _share(step: Step) -> float:
@@ -273,21 +289,24 @@ def render_app(page: AppPage) -> str:
         "app.html.j2",
         page=page,
         findings=[{**finding, "label": SEVERITIES[finding["severity"]]} for finding in page.findings],
-        steps=[_view(step, number) for number, step in enumerate(page.steps, 1)],
+        steps=[_view(step, number, opened=step is page.shown_first) for number, step in enumerate(page.steps, 1)],
         notes=list(dict.fromkeys(note for step in page.steps for note in step.notes)),
         survivors=[_survivor(one) for one in page.survivors],
+        attacked=any(step.counts for step in page.steps),
+        measured=any(one.found for one in page.survivors),
         open_lines=page.lines[:MOST_LINES],
         more_lines=page.lines[MOST_LINES:],
         size=size,
     )
 
 
-def _view(step: Step, number: int) -> dict[str, Any]:
+def _view(step: Step, number: int, *, opened: bool) -> dict[str, Any]:
     counts, control = step.counts, step.control
     low, high = counts.interval if counts is not None else (0.0, 1.0)
     return {
         "number": number,
         "step": step,
+        "opened": opened,
         "tone": step.tone,
         "read": "" if counts is None else f"{counts.read} of {counts.judged + counts.failures}",
         "interval": "" if counts is None else f"{100 * low:.0f} to {100 * high:.0f} %",

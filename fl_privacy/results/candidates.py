@@ -3,6 +3,7 @@
 Which of the questions beside images were answered better than by chance.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
@@ -115,6 +116,8 @@ class Candidate:
         inferred: what was asked beside images -> the measure by which the strongest attack came farthest; ``None``
             where it was asked of others and not of this one, or the attack failed.
         undefended: whether clients don't defend themselves.
+        over_control: by how much the mean of ``judged_by`` is above that of the best guess without the update, of the
+            attacks and rounds the one in which that is least; ``None`` where that was not measured.
     """
 
     name: str
@@ -135,6 +138,7 @@ class Candidate:
     judged_by: str = IMAGE_METRIC
     inferred: Mapping[str, Measure | None] = field(default_factory=dict)
     undefended: bool = False
+    over_control: float | None = None
 
     @property
     def tells(self) -> list[str]:
@@ -238,7 +242,22 @@ def candidate_of(
         judged_by=name_of_main,
         inferred={about: (told[1] if (told := strongest(findings, about)) else None) for about in asked},
         undefended=undefended,
+        over_control=least_over_control(found),
     )
+
+
+def least_over_control(found: Sequence[Reading]) -> float | None:
+    """Return by how much attacks are above the best guess without the update, where that is least.
+
+    In each round that an attack attacked, the attacker counts who is farther above; ``None`` where one of them has no
+    control.
+    """
+    best: dict[tuple[str, int], float] = {}
+    for reading in found:
+        above, key = reading.leakage.over_control, (reading.attack, reading.round)
+        best[key] = max(best.get(key, -math.inf), -math.inf if above is None else above)
+    least = min(best.values(), default=-math.inf)
+    return least if math.isfinite(least) else None
 
 
 def asked_of(findings: Sequence[Finding]) -> set[str]:

@@ -83,6 +83,16 @@ class MeasuredTable:
     attackers: tuple[str, ...] = ()
 
     @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Return the numbers of examples in the uploads that were attacked."""
+        return _batch_sizes(self.attackers, "batch_size") or (1,)
+
+    @property
+    def trained_batch_sizes(self) -> tuple[int, ...]:
+        """Return the batch size that clients trained with; empty where the settings do not say."""
+        return _batch_sizes(self.settings, "federation.plan.batch_size")
+
+    @property
     def by_the_strongest(self) -> bool:
         """Say whether the strongest attacker of such examples tried: only then is a defense recommended."""
         return "auto" in self.attacks and any(each in self.attackers for each in self.strongest)
@@ -96,6 +106,11 @@ class MeasuredTable:
     def matches(self, wanted: Sequence[str]) -> bool:
         """Say whether the table was measured with the settings ``wanted``."""
         return set(wanted) <= set(self.settings)
+
+
+def _batch_sizes(overrides: Sequence[str], key: str) -> tuple[int, ...]:
+    values = [value for name, _, value in (override.partition("=") for override in overrides) if name == key]
+    return tuple(sorted({int(value) for value in values if value.isdecimal()}))
 
 
 def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:

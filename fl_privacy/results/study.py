@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from fl_privacy.config.study import UNDEFENDED, AttackCell
 from fl_privacy.metrics import Statistic, pmm
-from fl_privacy.results.candidates import Candidate, candidate_of
+from fl_privacy.results.candidates import Candidate, candidate_of, least_over_control
 from fl_privacy.results.findings import Finding
 from fl_privacy.results.ongoing import is_finished
 from fl_privacy.results.read import Run, read_run, read_summary
@@ -219,7 +219,7 @@ class StudyRow:
             uploads: name of the only ones that count; all by default.
             asked: what was asked beside examples, of any row of the study.
         """
-        return candidate_of(
+        candidate = candidate_of(
             self.heard(threat, uploads),
             name=self.name,
             accuracy=self.accuracy if self.trained else None,
@@ -228,6 +228,10 @@ class StudyRow:
             asked=asked,
             undefended=self.entry.undefended,
         )
+        if candidate is None:
+            return None
+        passive = self.heard("honest" if threat == "honest" else "adaptive", uploads)
+        return replace(candidate, over_control=least_over_control(passive))
 
     def missing(self, threat: Threat) -> list[AttackCell]:
         """List the cells that are not known: no attack finished, or none knew of the defense.

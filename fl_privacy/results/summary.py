@@ -11,6 +11,7 @@ from typing import Any, Literal
 from fl_privacy.metrics import METRICS, NOT_METRICS, Statistic, aggregate, pmm
 from fl_privacy.metrics.intervals import ANY_VALUE
 from fl_privacy.metrics.outcome import OUTCOME_COLUMNS
+from fl_privacy.metrics.registry import LARGEST_PSNR
 from fl_privacy.metrics.roc import promises_little
 from fl_privacy.modality import IMAGES, MODALITIES
 from fl_privacy.results.counts import Counts, counts_of
@@ -62,6 +63,8 @@ class Leakage:
         members: which of the attacks that were tried read them -> how many images; empty of an attack that is one.
         images: that were attacked.
         failures: of them.
+        over_control: by how much the main metric of the guesses is above that of the best guess without the update,
+            mean; of images aligned, each at most ``LARGEST_PSNR``. ``None`` where no control was measured.
     """
 
     metrics: Mapping[str, Statistic] = field(default_factory=dict)
@@ -73,6 +76,7 @@ class Leakage:
     members: Mapping[str, int] = field(default_factory=dict)
     images: int = 0
     failures: int = 0
+    over_control: float | None = None
 
     @property
     def main(self) -> str:
@@ -344,7 +348,23 @@ def _leakage(images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, 
         members=dict(Counter(v["member"] for v in images if v["member"] and v.get("failure") is None).most_common()),
         images=len(images),
         failures=sum(r.get("failure") is not None for r in images),
+        over_control=_over_control(images),
     )
+
+
+_CONTROLLED = (("token_f1", "control_f1"), ("cells_right", "control_cells"), ("aligned_psnr", "control_psnr"))
+"""Figures of a guess, and the same of the best guess without the update."""
+
+
+def _over_control(images: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the mean by which guesses are above their controls; ``None`` without any control."""
+    over = [
+        min(float(record[found]), LARGEST_PSNR) - float(record[control])
+        for record in images
+        for found, control in _CONTROLLED
+        if record.get("failure") is None and record.get(found) is not None and record.get(control) is not None
+    ]
+    return sum(over) / len(over) if over else None
 
 
 def _tracing(traced: Sequence[Mapping[str, Any]]) -> Traced | None:

@@ -133,7 +133,7 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *
     if copies is not None:
         yield _raw_rows(copies.what, where)
     elif _is_labels(array, where, loaded):
-        yield _raw_labels(array.size, where)
+        yield raw_labels(array.size, where)
     elif array.dtype == np.uint8 and array.ndim == 1:
         yield from _of_bytes(array.tobytes(), where, loaded)
     elif (column := _equal_column(array, loaded, counts)) is not None:
@@ -199,7 +199,8 @@ def _is_labels(array: np.ndarray, where: str, loaded: Loaded) -> bool:
     return named or len(np.unique(values)) > 2 or bool(np.array_equal(array.reshape(-1), labels))
 
 
-def _raw_labels(number: int, where: str) -> Leak:
+def raw_labels(number: int, where: str) -> Leak:
+    """Report an array that holds the labels of all examples."""
     return Leak(
         severity="data",
         what=f"the class of each of the client's {number} examples, as it is",
@@ -244,7 +245,7 @@ def _of_numbers(array: np.ndarray, where: str, loaded: Loaded) -> Iterator[Leak]
     if (copies := copies_in(array, loaded.rows, unknown=True)) is not None:
         yield _raw_rows(copies.what, where)
     elif _is_labels(array, where, loaded):
-        yield _raw_labels(array.size, where)
+        yield raw_labels(array.size, where)
     elif (column := _equal_column(array, loaded, {loaded.examples})) is not None:
         yield _raw_column(column, len(array), where)
     elif _is_class_count(array, loaded):

@@ -3,12 +3,14 @@
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from fl_privacy.tapping.packed import Spread, spread
 
 CLOSE = 1e-2
 """Relative distance up to which an array is a parameter's value after another type took its digits."""
@@ -32,10 +34,12 @@ class Matched:
         shares: whether the arrays are ``weights``, their change, a ``delta``, or a ``gradient``.
         by: ``value``; ``scale`` where arrays are multiples of values, or codes of them in whole numbers; or ``place``
             where values were changed on the way and the arrays sent tell which is which.
-        unknown: arrays that are neither parameters nor buffers of anything that was trained.
+        unknown: arrays that are neither parameters nor buffers of what was trained, nor sent back as they came.
         withheld: parameters that do not leave.
         exact: whether all values are those of the parameters to the last bit.
-        decoded: name of an array that holds other numbers than its parameter's -> what these stand for.
+        decoded: name of an array that holds other numbers than its parameter's -> what these stand for. Parameters of
+            which some values left with their places, or that left joined, have a name of their own here.
+        packed: arrays of which such parameters are made.
     """
 
     parameters: Mapping[str, str] = field(default_factory=dict)
@@ -45,6 +49,7 @@ class Matched:
     withheld: tuple[str, ...] = ()
     exact: bool = True
     decoded: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
+    packed: tuple[str, ...] = ()
 
 
 def matched(
@@ -71,17 +76,27 @@ def matched(
     # parameters that did not move have the same value before and after, and a change of zero
     best: dict[str, str] = {}
     decoded: dict[str, np.ndarray] = {}
+    packed: tuple[str, ...] = ()
     shares, exact = "weights", False
     for kind, values in readings.items():
         found = _by_value(uploaded, values)
         scaled = _by_scale(uploaded, values, found, divides=kind == "weights")
-        if len(found) + len(scaled) > len(best):
+        known = {**found, **{key: name for key, (name, _) in scaled.items()}}
+        parts = {
+            f"{part.sources[0]}[{part.name}]": part
+            for part in _by_parts(uploaded, values, known, gradients, before if kind == "weights" else None)
+        }
+        if len(known) + len(parts) > len(best):
             exact = len(found) == len(uploaded)
-            best, shares = {**found, **{key: name for key, (name, _) in scaled.items()}}, kind
+            best, shares = {**known, **{key: part.name for key, part in parts.items()}}, kind
             decoded = {key: meant for key, (_, meant) in scaled.items()}
+            decoded |= {key: part.values for key, part in parts.items()}
+            packed = tuple(dict.fromkeys(source for part in parts.values() for source in part.sources))
     by = "scale" if decoded else "value"
-    if len(best) < len(uploaded):
-        placed = _by_place(uploaded, sent, before, set(best.values()), set(best))
+    digests = {key: _digest(array) for key, array in sent.items()} if len(best) < len(uploaded) else {}
+    back = {key for key, array in uploaded.items() if key not in best and digests.get(key) == _digest(array)}
+    if len(best) < len(uploaded) and not packed:
+        placed = _by_place(uploaded, sent, before, set(best.values()), {*best, *back})
         if placed and not best:
             shares = _kind(uploaded, sent, placed)
         by = "place" if placed else by
@@ -91,11 +106,27 @@ def matched(
         parameters=best,
         shares=shares,
         by=by,
-        unknown=tuple(name for name in uploaded if name not in best),
+        unknown=tuple(name for name in uploaded if name not in best and name not in back and name not in packed),
         withheld=tuple(name for name in trained if name not in set(best.values())),
         exact=exact,
         decoded=decoded,
+        packed=packed,
     )
+
+
+def _by_parts(
+    arrays: Mapping[str, np.ndarray],
+    values: Mapping[str, Tensor],
+    known: Mapping[str, str],
+    trained: Collection[str],
+    base: Mapping[str, Tensor] | None,
+) -> list[Spread]:
+    """Match the arrays left to parameters of which some values left, or that left joined."""
+    rest = {key: array for key, array in arrays.items() if key not in known and array.dtype.kind in "fiub"}
+    left = {name: _numpy(value) for name, value in values.items() if name not in set(known.values())}
+    if not left or not any(array.dtype.kind == "f" for array in rest.values()):
+        return []
+    return spread(rest, left, trained, base if base is None else {name: _numpy(value) for name, value in base.items()})
 
 
 def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) -> dict[str, str]:

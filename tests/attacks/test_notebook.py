@@ -7,6 +7,7 @@ from PIL import Image
 from fl_privacy import Observation, reconstruct, show
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.images import psnr
+from fl_privacy.types import Batch, Reconstruction, VictimId
 from tests.attacks.victims import examples, smooth_net
 
 
@@ -53,3 +54,39 @@ def test_attacks_and_options_go_by_their_names() -> None:
     for attack, options, line in (("ilg", {}, "idlg"), ("idlg", {"steps": 3}, "but got steps")):
         with pytest.raises(UserError, match=line):
             reconstruct(observation, attack, **options)
+
+
+def _columns(picture: Image.Image, number: int) -> list[tuple[int, int]]:
+    """Return the brightness of each original and of the guess below it."""
+    width, height = picture.width // number, picture.height // 2
+    return [
+        (
+            picture.getpixel((width * k + width // 2, height // 2)),
+            picture.getpixel((width * k + width // 2, height * 3 // 2)),
+        )
+        for k in range(number)
+    ]
+
+
+def _of_brightness(*levels: float) -> torch.Tensor:
+    return torch.tensor(levels).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("guesses", "shown"),
+    [
+        ([[0.9, 0.1, 0.5]], [(26, 26), (128, 128), (230, 230)]),
+        ([[0.5, 0.1], [0.9]], [(26, 26), (128, 128), (230, 230)]),
+        ([[0.9, 0.1]], [(26, 26), (128, 255), (230, 230)]),
+        ([[0.9, 0.3, 0.1, 0.5]], [(26, 26), (128, 128), (230, 230), (255, 77)]),
+    ],
+    ids=["one_batch", "batches", "fewer", "more"],
+)
+def test_each_guess_is_below_its_original(guesses: list[list[float]], shown: list[tuple[int, int]]) -> None:
+    found = [
+        Reconstruction(id=VictimId(1, 0, 0), batch=Batch(_of_brightness(*own), torch.zeros(len(own)).long()), loss=0.0)
+        for own in guesses
+    ]
+    picture = show(found, _of_brightness(0.1, 0.5, 0.9))
+    for seen, wanted in zip(_columns(picture, len(shown)), shown, strict=True):
+        assert seen == pytest.approx(wanted, abs=1)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fl_privacy import Observation, reconstruct
-from fl_privacy.attacks.gradient_inversion.clients_loss import SOFT_LABELS, WHOLE_LABELS
+from fl_privacy.attacks.gradient_inversion.clients_loss import ONE_OUTPUT, SOFT_LABELS, WHOLE_LABELS
 from fl_privacy.attacks.gradient_inversion.undisclosed import disclosed
 from fl_privacy.errors import UserError
 from fl_privacy.losses import CROSS_ENTROPY
@@ -232,3 +232,29 @@ def test_muted_features_are_no_other_loss() -> None:
     gradients[2][:, ::2] = 0
     seen = Observation.of_gradients(net, gradients, input_shape=SHAPE, batch_size=1)
     assert reconstruct(seen, "idlg", iterations=1).failure is None
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("of", [F.mse_loss, F.binary_cross_entropy_with_logits])
+def test_a_network_of_one_output_needs_no_loss(of, count: int) -> None:
+    """Numbers explain the slope of each example, whatever the loss is; a cross entropy has none."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+    rows, targets = torch.rand(count, 6), torch.arange(float(count))[:, None] % 2
+    gradients = torch.autograd.grad(of(net(rows), targets), list(net.parameters()))
+    seen = Observation.of_gradients(net, gradients, input_shape=(6,), batch_size=count)
+    loss = disclosed([seen])[0].observation.loss
+    assert loss is not None and loss.targets != "classes"
+    found = reconstruct(seen, "dlg", iterations=5)
+    assert found.batch is not None, found.failure
+    if count > 1:
+        assert ONE_OUTPUT in found.notes
+
+
+def test_rows_without_a_schema_end_in_a_line_and_no_error() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
+    gradients = torch.autograd.grad(F.mse_loss(net(torch.rand(4, 6)), 3 * torch.randn(4, 1)), list(net.parameters()))
+    seen = Observation.of_gradients(net, gradients, input_shape=(6,), batch_size=4)
+    found = reconstruct(seen, "auto", budget="quick")
+    assert found.failure is None or "error of its own" not in found.failure

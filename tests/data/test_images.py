@@ -107,3 +107,64 @@ def test_broken_image_is_named(picture, broken):
     with pytest.raises(UserError, match=r"Image 1 of data set some") as error:
         decode([cell(picture()), broken])
     assert "\n" not in str(error.value)
+
+
+def tiff(values):
+    encoded = io.BytesIO()
+    Image.fromarray(values).save(encoded, "TIFF")
+    return {"bytes": encoded.getvalue(), "path": None}
+
+
+RAMP = np.arange(256).reshape(16, 16)
+
+DEEP = {
+    "float_of_one": (RAMP / 255).astype(np.float32),
+    "float_of_bytes": RAMP.astype(np.float32),
+    "float_of_its_own": (RAMP / 60 - 2).astype(np.float32),
+    "hounsfield": (RAMP * 16 - 1000).astype(np.int32),
+    "signed_16": (RAMP * 100 - 12_750).astype(np.int16),
+    "of_12_bits": np.round(RAMP * 4095 / 255).astype(np.uint16),
+    "of_16_bits": (RAMP * 257).astype(np.uint16),
+    "few_counts": (RAMP // 64).astype(np.uint16),
+}
+"""Pictures that are black to white, as they are saved."""
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_a_picture_of_more_than_8_bits_is_read_by_its_range(kind):
+    expected = torch.from_numpy(RAMP if kind != "few_counts" else RAMP // 64 * 85)
+    with pytest.warns(UserWarning, match=r"1 of 1 images of data set some have more than 8 bits .* for white"):
+        images = decode([tiff(DEEP[kind])])
+    assert images.dtype == torch.uint8 and images.shape == (1, 1, 16, 16)
+    assert (images[0, 0].int() - expected).abs().max() <= 1
+
+
+def test_all_pictures_of_a_data_set_have_one_range():
+    cells = [
+        tiff((RAMP / 255).astype(np.float32)),
+        tiff((RAMP / 510).astype(np.float32)),
+        cell(Image.new("L", (16, 16), 9)),
+    ]
+    with pytest.warns(UserWarning, match="2 of 3 images .* from 0 to 1; 0 is taken for black and 1 for white"):
+        images = decode(cells, image_size=8, channels=3)
+    assert images.shape == (3, 3, 8, 8) and (images[0].float() - 2 * images[1].float()).abs().max() <= 2
+    assert (images[2] == 9).all()
+
+
+@pytest.mark.parametrize("values", [np.zeros((4, 4), np.uint8), np.ones((4, 4), np.uint8)])
+def test_black_pictures_are_refused(values):
+    with pytest.raises(UserError, match="expected to show something, but are black"):
+        decode([cell(Image.fromarray(values))] * 2)
+
+
+def test_pixels_that_are_no_numbers_are_refused():
+    with pytest.raises(UserError, match="finite pixels"):
+        decode([tiff(np.full((4, 4), np.nan, np.float32))])
+
+
+def test_signed_bytes_are_read_as_they_are(tmp_path):
+    picture = Image.fromarray(np.array([[0, 127], [128, 255]], np.uint8))  # 0, 127, -128, -1
+    picture.save(tmp_path / "signed.tiff", tiffinfo={339: 2})
+    with pytest.warns(UserWarning, match="from -128 to 127"):
+        images = decode([{"bytes": None, "path": str(tmp_path / "signed.tiff")}])
+    assert images.flatten().tolist() == [128, 255, 0, 127]

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError
 
-from fl_privacy.data import load_data
+from fl_privacy.data import Examples, load_data
+from fl_privacy.data.datasets import cached
 from fl_privacy.errors import UserError
 
 hf = pytest.importorskip("datasets")
@@ -255,3 +256,25 @@ def test_real_parquet_files():
     rows = hf.Dataset.from_parquet(str(REAL), keep_in_memory=True)
     encoded = rows.cast_column("img", hf.Image(decode=False))[5]["img"]["bytes"]
     assert torch.equal(test.images[5], torch.from_numpy(np.array(Image.open(io.BytesIO(encoded)))).permute(2, 0, 1))
+
+
+def test_a_folder_that_would_not_be_read_is_refused():
+    """Else the embedded digits were attacked in place of the user's own images."""
+    for name in ("mnist_mini", "photograph"):
+        with pytest.raises(UserError, match=r"data\.root is expected with data that lie in a folder"):
+            load_data(name, root="somewhere")
+
+
+def test_what_an_older_version_kept_of_deep_pictures_is_read_anew(tmp_path):
+    """It read pictures of more than 8 bits as nearly black."""
+    made = []
+
+    def make():
+        made.append(level := 5 if not made else 200)
+        made_of = [torch.full((6, 1, 4, 4), level, dtype=torch.uint8) for _ in range(2)]
+        train, test = (Examples(images, torch.arange(6) % 2, ("a", "b")) for images in made_of)
+        return train, test
+
+    for _ in range(3):
+        train, _ = cached("x", ["key"], make, folder=tmp_path)
+    assert made == [5, 200] and int(train.images.max()) == 200

@@ -13,6 +13,8 @@ import pytest
 
 from fl_privacy.cli import workers
 from fl_privacy.cli.main import run_command_line
+from fl_privacy.config.study import load_grid
+from fl_privacy.experiment import study_results
 from tests.experiment.runs import run, stamps, wait_until
 
 GRID = """
@@ -104,3 +106,13 @@ def test_advice_is_the_same_from_the_folder_and_from_the_grid(
     assert run_command_line(["advise", "--grid", str(grid), f"out={page.parent}", *asked]) == 0
     assert capfd.readouterr().out == of_folder
     assert "2 defenses" in of_folder
+
+
+def test_who_attacked_is_said_with_all_batch_sizes_and_what_the_user_changed() -> None:
+    said = study_results._attackers
+    assert said(load_grid("spn"), ()) == (
+        *("federation=fedsgd", "attack=dlg", "attack.start=pattern", "attack.iterations=12", "tracing=10"),
+        *("batch_size=1", "batch_size=4", "batch_size=8"),
+    )
+    overrides = ["threat_model=adaptive", "batch_size=4", "data=mnist"]
+    assert set(said(load_grid("quick", overrides), overrides)) == {*overrides, "victims=8"}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fl_privacy.foreign_files import ArrayUnpickler
 from fl_privacy.metrics import lpips as alexnet
 from fl_privacy.metrics.lpips import LAYERS, convolutions
 
@@ -62,7 +63,7 @@ def test_other_bytes_are_never_unpickled(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(str(tmp_path))
     assert alexnet._packaged() is None
     with pytest.raises(pickle.UnpicklingError, match="expected to be a part of an array"):
-        alexnet._Arrays(io.BytesIO(content)).load()
+        ArrayUnpickler(io.BytesIO(content)).load()
     assert not (tmp_path / "harm").exists()
 
 

@@ -1,4 +1,5 @@
 import html
+import math
 import re
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 from fl_privacy.inference.kinds import About
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.cost import FIGURES, figures_of
+from fl_privacy.report.numbers import below
 from fl_privacy.report.recommendation import answer
 from fl_privacy.results import Candidate
 from fl_privacy.results.candidates import best_unread
@@ -175,3 +177,29 @@ def test_a_defense_that_was_never_asked_of_members_is_not_among_those_that_were_
     asked, silent = replace(OPEN, inferred={About.MEMBERSHIP: None}), replace(QUIET, inferred={About.MEMBERSHIP: None})
     assert "Behind quiet no image was read; the rest is not known." in answer([asked, silent])
     assert "not known." not in answer([asked])
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "upper", "said"),
+    [
+        ("psnr", 12.9, 13.4, " (95 % sure: below 13.4 dB)"),
+        ("psnr", math.inf, math.inf, ""),
+        ("psnr", 99.0, 120.0, ""),
+        ("token_f1", 0.995, 1.0, ""),
+        ("cells_right", 1.0, 1.0, ""),
+        ("token_f1", 0.99, 0.997, ""),
+        ("token_f1", 0.0, 0.001, ""),
+        ("cells_right", 0.28, 0.36, " (95 % sure: below 36 %)"),
+    ],
+)
+def test_an_upper_end_is_said_where_it_bounds_anything(name, mean, upper, said):
+    """That a share is below 100 % is no news, and may be wrong."""
+    assert below(upper, mean, name) == said
+
+
+def test_a_text_is_recommended_no_defense_however_well_it_hides():
+    quiet = replace(QUIET, judged_by="token_f1", psnr=0.1, upper=0.2, largest=0.2)
+    said = answer([replace(quiet, name="none", undefended=True, read=20, identified=0), quiet])
+    assert "has no attacked text read" in said and "No defense is recommended for texts for now" in said
+    assert "is not recommended: what the best guess" in answer([replace(OPEN, undefended=True), GOOD])
+    assert "not recommended" not in answer([replace(OPEN, undefended=True), replace(GOOD, over_control=1.0)])

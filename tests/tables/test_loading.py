@@ -1,15 +1,17 @@
 """Tables from files, packages and pandas."""
 
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
 
 from fl_privacy.data import Dirichlet, Iid, load_table, table_of
-from fl_privacy.data.tables import MISSING
+from fl_privacy.data.tables import MISSING, written_numbers
 from fl_privacy.errors import UserError
 from tests.tables.tables import frame
 
@@ -131,3 +133,57 @@ def test_no_file_and_no_frame() -> None:
             load_table(**wrong)
     with pytest.raises(UserError, match="DataFrame"):
         table_of([[1, 2]])
+
+
+WRITTEN = {
+    "thousands": (["1,234", "12,345.5", "7"], [1234, 12345.5, 7]),
+    "comma": (["3,14", "1.234,5", "-2"], [3.14, 1234.5, -2]),
+    "money": (["$ 1,200", "-$3.50", "$12"], [1200, -3.5, 12]),
+    "per cent": (["12 %", "7.5%", "100%"], [12, 7.5, 100]),
+    "spaces": (["1 234", "12\N{NO-BREAK SPACE}345", "5"], [1234, 12345, 5]),
+    "decimals": ([Decimal("1.50"), Decimal(3), Decimal("-2e1")], [1.5, 3, -20]),
+    "fractions": (["0.5", "1e-3", "2."], [0.5, 0.001, 2]),
+}
+"""Cells as files have them, and the numbers that they are."""
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_numbers_that_are_written_otherwise_are_numbers(kind: str) -> None:
+    cells, wanted = WRITTEN[kind]
+    found = table_of(pd.DataFrame({"x": [*cells, None, "?"] * 20, "label": [0, 1, 0, 1, 1] * 20}))
+    (column,) = found.train.schema.columns
+    assert column.is_number and (column.low, column.high) == (min(wanted), max(wanted))
+    assert found.train.schema.width == 1
+    known = written_numbers(pd.Series([*cells, None, "?"], dtype=object))
+    assert known.tolist()[:3] == pytest.approx(wanted) and known[3:].isna().all()
+
+
+@pytest.mark.parametrize(
+    "cells", [["1", "2", "30"], ["00501", "10001", "94105"], ["18-25", "26-40", "41-60"], ["1.2.3", "1.2.4", "2.0.0"]]
+)
+def test_texts_that_are_no_numbers_stay_categories(cells: list[str]) -> None:
+    found = table_of(pd.DataFrame({"x": cells * 20, "label": [0, 1, 1] * 20}))
+    assert found.train.schema.columns[0].categories == tuple(sorted(cells))
+
+
+def test_a_column_that_is_named_a_category_is_one_however_it_is_written() -> None:
+    frame = pd.DataFrame({"x": ["1,000", "2,000"] * 20, "label": [0, 1] * 20})
+    assert table_of(frame, categories=["x"]).train.schema.columns[0].categories == ("1,000", "2,000")
+
+
+def test_spaces_around_names_of_columns_are_no_part_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "spaced.csv"
+    path.write_text("age , label\n" + "30,0\n41,1\n" * 10, encoding="utf-8-sig")
+    for target in (None, "label"):
+        found = load_table(path=str(path), target=target)
+        assert found.train.schema.names == ("age",) and found.train.class_names == ("0", "1")
+    frame = pd.DataFrame({" age": [1, 2] * 10, " label": [0, 1] * 10})
+    assert table_of(frame).train.schema.names == ("age",)
+    with pytest.raises(UserError, match="expected to differ in name"):
+        table_of(frame.assign(age=1))
+
+
+def test_a_quantity_is_no_target_however_it_is_written() -> None:
+    prices = [f"{number:,}" for number in range(1000, 1100)]
+    with pytest.raises(UserError, match="as a quantity has"):
+        table_of(pd.DataFrame({"x": range(200), "label": prices * 2}))

@@ -69,7 +69,10 @@ def _wrong_tensors(observation: Observation) -> str | None:
 def _nothing_to_learn(observation: Observation) -> str | None:
     update = observation.update().values()
     if not any(tensor.any() for tensor in update):
-        return "The update is zero everywhere; nothing can be learned from it."
+        return (
+            "The update is zero everywhere: the arrays uploaded equal those sent, and nothing can be learned from them;"
+            " if the client's update leaves in another record, as in bytes, it was not attacked."
+        )
     if all(tensor.numel() > 1 and bool((tensor == tensor.flatten()[0]).all()) for tensor in update):
         return "Every tensor of the update is constant; nothing can be learned from it."
     return None

@@ -24,6 +24,12 @@ ASSUMED = (
     "The client's loss is taken for cross entropy, which the gradient of its output layer neither shows nor denies."
 )
 
+ONE_OUTPUT = (
+    "The network has one output, of which there is no cross entropy: the client's loss is taken for squared error,"
+    " whose targets explain the gradient of every loss. They are the client's own only if that is its loss (loss= of"
+    " Observation.of_gradients)."
+)
+
 WHOLE_LABELS = (
     "The output layer's gradient is that of a cross entropy; of a batch it says neither whether labels are smoothed nor"
     " whether classes are weighted, so that plain ones are assumed: give loss= to Observation.of_gradients if they are"
@@ -48,14 +54,15 @@ def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
         NotAttackableError: the update denies every known loss.
     """
     layer = output_layer(observation.model, observation.num_classes)
+    plain = (SQUARED_ERROR, ONE_OUTPUT) if observation.num_classes == 1 else (CROSS_ENTROPY, ASSUMED)
     if layer is None or layer[0] not in observation.upload.tensors or not is_sum_of_gradients(observation.plan):
-        return CROSS_ENTROPY, ASSUMED
+        return plain
     like, scale = next(model.parameters()), observation.plan.loss_scale
     gradient = {n: g.to(like) / scale for n, g in as_gradient(observation).items() if n in layer}
     if observation.upload.num_examples == 1 and layer[1] in gradient:
         single = SingleExample.of(model, observation.input_shape, layer, gradient)
-        return (CROSS_ENTROPY, ASSUMED) if single is None else _of_one(single)
-    return _of_many(observation, layer, gradient)
+        return plain if single is None else _of_one(single)
+    return plain if observation.num_classes == 1 else _of_many(observation, layer, gradient)
 
 
 def _of_one(single: SingleExample) -> tuple[Loss, str]:

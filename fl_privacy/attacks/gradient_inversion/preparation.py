@@ -202,9 +202,9 @@ class Prepared:
 
     @cached_property
     def capacity(self) -> int:
-        """Return how many victims to attack at once."""
-        if self.settings.most_victims is not None:
-            return self.settings.most_victims
+        """Return how many victims to attack at once; 1 if none of them can be attacked."""
+        if self.settings.most_victims is not None or not self.victims:
+            return self.settings.most_victims or 1
         return victims_at_once(*self._trial(), self.settings.optimizer, victims=len(self.victims))
 
     @cached_property

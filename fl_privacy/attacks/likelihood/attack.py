@@ -194,7 +194,7 @@ class MaximumAPosteriori:
             NotAttackableError: it is none of images, or its gradients can't be guessed.
         """
         first = group.first
-        if not modality_of(first.model).pixels:
+        if not modality_of(first.model).pixels or len(first.input_shape) != 3:
             raise NotAttackableError("Images are expected, whose likelihood is compared, but got texts or rows.")
         with cpu_threads(1):
             prepared = prepare(self._settings, group, seed)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,7 @@ def audit_app(app: App, asked: Asked, tell: Callable[[str], None] | None = None)
     folder = _folder(asked.out, app.name)
     run = _Run(app, asked, folder, nodes, tell or (lambda text: None))
     with contextlib.ExitStack() as stack:
+        stack.callback(run.leave)
         asked_data = stack.enter_context(mirrored(asked.mirror))
         stack.enter_context(in_one_process())
         stack.enter_context(working_in(folder / "files"))
@@ -145,7 +147,7 @@ def audit_app(app: App, asked: Asked, tell: Callable[[str], None] | None = None)
             climbed = attempt(run.climb)
         if isinstance(climbed, Failure):
             run.problems.append(f"Attacks ended before all were made: {climbed.reason}")
-    return run.finish()
+        return run.finish()
 
 
 class _Run:
@@ -162,6 +164,7 @@ class _Run:
         self.started, self.trained = time.perf_counter(), 0.0
         self.record: dict[str, Any] = {}
         self._refreshed = 0.0
+        self.interrupted = False
 
     def refresh(self) -> None:
         """Write the page while the app trains, at most once every ``_REFRESHED`` seconds."""
@@ -202,6 +205,12 @@ class _Run:
         self.record = self._record(page)
         write_private(self.folder / RECORD, json.dumps(self.record, indent=1, default=str))
         return page
+
+    def leave(self) -> None:
+        """Write on a page that was begun that the audit was interrupted, unless it came to its end."""
+        if self.record.get("going_on"):
+            self.interrupted = True
+            attempt(lambda: self.write(""))
 
     def finish(self) -> Audited:
         """Write the page and the record, and return them with a line for the terminal."""
@@ -249,7 +258,8 @@ class _Run:
             stated={name: sorted(values) for name, values in grid.stated.items()},
             problems=problems,
             notes=self.notes,
-            going_on=going_on,
+            going_on=f"{going_on} Written {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC." if going_on else "",
+            interrupted=self.interrupted,
             environment=self._environment(),
         )
 
@@ -286,6 +296,7 @@ class _Run:
             "further": page.further,
             "tone": page.tone,
             "going_on": page.going_on,
+            "interrupted": page.interrupted,
             "nodes": self.nodes,
             "rounds": self.grid.rounds or self.asked.rounds,
             "models": dict(self.grid.models),

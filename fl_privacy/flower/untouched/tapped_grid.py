@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ from fl_privacy.tapping.findings import Loaded, stated_privacy
 from fl_privacy.tapping.fitted import Fitted, FittedBy, leaks_of_nodes
 from fl_privacy.tapping.inventory import DOWN, UP
 from fl_privacy.tapping.matching import Matched, matched
+from fl_privacy.tapping.memories import averaged, memories_in
+from fl_privacy.tapping.packed import unpacked
 from fl_privacy.tapping.watch import OnlyExamples
 
 LOOKS, WAITED = 3, 1.5
@@ -213,18 +215,33 @@ class TappedGrid(LocalGrid):
         self.inventory.add(up)
         self.replies[down.kind] += 1
         sent, uploaded = _flat(down), _flat(up)
+        inner = _unpacked(up) if seen.modules and seen.steps else {}
         after = seen.values()
         pairs = Matched()
         if seen.modules and seen.steps:
+            uploaded = {**uploaded, **inner}
             pairs = matched(uploaded, sent, seen.before, after, seen.gradients)
+            pairs = replace(pairs, unknown=tuple(key for key in pairs.unknown if key not in inner))
             self.models[" + ".join(type(module).__name__ for module in seen.modules)] += 1
-        known = {key.partition("/")[2] for key in pairs.parameters}
+        known = {key.partition("/")[2] for key in (*pairs.parameters, *pairs.packed)}
         same = {key for key, array in uploaded.items() if key in sent and sent[key].shape == array.shape}
         known |= {key.partition("/")[2] for key in same}
         odd = [key for _, key in up.arrays if key not in known]
         self._trace(down, sent, uploaded, pairs, loaded.labels)
         asked = down.kind.partition(".")[0] == "query"  # whose answers are no parameters
-        self._count(down.kind, findings_of(up, loaded, odd, trained=bool(pairs.parameters) or asked))
+        leaks = findings_of(up, loaded, odd, trained=bool(pairs.parameters) or asked)
+        read = {key.partition(":")[0] for key in (*pairs.parameters, *pairs.packed) if key in inner}
+        leaks = [leak for leak in leaks if leak.severity != "look" or leak.where not in read]
+        moved = {*seen.gradients, *averaged(seen.modules, seen.names)}
+        leaks += memories_in(
+            pairs.parameters,
+            seen.before,
+            after,
+            moved=moved,
+            counts={loaded.examples, seen.loaded},
+            labels=loaded.labels,
+        )
+        self._count(down.kind, leaks)
         for key, value in stated_privacy(up).items():
             self.stated.setdefault(key, set()).add(value)
         if before is not None and seen.steps and len(seen.modules):
@@ -265,7 +282,7 @@ class TappedGrid(LocalGrid):
         """Keep what a client's first upload says about its classes."""
         if down.node in self.traces or len(self.traces) >= MOST_TRACES or down.kind.startswith("evaluate"):
             return
-        arrays = {key: pairs.decoded.get(key, array) for key, array in uploaded.items()}
+        arrays = {**uploaded, **pairs.decoded}
         if pairs.parameters and pairs.shares != "weights":  # the array is the change
             sign = -1 if pairs.shares == "gradient" else 1
             arrays = {key: sign * arrays[key] for key in pairs.parameters if arrays[key].dtype.kind == "f"}
@@ -289,7 +306,8 @@ class TappedGrid(LocalGrid):
             return reply
         if reply.has_error():
             return Failure((reply.error.reason or "an error").strip().splitlines()[-1])
-        up = _flat(_described(reply.content, UP, "again", 1, answer.node))
+        told = _described(reply.content, UP, "again", 1, answer.node)
+        up = {**_flat(told), **_unpacked(told)}
         found = attempt(lambda: matched(up, answer.sent, seen.before, seen.values(), seen.gradients))
         if isinstance(found, Failure):
             return found
@@ -352,6 +370,16 @@ def _values(array: Array) -> np.ndarray:
         if kind.hasobject or kind.itemsize * math.prod(array.shape) != len(array.data):
             raise
         return np.frombuffer(array.data, kind).reshape(array.shape)
+
+
+def _unpacked(sent: Sent) -> dict[str, np.ndarray]:
+    """Return the arrays within bytes, texts and lists of a reply, and within arrays of bytes."""
+    found = attempt(
+        lambda: unpacked(
+            {**sent.values, **{at: a.tobytes() for at, a in sent.arrays.items() if a.dtype == np.uint8 and a.ndim == 1}}
+        )
+    )
+    return {} if isinstance(found, Failure) else found
 
 
 def _flat(sent: Sent) -> dict[str, np.ndarray]:

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from fl_privacy.defenses import ClientState, LocalData, instahide
-from fl_privacy.defenses._instahide import coefficients, distinct
+from fl_privacy.defenses._instahide import coefficients, distinct, read_pictures
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Replay
 from fl_privacy.rng import derive_generator
@@ -152,3 +152,11 @@ def test_what_was_seen_is_repeated():
 def test_wrong_settings_are_one_line(settings):
     with pytest.raises(UserError):
         instahide(**settings)
+
+
+def test_public_pictures_of_16_bits_are_not_cut_off_at_8(tmp_path):
+    ramp = (torch.arange(16).view(4, 4) * 4369).numpy().astype("uint16")
+    Image.fromarray(ramp).save(tmp_path / "deep.png")
+    with pytest.warns(UserWarning, match="65535 for white"):
+        (found,) = read_pictures(str(tmp_path), (1, 4, 4))
+    assert torch.equal(found[0], (torch.arange(16).view(4, 4) * 17).to(found.dtype))

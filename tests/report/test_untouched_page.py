@@ -1,0 +1,112 @@
+"""The page of an audited app opens what its headline is of, and says why nothing was attacked, or interrupted."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fl_privacy.errors import UserError
+from fl_privacy.flower.untouched import audit
+from fl_privacy.flower.untouched.app import read_app
+from fl_privacy.report.untouched import AppPage, Step, render_app
+from fl_privacy.results.counts import Counts
+from fl_privacy.results.survivors import Survivor
+from tests.flower.untouched_apps import PLAIN, audited, write
+
+LATE = "no time was left of 30 seconds; --seconds gives more"
+UNKNOWN = "what is uploaded was not understood: by values, names and places none of its arrays is a parameter"
+LINE = {
+    "direction": "client to server", "kind": "train", "record": "arrays", "key": "w", "what": "array 3 float32",
+    "size": 12.0, "messages": 2, "rounds": [1], "example": "",
+}  # fmt: skip
+
+
+def step(title: str, read: int | None, *, uploaded: bool = True, kind: str = "image", **told: Any) -> Step:
+    """Make a step at which ``read`` of two were read; ``None`` where nothing was attacked."""
+    shape = (1, 8, 8) if kind == "image" else (8,)
+    pair = SimpleNamespace(original=np.zeros(shape), guess=np.ones(shape), read=bool(read))
+    counts = None if read is None else Counts(exact=read, nothing=2 - read, groups=2, candidates=39)
+    plain = {
+        "made": "2 uploads", "control": None, "beyond": bool(read), "reason": "", "labels": None, "seconds": 1.0,
+        "shown": [] if counts is None else [pair],
+    }  # fmt: skip
+    return Step(title=title, kind=kind, uploaded=uploaded, counts=counts, **(plain | told))
+
+
+GRADIENT = step("The gradient", 0, uploaded=False)
+
+
+def opened(page: AppPage) -> list[str]:
+    return re.findall(r"<details open><summary>(.*?): what was there", render_app(page))
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted"),
+    [
+        ([GRADIENT, step("One", 2), step("Batch", 1)], "One"),
+        ([GRADIENT, step("One", 1), step("Batch", 2)], "Batch"),
+        ([step("The gradient", 2, uploaded=False), step("One", 0)], "One"),
+        ([step("The gradient", 2, uploaded=False), step("One", None)], "The gradient"),
+    ],
+)
+def test_the_pictures_that_are_open_are_those_of_the_headline(steps: list[Step], wanted: str) -> None:
+    assert opened(AppPage(app="a", lede="", steps=steps, lines=[LINE])) == [wanted]
+
+
+@pytest.mark.parametrize("reason", [LATE, UNKNOWN, "its code makes no step on a single example"])
+def test_a_headline_says_why_no_upload_was_attacked(reason: str) -> None:
+    rest = step("All its examples in all its steps", None, reason="this is what the training uploads")
+    missed = [step("One", None, reason=reason), step("Batch", None, reason=LATE), rest]
+    page = AppPage(app="a", lede="", steps=[step("The gradient", 2, uploaded=False), *missed], lines=[LINE])
+    assert page.headline.startswith(f"No upload was attacked: {reason}. Of gradients") and "could" not in page.headline
+    alone = replace(page, steps=missed)
+    assert alone.headline == f"Not attacked: {reason}; what leaves is listed below"
+    none = replace(page, steps=[])
+    assert none.headline == "Not attacked: no attack here fits what this app uploads; what leaves is listed below"
+
+
+def test_an_audit_of_which_nothing_came_has_no_empty_sections() -> None:
+    missed = step("One", None, reason="no client answered")
+    page = AppPage(
+        app="a", lede="", problems=["The app's server ended with an error"], steps=[missed],
+        survivors=[Survivor(name="members", reason="no step was seen")],
+    )  # fmt: skip
+    heads = re.findall(r"<h2>(.*?)</h2>", render_app(page))
+    assert heads == ["What leaves a client in clear"]
+    full = re.findall(r"<h2>(.*?)</h2>", render_app(replace(page, lines=[LINE])))
+    assert {"What can be read from updates", "Everything that is sent"} < set(full)
+
+
+def test_a_row_and_its_guess_are_cards_on_a_phone() -> None:
+    shown = render_app(AppPage(app="a", lede="", steps=[step("One", 2, kind="row")], lines=[LINE]))
+    assert 'class="cards rows-read"' in shown
+    assert re.search(r'<td data-label="Row">0.00 .*?<td data-label="Guess">1.00 .*?<td data-label="Read">yes', shown)
+
+
+class Stopped(BaseException):
+    """What a signal raises."""
+
+
+def test_an_interrupted_audit_says_so_on_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(run: Any) -> None:
+        page = (run.folder / audit.PAGE).read_text()
+        assert 'http-equiv="refresh"' in page and re.search(r"Written 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC", page)
+        raise Stopped
+
+    monkeypatch.setattr(audit._Run, "climb", interrupted)
+    with pytest.raises(Stopped):
+        audited(tmp_path, "stopped", PLAIN, clients=1)
+    page = next(tmp_path.rglob(audit.PAGE)).read_text()
+    assert "This audit was interrupted" in page and "Not finished when" not in page and "refresh" not in page
+    assert "Interrupted before an upload was attacked" in page
+
+
+def test_an_app_that_cannot_be_loaded_leaves_no_page(tmp_path: Path) -> None:
+    folder = write(tmp_path / "app", "broken", "raise RuntimeError('x')")
+    with pytest.raises(UserError):
+        audit.audit_app(read_app(folder), audit.Asked(out=tmp_path / "out"))
+    assert not list((tmp_path / "out").rglob(audit.PAGE))
