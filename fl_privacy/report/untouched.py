@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fl_privacy.files import write_private
 from fl_privacy.report.gallery import data_uri
 from fl_privacy.report.numbers import seconds, size
 from fl_privacy.report.page import render
@@ -93,6 +91,7 @@ class AppPage:
         problems: what went wrong.
         notes: what else was done than the app does by itself.
         going_on: what is still to come; empty when all is done.
+        broken: why the audit ended before it was done.
         environment: name and value.
     """
 
@@ -108,6 +107,7 @@ class AppPage:
     problems: Sequence[str] = ()
     notes: Sequence[str] = ()
     going_on: str = ""
+    broken: str = ""
     environment: Sequence[tuple[str, str]] = ()
 
     @property
@@ -167,6 +167,8 @@ class AppPage:
         if told:
             said = f"What clients upload tells the server {_and([_told(one) for one in told])}"
             return f"{said}. {self._of_chance()}" if self._uploads_attacked else said
+        if self.broken:
+            return "The audit did not end, and what it had not come to is not known"
         if self._facts:
             others = f", and {len(self._facts) - 1} more" if len(self._facts) > 1 else ""
             return f"Clients send facts about their data in clear: {self._facts[0]['what']}{others}"
@@ -202,12 +204,10 @@ class AppPage:
                 "No single example was looked for, and what was asked of uploads told no more than guessing: that tells"
                 " of these attacks, and is no guarantee"
             )
-        if self.silent:
-            asked = (
-                "no client that was asked sent anything" if self.lines else "the server asked no client for anything"
-            )
-            return f"Nothing to audit: {asked}"
-        return "Not attacked: no attack here fits what this app uploads, and what leaves is listed below"
+        if not self.silent:
+            return "Not attacked: no attack here fits what this app uploads, and what leaves is listed below"
+        asked = "no client that was asked sent anything" if self.lines else "the server asked no client for anything"
+        return f"Nothing to audit: {asked}"
 
 
 def _share(step: Step) -> float:
@@ -260,11 +260,6 @@ def _were(number: int) -> str:
 def _made_of(step: Step) -> str:
     made = "one example in one step" if step.size == 1 else f"{step.size} examples in one step"
     return f"{made}, in the last round" if "last round" in step.title else made
-
-
-def write_app_page(page: AppPage, path: Path) -> None:
-    """Write the page, for its owner alone: it shows examples of clients."""
-    write_private(path, render_app(page))
 
 
 def render_app(page: AppPage) -> str:

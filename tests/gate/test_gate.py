@@ -22,7 +22,7 @@ from fl_privacy.flower.cell import Cell
 from fl_privacy.flower.gate import Gate
 from fl_privacy.flower.inside.identity import identify_process, identity_put_back
 from fl_privacy.flower.inside.serialized import bytes_of, message_bytes, message_of
-from fl_privacy.gate.policy import AppLimits, SitePolicy, parse_policy
+from fl_privacy.gate.policy import LEAST_MEMORY, AppLimits, SitePolicy, parse_policy
 from fl_privacy.gate.rules import REASONS
 from tests.gate import apps
 from tests.gate.apps import OPEN, SECRETS
@@ -468,7 +468,7 @@ def test_a_reply_says_no_finer_time_than_when_it_leaves(site: Path) -> None:
 
 
 def test_what_an_app_prints_moves_no_cursor(site: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    other = Cell("tests.gate.apps:printing", limits(site))
+    other = Cell("tests.gate.apps:printing", limits(site, most_bytes=LEAST_MEMORY << 20))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
         other.start()
