@@ -26,7 +26,7 @@ from typing import Any
 from flower_data import make_mirror
 from row_file import RowFile
 
-from fl_privacy.flower.untouched.audit import folder_name
+from fl_privacy.report.app_record import folder_name
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows" / "flower_examples"
@@ -207,13 +207,14 @@ def audit_of(
 ) -> dict[str, Any]:
     """Audit the app in a folder, in a sandbox of its own, and return its row."""
     started, started_at, limit, out = time.perf_counter(), time.time(), float(asked.limit), asked.out.absolute()
+    if setting.files:
+        app = with_files(app, mirror / setting.files, out / "apps" / app.name)
     command = [str(python), "-m", "fl_privacy", "audit", str(app)]
     command += ["--mirror", str(mirror), "--nodes", str(setting.nodes), "--rounds", str(setting.rounds)]
     command += ["--victims", str(asked.victims), "--out", str(out), "--seconds", str(limit / 6), "--sandbox"]
+    command += ["--environment", "WANDB_MODE"]
     command += ["--run-config", setting.config.format(mirror=mirror)] if setting.config else []
     command += ["--node-config", setting.node_config.replace("{mirror}", str(mirror))] if setting.node_config else []
-    if setting.files:
-        place_files(mirror / setting.files, app, out)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TORCH_HOME": str(mirror / "torch")}
     environment["HF_HOME"] = str(mirror / "hf")
     if setting.path:
@@ -244,9 +245,11 @@ def without_places(row: dict[str, Any], places: Mapping[str, str]) -> dict[str, 
     return dict(json.loads(text))
 
 
-def place_files(source: Path, app: Path, out: Path) -> None:
-    """Put files where the app will work."""
-    shutil.copytree(source, out / folder_name(project_of(app)) / "files", dirs_exist_ok=True)
+def with_files(app: Path, source: Path, copy: Path) -> Path:
+    """Copy the app with files, which it finds where it works."""
+    for each in (app, source):
+        shutil.copytree(each, copy, dirs_exist_ok=True)
+    return copy
 
 
 def project_of(app: Path) -> str:

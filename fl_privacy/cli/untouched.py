@@ -1,30 +1,23 @@
 """``fl-privacy audit APP`` and ``fl-privacy review APP``: any Flower app, as it is."""
 
-import contextlib
 import json
 import logging
-import os
-import shutil
-import socket
-import subprocess
-import sys
-import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.cli.jobs import open_in_browser
+from fl_privacy.cli.sandbox import Allowed, Sandbox, bounds_of
 from fl_privacy.errors import UserError, say, visible
-from fl_privacy.files import CACHE_VARIABLE, make_missing_private
 from fl_privacy.foreign_files import expanded
 
-if TYPE_CHECKING:
-    from fl_privacy.flower.untouched.audit import Asked
-
-SANDBOXED = "FL_PRIVACY_SANDBOXED"
-"""Environment variable that says that this process is within a sandbox already."""
+ALL_RIGHTS = (
+    "The app runs with all rights of your user: files, network, terminal. --sandbox keeps it apart; `fl-privacy review`"
+    " runs nothing of it."
+)
 
 AppPlace = Annotated[Path, typer.Argument(metavar="APP", help="Folder with Flower's pyproject.toml, or a .fab file.")]
 
@@ -51,8 +44,17 @@ def audit(  # noqa: PLR0917
     budget: Annotated[str, typer.Option("--budget", help="Of the attack: quick, standard, thorough.")] = "quick",
     seconds: Annotated[float, typer.Option("--seconds", help="After which no further attack is begun.")] = 600.0,
     sandbox: Annotated[
-        bool, typer.Option("--sandbox", help="Run the app without network; it can write into the audit's folder alone.")
+        bool, typer.Option("--sandbox", help="Keep the app apart: no network, no files but its own and its data.")
     ] = False,
+    reads: Annotated[
+        list[Path] | None, typer.Option("--reads", metavar="DIR", help="What the app may read in the sandbox, too.")
+    ] = None,
+    environment: Annotated[
+        list[str] | None, typer.Option("--environment", metavar="NAME", help="A variable that it is given there.")
+    ] = None,
+    limits: Annotated[
+        str, typer.Option("--limits", help="Of the sandbox: 'memory_mib=8192 processes=128 seconds=14400'.")
+    ] = "",
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser at the end.")] = False,
 ) -> None:
     """Run a Flower app as it is and show what its clients' uploads give away: nothing of it is edited.
@@ -60,45 +62,52 @@ def audit(  # noqa: PLR0917
     The app's code runs in this process, as `flwr run` would run it. The page says first what leaves in clear, then what
     can be read from updates, from one example in one step up to what the app really uploads.
     """
+    asked = _asked(nodes, rounds, victims=victims, budget=budget, seconds=seconds) | {
+        "run_config": tuple(run_config or ()),
+        "node_config": tuple(node_config or ()),
+        "mirror": None if mirror is None else str(expanded(mirror).absolute()),
+    }
+    if sandbox:
+        given = Allowed(reads=reads or (), environment=environment or (), bounds=bounds_of(limits))
+        line, page = _told(Sandbox(app, asked, out, given).audit)
+    else:
+        if reads or environment or limits:
+            raise UserError("--reads, --environment and --limits are expected with --sandbox, but it is not there.")
+        say(ALL_RIGHTS, aside=True)
+        line, page = _told(lambda tell: _audited(app, asked, out, tell))
+    say(visible(line))
+    if open_page:
+        open_in_browser(page)
+
+
+def _asked(nodes: int | None, rounds: int, *, victims: int, budget: str, seconds: float) -> dict[str, Any]:
+    """Check how much is asked for."""
     one_of("--budget", budget, ("quick", "standard", "thorough"))
     whole("--victims", victims, at_least=1, at_most=1000, example=8)
     number("--seconds", seconds, above=0, example=600.0)
     if nodes is not None:
         whole("--nodes", nodes, at_least=1, at_most=100_000, example=4)
     whole("--rounds", rounds, at_least=0, at_most=100_000, example=1)
-    if sandbox and not os.environ.get(SANDBOXED):
-        raise typer.Exit(_sandboxed(sys.argv[1:]))
-    held = _confined(out) if sandbox else ""
-    from fl_privacy.flower.untouched.audit import Asked  # noqa: PLC0415
-
-    asked = Asked(
-        nodes=nodes,
-        rounds=rounds or None,
-        run_config=tuple(run_config or ()),
-        node_config=tuple(node_config or ()),
-        mirror=None if mirror is None else expanded(mirror).absolute(),
-        out=out,
-        victims=victims,
-        budget=budget,
-        seconds=seconds,
-        sandbox=held,
-    )
-    page = _audited(app, asked)
-    if open_page:
-        open_in_browser(page)
+    return {"nodes": nodes, "rounds": rounds or None, "victims": victims, "budget": budget, "seconds": seconds}
 
 
-def _audited(app: Path, asked: "Asked") -> Path:
-    """Audit ``app``, tell of it, and return the page."""
+def _told(audit: Callable[[Callable[[str], None]], tuple[str, Path]]) -> tuple[str, Path]:
+    """Return what ``audit`` does, and print what goes on."""
     from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
+
+    with Lines(lambda text: say(text, aside=True), SECONDS_BETWEEN_LINES, silent=False) as lines:
+        return audit(lines.tell)
+
+
+def _audited(app: Path, asked: Mapping[str, Any], out: Path, tell: Callable[[str], None]) -> tuple[str, Path]:
+    """Audit ``app`` in this process; return the line for a terminal and the page."""
     from fl_privacy.flower.untouched.app import read_app  # noqa: PLC0415
-    from fl_privacy.flower.untouched.audit import audit_app  # noqa: PLC0415
+    from fl_privacy.flower.untouched.audit import Asked, audit_app  # noqa: PLC0415
 
     logging.getLogger("flwr").propagate = False  # it writes its own lines
-    with Lines(lambda text: say(text, aside=True), SECONDS_BETWEEN_LINES, silent=False) as lines:
-        done = audit_app(read_app(app), asked, lines.tell)
-    say(visible(done.line))
-    return done.page
+    mirror = None if asked["mirror"] is None else Path(asked["mirror"])
+    done = audit_app(read_app(app), Asked(**{**asked, "mirror": mirror}, out=out), tell)
+    return done.line, done.page
 
 
 def review(
@@ -110,35 +119,3 @@ def review(
 
     found = review_app(app)
     say(json.dumps(found.as_plain(), indent=1) if as_json else found.in_words())
-
-
-def _sandboxed(arguments: list[str]) -> int:
-    """Run the same command without network and with its own temporary folder and caches; return its exit status."""
-    unshare = shutil.which("unshare")
-    command = [sys.executable, "-m", "fl_privacy", *arguments]
-    probe = [unshare, "-rn", "true"] if unshare else []
-    if not unshare or subprocess.run(probe, capture_output=True, check=False).returncode:
-        raise UserError(
-            "--sandbox is expected to find `unshare -rn`, which takes a process off the network, but this system does"
-            " not allow it; run the audit in a container without network."
-        )
-    with tempfile.TemporaryDirectory(prefix="fl-privacy-sandbox-") as temporary:
-        own = {name: str(Path(temporary) / name.casefold()) for name in (CACHE_VARIABLE, "MPLCONFIGDIR")}
-        environment = {**os.environ, **own, SANDBOXED: "1", "TMPDIR": temporary}
-        return subprocess.run([unshare, "-rn", *command], env=environment, check=False).returncode
-
-
-def _confined(out: Path) -> str:
-    """Let this process write into ``out``, its temporary folder and the cache of data sets alone; say what holds."""
-    from fl_privacy.gate.isolation import confine_writes  # noqa: PLC0415  (not everywhere can processes be limited)
-
-    with contextlib.suppress(OSError):  # the audit says why it can't be written
-        make_missing_private(expanded(out).absolute())
-    hub = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-    datasets = os.environ.get("HF_DATASETS_CACHE") or str(hub / "datasets")
-    held = confine_writes([str(expanded(out).absolute()), tempfile.gettempdir(), datasets])
-    if not held:
-        say("This kernel does not keep the app from writing files.", aside=True)
-    alone = {name for _, name in socket.if_nameindex()} <= {"lo"}
-    network = "no network" if alone else "network not taken away"
-    return f"{network}; {f'writes only --out, temporary files, data caches ({held})' if held else 'may write files'}"

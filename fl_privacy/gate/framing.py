@@ -1,9 +1,53 @@
-"""How messages stand on the pipe between a gate and its app; the standard library is enough for both ends."""
+"""How messages stand on the pipes of a process that is kept apart; the standard library is enough for both ends."""
 
+import os
 import struct
 from collections.abc import Sequence
+
+
+class Said:
+    """What a message out of a sandbox is, its first part: the app's name, before its code runs; progress; a page."""
+
+    NAME, TOLD, PAGE, DONE, FAILED = b"name", b"told", b"page", b"done", b"failed"
 
 
 def framed(parts: Sequence[bytes]) -> list[bytes]:
     """Return the number and lengths of ``parts``, followed by the parts."""
     return [struct.pack(f">{1 + len(parts)}Q", len(parts), *map(len, parts)), *parts]
+
+
+def own_pipes() -> tuple[int, int]:
+    """Take standard input and output, which the parent holds, and return them; what an app prints goes to the log."""
+    inlet, outlet = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return inlet, outlet
+
+
+def read_parts(descriptor: int) -> list[bytes]:
+    """Read one message from the parent; the process ends where the parent has."""
+    (number,) = struct.unpack(">Q", _bytes(descriptor, 8))
+    sizes = struct.unpack(f">{number}Q", _bytes(descriptor, 8 * number))
+    return [_bytes(descriptor, size) for size in sizes]
+
+
+def write_parts(descriptor: int, parts: Sequence[bytes]) -> None:
+    """Write one message to the parent."""
+    os.set_blocking(descriptor, True)
+    for part in framed(parts):
+        content = memoryview(part)
+        while content:
+            content = content[os.write(descriptor, content) :]
+
+
+def _bytes(descriptor: int, size: int) -> bytes:
+    os.set_blocking(descriptor, True)  # an app can have changed it
+    found = bytearray(size)
+    rest = memoryview(found)
+    while rest:
+        if not (length := os.readv(descriptor, [rest])):
+            os._exit(0)  # the parent has ended
+        rest = rest[length:]
+    return bytes(found)

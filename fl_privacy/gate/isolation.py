@@ -1,4 +1,4 @@
-"""Keep a process apart: no network, no files but those it is given, a temporary folder, limits of memory.
+"""Keep a process apart: no network, no files but those it is given, room in memory alone, limits of all it starts.
 
 Each means is tried; what holds is said. Standard library alone, before anything else is imported.
 """
@@ -8,12 +8,13 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fl_privacy.gate import kernel
+from fl_privacy.gate.warden import Room, watched
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/sys/devices/system")
 """Places of the system that any program reads."""
@@ -28,15 +29,24 @@ SETTINGS = (
     "/etc/mime.types",
     "/etc/os-release",
     "/etc/alternatives",
+    "/etc/fonts",
 )
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+"""Without ``/dev/zero``, whose shared mappings are memory that is counted nowhere."""
+
 GRAPHICS = ("/dev/dri", *(f"/dev/nvidia{name}" for name in ("0", "ctl", "-uvm", "-uvm-tools", "-modeset")))
 PROCESS = tuple(
     f"/proc/{name}" for name in ("self", "cpuinfo", "meminfo", "stat", "sys/kernel", "sys/vm", "filesystems")
 )
 """Of ``/proc`` where it is the machine's own; other processes' command lines tell addresses."""
 
-SHARED_MEMORY = "/dev/shm"
+SHARED_MEMORY, OTHER_TEMPORARY = "/dev/shm", "/tmp"
+
+MOST_FILES = 200_000
+"""Files and folders without a disk."""
+
+SLACK = 1 << 30
+"""Bytes of addresses beside those of memory that a process may reserve: stacks of threads, which hardly fill them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +56,36 @@ class Wishes:
     Attributes:
         temporary: a folder of its own, that it works in; its neighbor ``root`` becomes its root.
         reads, writes: places beside the system's and Python's.
-        most_bytes: of memory that it writes to; ``None`` does not limit it.
+        layered: folders that it reads, and whose changes go with the process.
+        hidden: folders and files within these that it finds empty.
+        most_bytes: of memory, of the process and all that it starts together, and of files that it writes.
+        most_processes: at once.
+        internet: whether sockets of the internet may be made, which reach nothing in a network of its own.
     """
 
     temporary: str
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
-    most_bytes: int | None = None
+    layered: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    most_bytes: int = 8 << 30
+    most_processes: int = 128
+    internet: bool = False
 
     def as_plain(self) -> dict[str, Any]:
         """Return the wishes as plain values for another process."""
         return asdict(self)
+
+    @classmethod
+    def of_plain(cls, told: dict[str, Any]) -> "Wishes":
+        """Return the wishes of which another process made plain values."""
+        plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in told.items()}
+        return cls(**plain)
+
+    @property
+    def scratch(self) -> tuple[str, ...]:
+        """Return the places of a root of its own that are in memory."""
+        return (OTHER_TEMPORARY, self.temporary, SHARED_MEMORY)
 
 
 @dataclass
@@ -66,12 +95,18 @@ class Held:
     network: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     processes: list[str] = field(default_factory=list)
+    bounds: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
     @property
     def is_enough(self) -> bool:
         """Say whether neither the network nor files of others can be reached."""
         return bool(self.network and self.files)
+
+    @property
+    def is_all(self) -> bool:
+        """Say whether all means but Landlock hold: an own root, network and processes, and bounds of the whole."""
+        return OWN_ROOT in self.files and "seccomp" in self.network and bool(self.bounds)
 
     def in_words(self) -> str:
         """Describe the isolation for a log."""
@@ -80,11 +115,23 @@ class Held:
         return f"The app is kept from {'; '.join(held)}.{missing}"
 
     def _held(self) -> list[tuple[str, list[str]]]:
-        return [("the network", self.network), ("files", self.files), ("other processes", self.processes)]
+        return [
+            ("the network", self.network),
+            ("files", self.files),
+            ("other processes", self.processes),
+            ("more memory, processes and files than it may have", self.bounds or [ONE_BY_ONE]),
+        ]
+
+
+OWN_ROOT = "a root of its own"
+ONE_BY_ONE = "OPEN but for each process's own memory"
 
 
 def keep_apart(wishes: Wishes) -> Held:
-    """Keep this process, which has one thread, apart; returns in a child of it, whose end ends this process.
+    """Keep this process, which has one thread, apart; returns in a child of a child, whose end ends this process.
+
+    This process then counts what the app uses. The child is the first one of the new process table: it does nothing
+    but wait, and all others end with it, whatever they have done.
 
     Raises:
         OSError: limits of memory can't be set.
@@ -92,19 +139,20 @@ def keep_apart(wishes: Wishes) -> Held:
     held = Held()
     if sys.platform != "linux" or threading.active_count() > 1:
         held.missing.append("namespaces, Landlock and seccomp, which are Linux's, of a process with one thread")
-        _limit(wishes)
+        _limit(wishes, 0)
         return held
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    own_root = _enter_namespaces(held) and _change_root(wishes, held)
+    own_root = _enter_namespaces(held, wishes)
+    if not held.bounds:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.chdir(wishes.temporary)
-    _limit(wishes)
+    _limit(wishes, SLACK if held.bounds else 0)
     try:
         kernel.drop_capabilities()
     except (OSError, KeyError) as error:
         held.missing.append(f"giving up privileges ({error})")
     _landlock(wishes, held, own_root)
     try:
-        kernel.restrict_calls(unix_sockets=own_root)
+        kernel.restrict_calls(unix_sockets=own_root, internet=own_root and wishes.internet)
         held.network.append("seccomp")
         held.processes.append("seccomp")
     except OSError as error:
@@ -112,9 +160,9 @@ def keep_apart(wishes: Wishes) -> Held:
     return held
 
 
-def _enter_namespaces(held: Held) -> bool:
-    """Make mounts, processes and network this process's own; return whether they are."""
-    user, group = os.getuid(), os.getgid()
+def _enter_namespaces(held: Held, wishes: Wishes) -> bool:
+    """Make mounts, processes, network and root this process's own; return whether the root is."""
+    user, group, parent = os.getuid(), os.getgid(), os.getppid()
     wanted = kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
     try:
         kernel.unshare(wanted | kernel.NEWUSER)
@@ -128,46 +176,137 @@ def _enter_namespaces(held: Held) -> bool:
             return False
     held.network.append("a network namespace")
     held.processes.append("a process namespace")
-    _go_on_in_child()
-    return True
-
-
-def _go_on_in_child() -> None:
-    """Fork; the parent ends as the child, the first process of the new namespace, does."""
+    ready, tell = os.pipe()
     if child := os.fork():
-        for number in range(3, 64):
+        os.close(tell)
+        _wait_outside(child, parent, ready, wishes)
+    os.close(ready)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if own_root := _change_root(wishes, held):
+        _bound(wishes)
+        held.bounds.append("what all its processes use together is counted from outside")
+    os.write(tell, b"1" if own_root else b"0")
+    os.close(tell)
+    if (app := os.fork()) == 0:
+        os.setsid()  # the kernel shares processors out by session, then by process: who counts has its share
+        os.nice(5)
+        return own_root
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which the first process of a namespace does not hear
+    _close_all()
+    while (ended := os.wait())[0] != app:
+        continue
+    os._exit(os.waitstatus_to_exitcode(ended[1]) & 0xFF)
+
+
+def _wait_outside(child: int, parent: int, ready: int, wishes: Wishes) -> None:
+    """Count what the app uses until it has ended, and end this process with it; does not return."""
+    _close_all(ready)
+    own_root = os.read(ready, 1)
+    if own_root == b"1":  # the root has changed for this process too
+        os._exit(watched(child, parent, Room(wishes.most_bytes, wishes.most_processes), wishes.temporary))
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _close_all(*but: int) -> None:
+    """Close all descriptors but standard error, and ``but``."""
+    for number in range(64):
+        if number not in (2, *but):
             try:
                 os.close(number)
             except OSError:
                 continue
-        _, status = os.waitpid(child, 0)
-        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _bound(wishes: Wishes) -> None:
+    """Have the kernel refuse processes far beyond those allowed, before somebody has counted them."""
+    tasks = Room(wishes.most_bytes, wishes.most_processes).most_tasks
+    for place, value in (("sys/kernel/pid_max", tasks), ("self/oom_score_adj", 1000)):
+        try:
+            Path(f"/proc/{place}").write_text(str(value), encoding="ascii")
+        except OSError:  # an older kernel has one number for the whole machine
+            continue
+    kernel.mount("", "/proc", None, _LOCKED | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    if tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (5, 14):  # by user and namespace since
+        resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
+
+
+_LOCKED = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
 
 
 def _change_root(wishes: Wishes, held: Held) -> bool:
     """Make a root that holds what may be read and written and nothing else; return whether it could be made."""
     root = str(Path(wishes.temporary).with_name("root"))
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
     try:
         kernel.mount("", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-        kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,mode=0755")
+        kernel.mount("tmpfs", root, "tmpfs", flags, "size=16m,mode=0755")
+        space = Path(root, ".space")
+        space.mkdir()
+        kernel.mount("tmpfs", str(space), "tmpfs", flags, f"mode=0700,size={wishes.most_bytes},nr_inodes={MOST_FILES}")
         Path(root, "proc").mkdir()
-        kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
-        for place in _outermost((*readable(wishes), *wishes.reads)):
+        kernel.mount("proc", f"{root}/proc", "proc", flags | kernel.MS_NOEXEC)
+        given = (*readable(wishes), *wishes.reads)
+        if not {OTHER_TEMPORARY, "/"}.intersection(given):
+            _bind(OTHER_TEMPORARY, root, source=_folder(space / "tmp"))
+        bound = _outermost(given)
+        for place in bound:
             _bind(place, root, read_only=True)
-        for place in (*DEVICES, *GRAPHICS, *wishes.writes, wishes.temporary):
-            _bind(place, root, read_only=False)
-        Path(root, "dev/shm").mkdir()
-        size = "" if wishes.most_bytes is None else f",size={wishes.most_bytes}"
-        kernel.mount("tmpfs", f"{root}/dev/shm", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"mode=1777{size}")
+        for place in (*DEVICES, *GRAPHICS, *wishes.writes):
+            _bind(place, root)
+        for place in (wishes.temporary, SHARED_MEMORY):
+            _bind(place, root, source=_folder(space / Path(place).name))
+        for number, place in enumerate(wishes.layered):
+            _layer(place, root, space / f"layer{number}", held)
+        for place in _seen_at(wishes.hidden, bound):
+            if Path(root + place).is_dir():
+                kernel.mount("tmpfs", root + place, "tmpfs", flags | kernel.MS_RDONLY, "size=4k,mode=0555")
+            elif Path(root + place).exists():
+                kernel.mount("/dev/null", root + place, None, kernel.MS_BIND)
         Path(root, "dev/fd").symlink_to("/proc/self/fd")
-        Path(root, "tmp").mkdir(exist_ok=True)
+        kernel.detach(str(space))
+        kernel.mount("", root, None, _LOCKED | flags)
         kernel.enter_root(root)
     except (OSError, KeyError) as error:
-        held.missing.append(f"a root of its own ({error})")
+        held.missing.append(f"{OWN_ROOT} ({error})")
         return False
-    held.files.append("a root of its own")
+    held.files.append(OWN_ROOT)
     return True
+
+
+def _folder(place: Path) -> str:
+    place.mkdir(mode=0o700)
+    return str(place)
+
+
+def _layer(place: str, root: str, space: Path, held: Held) -> None:
+    """Show the folder ``place``, be it there or not, such that what is written to it is in memory."""
+    source, above, work = os.path.realpath(place), space / "above", space / "work"
+    for folder in (above, work):
+        folder.mkdir(mode=0o700, parents=True)
+    if not os.path.isdir(source):  # noqa: PTH112
+        _bind(place, root, source=str(above))
+        return
+    Path(root + place).mkdir(parents=True, exist_ok=True)
+    try:
+        kernel.mount(
+            "overlay",
+            root + place,
+            "overlay",
+            kernel.MS_NOSUID | kernel.MS_NODEV,
+            f"lowerdir={_escaped(source)},upperdir={_escaped(str(above))},workdir={_escaped(str(work))},userxattr",
+        )
+    except OSError as error:
+        held.missing.append(f"writing to {place} ({error})")
+        _bind(place, root, read_only=True)
+
+
+def _escaped(place: str) -> str:
+    """Write a place as an option of a mount does, in which these letters part others."""
+    for letter in "\\,:":
+        place = place.replace(letter, f"\\{letter}")
+    return place
 
 
 def readable(wishes: Wishes) -> list[str]:
@@ -187,9 +326,20 @@ def _outermost(places: Iterable[str]) -> list[str]:
     return found
 
 
-def _bind(place: str, root: str, *, read_only: bool) -> None:
-    """Bind ``place`` inside ``root``, if there is such a place."""
-    source, target = os.path.realpath(place), root + place
+def _seen_at(places: Iterable[str], bound: Iterable[str]) -> Iterator[str]:
+    """Yield where ``places`` are seen within those ``bound``, each of which a link may name a second time."""
+    held = [(place, os.path.realpath(place)) for place in bound]
+    for place in places:
+        parent, name = os.path.split(place)
+        real = os.path.join(os.path.realpath(parent), name)  # noqa: PTH118
+        for shown, source in held:
+            if real == source or real.startswith(f"{source.rstrip('/')}/"):
+                yield shown + real[len(source) :]
+
+
+def _bind(place: str, root: str, *, source: str = "", read_only: bool = False) -> None:
+    """Bind ``source``, by default ``place`` itself, at ``place`` inside ``root``, if there is such a thing."""
+    source, target = source or os.path.realpath(place), root + place
     if not os.path.exists(source) or os.path.ismount(target):  # noqa: PTH110
         return
     Path(target).parent.mkdir(parents=True, exist_ok=True)
@@ -202,30 +352,7 @@ def _bind(place: str, root: str, *, read_only: bool) -> None:
         status = os.statvfs(target).f_flag
         kept = {os.ST_NOSUID: kernel.MS_NOSUID, os.ST_NODEV: kernel.MS_NODEV, os.ST_NOEXEC: kernel.MS_NOEXEC}
         flags = sum(flag for bit, flag in kept.items() if status & bit) | (status & 0x1C00)  # times of access
-        kernel.mount("", target, None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags)
-
-
-def confine_writes(places: Iterable[str]) -> str:
-    """Let this process, and those it will start, read everything and write nothing but ``places`` and devices.
-
-    Where Landlock knows of it, no TCP connection is made and no process outside is signalled either. To be called
-    before there are threads.
-
-    Returns:
-        What holds the process, such as "Landlock 7"; empty where the kernel has nothing that does.
-    """
-    if sys.platform != "linux" or threading.active_count() > 1:
-        return ""
-    try:
-        abi = kernel.landlock_abi()
-        if not abi:
-            return ""
-        kernel.restrict_files(
-            ["/"], [*DEVICES, *map(str, Path("/dev").glob("nvidia*")), *GRAPHICS, SHARED_MEMORY, *places], abi
-        )
-    except (OSError, KeyError):  # not allowed, or another kind of machine
-        return ""
-    return f"Landlock {abi}"
+        kernel.mount("", target, None, _LOCKED | flags)
 
 
 def _landlock(wishes: Wishes, held: Held, own_root: bool) -> None:
@@ -234,9 +361,9 @@ def _landlock(wishes: Wishes, held: Held, own_root: bool) -> None:
         held.missing.append("Landlock, which the kernel does not have")
         return
     reads = [*readable(wishes), *wishes.reads, *(("/proc",) if own_root else PROCESS)]
-    writes = [*DEVICES, *GRAPHICS, *wishes.writes, wishes.temporary, *((SHARED_MEMORY,) if own_root else ())]
+    own = (*wishes.scratch, *wishes.layered) if own_root else (wishes.temporary,)
     try:
-        kernel.restrict_files(reads, writes, abi)
+        kernel.restrict_files(reads, [*DEVICES, *GRAPHICS, *wishes.writes, *own], abi)
     except OSError as error:
         held.missing.append(f"Landlock ({error})")
         return
@@ -244,8 +371,7 @@ def _landlock(wishes: Wishes, held: Held, own_root: bool) -> None:
     held.processes.append(f"Landlock {abi}")
 
 
-def _limit(wishes: Wishes) -> None:
+def _limit(wishes: Wishes, slack: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if wishes.most_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (wishes.most_bytes, wishes.most_bytes))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (wishes.most_bytes, wishes.most_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (wishes.most_bytes, wishes.most_bytes))
+    resource.setrlimit(resource.RLIMIT_DATA, (wishes.most_bytes + slack, wishes.most_bytes + slack))

@@ -59,11 +59,40 @@ DENIED = {
     "kexec_load": (246, 104),
     "init_module": (175, 105),
     "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_file_load": (320, 294),
+    "fsconfig": (431, 431),
+    "fspick": (433, 433),
+    "open_tree_attr": (467, 467),
+    "fanotify_init": (300, 262),
+    "process_madvise": (440, 440),
+    "kcmp": (312, 272),
+    "syslog": (103, 116),
+    "quotactl": (179, 60),
+    "acct": (163, 89),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "reboot": (169, 142),
+    "clock_settime": (227, 112),
+    "settimeofday": (164, 170),
+    "adjtimex": (159, 171),
+    "clock_adjtime": (305, 266),
+    "vmsplice": (278, 75),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
 }
-"""Calls by which a process would look into others, or change what it is kept in: x86-64, arm64."""
+"""Calls by which a process would look into others, change what it is kept in, or hold memory that is counted nowhere:
+x86-64, arm64."""
 
-_SOCKET, _CLONE, _CLONE3 = (41, 198), (56, 220), (435, 435)
-_AF_UNIX = 1
+_SOCKET, _CLONE, _CLONE3, _MMAP = (41, 198), (56, 220), (435, 435), (9, 222)
+_SHARED_NOWHERE = 0x21
+"""Flags of memory that processes share and no file holds."""
+
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -117,8 +146,17 @@ def enter_root(folder: str) -> None:
     """
     os.chdir(folder)
     _checked(_LIBC.syscall(PIVOT_ROOT[machine()], b".", b"."), "pivot_root")
-    _checked(_LIBC.umount2(b".", MNT_DETACH), "umount")
+    detach(".")
     os.chdir("/")
+
+
+def detach(place: str) -> None:
+    """Take the mount at ``place`` away; what is bound of it elsewhere stays.
+
+    Raises:
+        OSError: it failed.
+    """
+    _checked(_LIBC.umount2(place.encode(), MNT_DETACH), f"umount {place}")
 
 
 def drop_capabilities() -> None:
@@ -179,14 +217,26 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def restrict_calls(*, unix_sockets: bool) -> None:
-    """Refuse sockets, but those within this machine where ``unix_sockets``, and ``DENIED`` calls, with EPERM.
+def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
+    """Refuse with EPERM sockets, ``DENIED`` calls and shared memory; ``unix_sockets`` or ``internet`` may be let.
+
+    What processes share is left in files, whose room is limited.
 
     Raises:
         OSError: it failed, or the machine is another one.
     """
     if machine() not in _AUDIT:
         raise OSError(f"there is no filter of calls for {machine()}")
+    lines = _filter(unix_sockets=unix_sockets, internet=internet)
+    code = b"".join(struct.pack("HBBI", *line) for line in lines)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    program = _Program(len(lines), code)
+    result = _LIBC.prctl(PR_SET_SECCOMP, ctypes.c_ulong(SECCOMP_MODE_FILTER), ctypes.byref(program), 0, 0)
+    _checked(result, "seccomp")
+
+
+def _filter(*, unix_sockets: bool, internet: bool) -> list[tuple[int, int, int, int]]:
+    """Return the filter's instructions: operation, jumps if true and if false, operand."""
     place = list(_AUDIT).index(machine())
     refuse, none, allow = 0x50001, 0x50026, 0x7FFF0000  # EPERM, ENOSYS
     # what ends a program goes last: jumps are forward, by a number of instructions
@@ -198,15 +248,21 @@ def restrict_calls(*, unix_sockets: bool) -> None:
         (0x15, _CLONE3[place], "none", ""),  # its flags are in memory: libraries then take clone
         *((0x15, numbers[place], "refuse", "") for numbers in DENIED.values()),
         (0x15, _SOCKET[place], "socket", ""),
+        (0x15, _MMAP[place], "mmap", ""),
         (0x15, _CLONE[place], "clone", "allow"),
     ]
-    ends = ["clone", "clone if", "socket", "socket if", "refuse", "none", "allow"]
-    where = {name: len(lines) + k for k, name in enumerate(ends)}
+    n = len(lines)
+    where = {"clone": n, "mmap": n + 2, "socket": n + 5, "refuse": n + 9, "none": n + 10, "allow": n + 11}
     lines += [
         (0x20, 16, "", ""),
         (0x45, NEWUSER, "refuse", "allow"),
+        (0x20, 40, "", ""),
+        (0x54, _SHARED_NOWHERE, "", ""),
+        (0x15, _SHARED_NOWHERE, "refuse", "allow"),
         (0x20, 16, "", ""),
-        (0x15, _AF_UNIX, "allow" if unix_sockets else "refuse", "refuse"),
+        (0x15, _AF_UNIX, "allow" if unix_sockets else "refuse", ""),
+        (0x15, _AF_INET, "allow" if internet else "refuse", ""),
+        (0x15, _AF_INET6, "allow" if internet else "refuse", "refuse"),
         (0x06, refuse, "", ""),
         (0x06, none, "", ""),
         (0x06, allow, "", ""),
@@ -215,8 +271,4 @@ def restrict_calls(*, unix_sockets: bool) -> None:
     def jump(here: int, name: str) -> int:
         return where[name] - here - 1 if name else 0
 
-    code = b"".join(struct.pack("HBBI", op, jump(i, yes), jump(i, no), k) for i, (op, k, yes, no) in enumerate(lines))
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
-    program = _Program(len(lines), code)
-    result = _LIBC.prctl(PR_SET_SECCOMP, ctypes.c_ulong(SECCOMP_MODE_FILTER), ctypes.byref(program), 0, 0)
-    _checked(result, "seccomp")
+    return [(op, jump(i, yes), jump(i, no), k) for i, (op, k, yes, no) in enumerate(lines)]

@@ -24,6 +24,9 @@ KINDS = ("train", "evaluate", "query")
 DTYPES = ("float16", "float32", "float64")
 MIB = 1 << 20
 
+LEAST_MEMORY = 512
+"""MiB without which an app can hardly load PyTorch."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
@@ -130,7 +133,8 @@ class AppLimits:
         reads: places that it may read beside Python and what is installed.
         writes: places that it may write beside a temporary folder of its own.
         environment: variables that it is given beside a few.
-        most_bytes: of memory; ``None`` does not limit it.
+        most_bytes: of memory, of the process and all that it starts together, files in its temporary folder included.
+        most_processes: at once.
         seconds: for one message, on the wall.
         required: the gate does not start where the kernel can't take the network and the files away.
     """
@@ -138,7 +142,8 @@ class AppLimits:
     reads: tuple[Path, ...] = ()
     writes: tuple[Path, ...] = ()
     environment: tuple[str, ...] = ()
-    most_bytes: int | None = None
+    most_bytes: int = 8192 * MIB
+    most_processes: int = 128
     seconds: float = 3600.0
     required: bool = True
 
@@ -387,16 +392,20 @@ def _usual_anchor(ledger: Path) -> Path:
 
 
 def _app(given: object, folder: Path) -> AppLimits:
-    told = _table("app", given, "reads", "writes", "environment", "memory_mib", "seconds", "isolation", "network")
+    told = _table(
+        "app", given, "reads", "writes", "environment", "memory_mib", "processes", "seconds", "isolation", "network"
+    )
     checks.one_of("app.network", told.get("network", "none"), ("none",))
     checks.one_of("app.isolation", isolation := told.get("isolation", "required"), ("required", "where_possible"))
-    if (memory := told.get("memory_mib")) is not None:
-        checks.whole("app.memory_mib", memory, at_least=64, example=4096)
+    memory, processes = told.get("memory_mib", 8192), told.get("processes", 128)
+    checks.whole("app.memory_mib", memory, at_least=LEAST_MEMORY, at_most=1 << 24, example=8192)
+    checks.whole("app.processes", processes, at_least=1, at_most=100_000, example=128)
     return AppLimits(
         reads=tuple(_place("app.reads", one, folder) for one in _listed("app.reads", told.get("reads", ()))),
         writes=tuple(_place("app.writes", one, folder) for one in _listed("app.writes", told.get("writes", ()))),
         environment=_names("app.environment", told.get("environment", ())),
-        most_bytes=None if memory is None else memory * MIB,
+        most_bytes=memory * MIB,
+        most_processes=processes,
         seconds=checks.number("app.seconds", told.get("seconds", 3600.0), above=0, at_most=1e6, example=3600),
         required=isolation == "required",
     )

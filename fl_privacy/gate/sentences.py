@@ -155,8 +155,10 @@ def _app(limits: AppLimits) -> Iterator[str]:
         f"Beside Python and what is installed the app reads {_listed(map(str, limits.reads)) or 'nothing'} and writes"
         f" {_listed(map(str, limits.writes)) or 'nothing but a temporary folder'}."
     )
-    memory = f"{limits.most_bytes // MIB} MiB of memory" if limits.most_bytes else "all memory"
-    yield f"The app has {limits.seconds:g} s for a message and {memory}."
+    yield (
+        f"The app has {limits.seconds:g} s for a message, and {limits.most_bytes // MIB} MiB of memory and"
+        f" {limits.most_processes} processes in all, where the kernel has namespaces; else each process has the memory."
+    )
 
 
 def _values(values: Values) -> str:

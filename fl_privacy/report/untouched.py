@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fl_privacy.files import write_private
 from fl_privacy.report.gallery import data_uri
 from fl_privacy.report.numbers import seconds, size
 from fl_privacy.report.page import render
@@ -93,7 +91,7 @@ class AppPage:
         problems: what went wrong.
         notes: what else was done than the app does by itself.
         going_on: what was still to come when the page was written, and when that was; empty when all is done.
-        interrupted: whether the audit ended before all was done.
+        broken: why the audit ended before it was done.
         environment: name and value.
     """
 
@@ -109,7 +107,7 @@ class AppPage:
     problems: Sequence[str] = ()
     notes: Sequence[str] = ()
     going_on: str = ""
-    interrupted: bool = False
+    broken: str = ""
     environment: Sequence[tuple[str, str]] = ()
 
     @property
@@ -177,6 +175,8 @@ class AppPage:
         if told:
             said = f"What clients upload tells the server {_and([_told(one) for one in told])}"
             return f"{said}. {self._of_chance()}" if self._uploads_attacked else said
+        if self.broken:
+            return "The audit did not end, and what it had not come to is not known"
         if self._facts:
             others = f", and {len(self._facts) - 1} more" if len(self._facts) > 1 else ""
             return f"Clients send facts about their data in clear: {self._facts[0]['what']}{others}"
@@ -205,8 +205,8 @@ class AppPage:
             assert counts is not None
             of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {_were(counts.read)} read"
             return f"No upload was attacked: {self._why}. Of gradients, which do not leave as such, {of}"
-        if self.going_on or self.interrupted:
-            return "No upload was attacked yet" if self.going_on else "Interrupted before an upload was attacked"
+        if self.going_on:
+            return "No upload was attacked yet"
         if any(one.found for one in self.survivors):
             return (
                 "No single example was looked for, and what was asked of uploads told no more than guessing: that tells"
@@ -276,11 +276,6 @@ def _were(number: int) -> str:
 def _made_of(step: Step) -> str:
     made = "one example in one step" if step.size == 1 else f"{step.size} examples in one step"
     return f"{made}, in the last round" if "last round" in step.title else made
-
-
-def write_app_page(page: AppPage, path: Path) -> None:
-    """Write the page, for its owner alone: it shows examples of clients."""
-    write_private(path, render_app(page))
 
 
 def render_app(page: AppPage) -> str:

@@ -6,10 +6,10 @@ Written by a trade-off and by a benchmark beside their pages, and by ``fl-privac
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from fl_privacy.checks import fits, in_words
 from fl_privacy.errors import UserError
@@ -20,6 +20,7 @@ from fl_privacy.metrics import METRICS
 from fl_privacy.modality import modality_judged_by
 from fl_privacy.results.candidates import Candidate
 from fl_privacy.results.findings import Measure
+from fl_privacy.results.made import beginning, each, made
 from fl_privacy.results.study import THREATS, StudyRow, Threat, threats_of
 
 T = TypeVar("T")
@@ -186,7 +187,7 @@ def read_tables(path: Path) -> tuple[MeasuredTable, ...]:
         raw = json.loads(read_text(path))
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise ValueError(f"it is of no format {FORMAT}")
-        return _each(_table, raw.get("tables"), "tables", at_least=1)
+        return each(_table, raw.get("tables"), "tables", at_least=1)
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{path} is expected to hold tables as `fl-privacy advise --save` writes them, but"
@@ -195,13 +196,13 @@ def read_tables(path: Path) -> tuple[MeasuredTable, ...]:
 
 
 def _table(told: object, where: str) -> MeasuredTable:
-    return _made(MeasuredTable, told, where, defenses=partial(_each, _defense, at_least=2))
+    return made(MeasuredTable, told, where, defenses=partial(each, _defense, at_least=2))
 
 
 def _defense(told: object, where: str) -> MeasuredDefense:
     unknown = partial(_figure, missing=math.nan)
     threats = partial(_named, _candidate, THREATS)
-    found = _made(MeasuredDefense, told, where, by_threat=threats, seconds=unknown, upload_bytes=unknown)
+    found = made(MeasuredDefense, told, where, by_threat=threats, seconds=unknown, upload_bytes=unknown)
     if not 0 <= found.accuracy <= 1 or not found.by_threat:
         raise ValueError(f"{where} has no accuracy between 0 and 1, or nothing that was read")
     return found
@@ -210,7 +211,7 @@ def _defense(told: object, where: str) -> MeasuredDefense:
 def _candidate(told: object, where: str) -> Candidate:
     unbounded = partial(_figure, missing=math.inf)
     figures = dict.fromkeys(("psnr", "upper", "largest"), unbounded)
-    found = _made(Candidate, told, where, inferred=partial(_named, _measure, tuple(About)), **figures)
+    found = made(Candidate, told, where, inferred=partial(_named, _measure, tuple(About)), **figures)
     least = min(found.exact, found.identified, found.groups, found.failures, found.unjudged)
     counts = found.exact + found.identified <= found.read <= found.images and found.images > 0 and least >= 0
     highest = min(found.upper, found.largest)
@@ -222,35 +223,12 @@ def _candidate(told: object, where: str) -> Candidate:
 
 
 def _measure(told: object, where: str) -> Measure | None:
-    return None if told is None else _made(Measure, told, where)
-
-
-def _made(kind: type[T], told: object, where: str, **parts: Callable[[object, str], object]) -> T:
-    """Build a dataclass from JSON; fields are plain values but for ``parts``, which are made from (value, place)."""
-    if not isinstance(told, dict):
-        raise ValueError(f"{where} is {_shown(told)}")
-    known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    needed = {name for name, field in known.items() if field.default is field.default_factory is MISSING}
-    if wrong := sorted(needed ^ needed.intersection(told)) or sorted(told.keys() - known):
-        raise ValueError(f"{where} should {'have' if wrong[0] in needed else 'not have'} {wrong[0]}")
-    hints, values = get_type_hints(kind), {}
-    for name, value in told.items():
-        if name not in parts and not fits(value, hints[name]):
-            raise ValueError(f"{where}.{name} is {_shown(value)}, not {in_words(hints[name])}")
-        plain = tuple(value) if isinstance(value, list) else value
-        values[name] = parts[name](value, f"{where}.{name}") if name in parts else plain
-    return kind(**values)
-
-
-def _each(make: Callable[[object, str], T], told: object, where: str, *, at_least: int) -> tuple[T, ...]:
-    if not isinstance(told, list) or len(told) < at_least:
-        raise ValueError(f"{where} is {_shown(told)}, not a list of at least {at_least}")
-    return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(told))
+    return None if told is None else made(Measure, told, where)
 
 
 def _named(make: Callable[[object, str], T], names: Collection[str], told: object, where: str) -> dict[str, T]:
     if not isinstance(told, dict) or not set(told) <= set(names):
-        raise ValueError(f"{where} is {_shown(told)}, not a mapping of some of {', '.join(names)}")
+        raise ValueError(f"{where} is {beginning(told)}, not a mapping of some of {', '.join(names)}")
     return {name: make(entry, f"{where}.{name}") for name, entry in told.items()}
 
 
@@ -258,14 +236,8 @@ def _figure(told: object, where: str, *, missing: float) -> float:
     if told is None:
         return missing
     if not isinstance(told, int | float) or not fits(told, float):
-        raise ValueError(f"{where} is {_shown(told)}, not {in_words(float | None)}")
+        raise ValueError(f"{where} is {beginning(told)}, not {in_words(float | None)}")
     return told
-
-
-def _shown(value: object) -> str:
-    """Return the beginning of a value that may be long."""
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:40]} ..."
 
 
 def _finite(value: Any) -> Any:

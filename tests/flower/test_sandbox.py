@@ -1,68 +1,72 @@
-"""An app under ``audit --sandbox`` that tries to get out: files of its user, another folder, the network."""
+"""A whole audit in the sandbox: the page is the one without it, and what the app tried is told by its own replies."""
 
 import json
-import os
-import shutil
+import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fl_privacy.gate import kernel
+from fl_privacy.cli.main import run_command_line
+from fl_privacy.cli.untouched import ALL_RIGHTS
+from tests.gate import probes
+from tests.gate.test_apart import made_world
 
 from .untouched_apps import PLAIN, write
 
-OUT = """
-import json as _json, os as _os, socket as _socket
-def _tried(action):
-    try:
-        action()
-    except OSError as error:
-        return type(error).__name__
-    return "done"
-def _connect():
-    with _socket.create_connection(("127.0.0.1", {port}), timeout=2):
-        pass
-open("tried.json", "w").write(_json.dumps({{
-    "here": _tried(lambda: open("own.txt", "w").close()),
-    "home": _tried(lambda: open("{home}/.profile", "a").close()),
-    "new": _tried(lambda: open("{home}/new.txt", "w").close()),
-    "removed": _tried(lambda: _os.remove("{home}/.profile")),
-    "network": _tried(_connect),
-}}))
+TRIES = """
+import json as _json
+from tests.gate import probes as _probes
+_places = _json.loads({places!r})
+_found = {{name: str(one(_places) or "") for name, one in _probes.PROBES.items()}}
+print("probes:", _json.dumps({{name: said for name, said in _found.items() if said}}), len(_found))
+import atexit as _atexit
+_atexit.register(print, "Page: /etc/passwd")
 """
+"""At the head of a client: what is tried in the process of the audit."""
 
-allowed = shutil.which("unshare") and not subprocess.run(["unshare", "-rn", "true"], check=False).returncode
+
+def audit(app: Path, out: Path, *more: str) -> int:
+    command = ["audit", str(app), "--nodes", "2", "--victims", "1", "--seconds", "0.001", "--out", str(out), *more]
+    return run_command_line(command)
 
 
-@pytest.mark.skipif(not allowed, reason="this system does not allow `unshare -rn`")
-@pytest.mark.skipif(sys.platform != "linux" or not kernel.landlock_abi(), reason="this kernel has no Landlock")
-def test_app_in_the_sandbox_writes_its_folder_and_nothing_else(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / ".profile").write_text("mine")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        client = OUT.format(home=home, port=server.getsockname()[1]) + PLAIN
-        app = write(tmp_path / "app", "app_out", client)
-        command = [sys.executable, "-m", "fl_privacy", "audit", app, "--nodes", 2, "--victims", 1, "--seconds", 1]
-        ended = subprocess.run(
-            [*map(str, command), "--sandbox", "--out", tmp_path / "audit"],
-            env={**os.environ, "HOME": str(home), "HF_HOME": str(tmp_path / "hub")},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    audited = tmp_path / "audit" / "audit-app_out"
-    tried = json.loads((audited / "files" / "tried.json").read_text())
-    assert tried.pop("network") != "done"
-    assert tried == {
-        "here": "done",
-        "home": "PermissionError",
-        "new": "PermissionError",
-        "removed": "PermissionError",
-    }
-    assert [file.name for file in home.iterdir()] == [".profile"]
-    assert (home / ".profile").read_text() == "mine"
-    page = (audited / "report.html").read_text()
-    assert "no network; writes only --out, temporary files, data caches (Landlock" in page
+def page_of(folder: Path) -> tuple[str, dict[str, Any]]:
+    """Return page and record of the audit in ``folder``, without times and what says that there was a sandbox."""
+    rows = r"<tr><th scope=\"row\">(Sandbox|Training took)</th><td>[^<]*</td></tr>"
+    html = re.sub(rows, "", (folder / "report.html").read_text())
+    record = json.loads((folder / "audit.json").read_text())
+    del record["seconds"]
+    for one in (*record["rungs"], *record["survivors"]):
+        del one["seconds"]
+    return re.sub(r"\b\d+(\.\d+)? m?s\b|base64,[^\"]*", "", html), record  # a guess is as good as its seconds let it
+
+
+def test_an_app_in_the_sandbox_reaches_nothing_and_has_the_same_page(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as many threads on both sides, so that sums are the same
+    assert audit(write(tmp_path / "plain", "app_out", PLAIN), tmp_path / "without") == 0
+    assert ALL_RIGHTS in capfd.readouterr().err
+    with made_world(tmp_path / "world") as world:
+        places = json.dumps({key: value for key, value in world.items() if key != "listeners"})
+        app = write(tmp_path / "trying", "app_out", TRIES.format(places=places) + PLAIN)
+        out = Path(world["app"]) / "audit"  # where pages of other audits are
+        ended = audit(app, out, "--sandbox", "--reads", world["app"])
+        for listener in world["listeners"]:
+            listener.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                listener.accept() if listener.type == socket.SOCK_STREAM else listener.recv(10)
+        assert Path(world["page"]).read_text() == "everything was read"
+        assert (Path(world["app"]) / "own.txt").read_text() == "own"
+    printed = capfd.readouterr()
+    if "expected to find what keeps an app apart" in printed.err:
+        pytest.skip(printed.err.strip())
+    assert ended == 0, printed.err
+    assert f"app: probes: {{}} {len(probes.PROBES)}" in printed.err, printed.err
+    assert printed.out.strip().splitlines()[-1].endswith(f"Page: {out}/audit-app_out/report.html")
+    assert page_of(out / "audit-app_out") == page_of(tmp_path / "without" / "audit-app_out")
+    assert "no network, terminal or files but" in (out / "audit-app_out" / "report.html").read_text()
+    assert {path.name for path in (out / "audit-app_out").iterdir()} == {"report.html", "audit.json"}
+    assert not (tmp_path / "trying" / "app_out" / "__pycache__").exists()

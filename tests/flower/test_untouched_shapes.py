@@ -13,9 +13,10 @@ import pytest
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.ladder_words import Words
 from fl_privacy.flower.untouched.app import read_app
-from fl_privacy.flower.untouched.audit import Asked, audit_app, folder_name
+from fl_privacy.flower.untouched.audit import Asked, audit_app
 from fl_privacy.flower.untouched.loaded import LoadedBy
 from fl_privacy.flower.untouched.review import review_app
+from fl_privacy.report.app_record import folder_name
 from fl_privacy.report.untouched import AppPage, Step, render_app
 from fl_privacy.results.counts import Counts
 from fl_privacy.results.survivors import Estimate, Survivor

@@ -230,6 +230,9 @@ def misbehave(message: Message, context: Context) -> Message:
         held = np.ones(8 << 30, np.uint8)
         raise MemoryError(str(held[-1]))
     elif case == 3:
+        for _ in range(1500):  # folders deeper than calls of Python nest
+            Path("deeper").mkdir()
+            os.chdir("deeper")
         os._exit(3)
     elif case == 4:
         if os.fork() == 0:

@@ -47,7 +47,7 @@ def test_the_policy_of_the_documentation_is_one() -> None:
 @pytest.mark.parametrize("name", READY)
 def test_policies_that_come_along_are_read(name: str) -> None:
     policy = read_policy(name)
-    assert rules_in_words(policy)
+    assert any("8192 MiB of memory and 128 processes in all" in sentence for sentence in rules_in_words(policy))
     assert (policy.noising is None) == any("Nothing bounds what the weights carry" in w for w in warnings_of(policy))
 
 
@@ -61,6 +61,7 @@ def test_a_policy_that_says_nothing_answers_nothing() -> None:
     policy = parse_policy(b"version: 1", "x", Path())
     assert [policy.reply(kind) for kind in ("train", "evaluate", "query", "train.other")] == [None] * 4
     assert policy.app.required
+    assert (policy.app.most_bytes, policy.app.most_processes) == (8192 << 20, 128)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,9 @@ def test_a_policy_that_says_nothing_answers_nothing() -> None:
         ("version: 1\nsends: {train: refuse, train.default: {}}", "name train once"),
         ("version: 1\nsends: {train.default.default: {}}", "got 'train.default.default'"),
         ("version: 1\napp: {network: open}", "network is expected"),
-        ("version: 1\napp: {memory_mib: 1}", "memory_mib is expected"),
+        ("version: 1\napp: {memory_mib: 511}", "memory_mib is expected"),
+        ("version: 1\napp: {memory_mib: .inf}", "memory_mib is expected"),
+        ("version: 1\napp: {processes: 0}", "processes is expected"),
         ("version: 1\napp: {reads: /data}", "reads is expected to be a list"),
         ("a: [", "expected to be YAML"),
         ("version: !!python/name:os.system 1", "expected to be YAML"),

@@ -101,8 +101,8 @@ def test_an_interrupted_audit_says_so_on_its_page(tmp_path: Path, monkeypatch: p
     with pytest.raises(Stopped):
         audited(tmp_path, "stopped", PLAIN, clients=1)
     page = next(tmp_path.rglob(audit.PAGE)).read_text()
-    assert "This audit was interrupted" in page and "Not finished when" not in page and "refresh" not in page
-    assert "Interrupted before an upload was attacked" in page
+    assert "It was interrupted" in page and "Not finished when" not in page and "refresh" not in page
+    assert "The audit did not end, and what it had not come to is not known" in page
 
 
 def test_an_app_that_cannot_be_loaded_leaves_no_page(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """From an app to a page: run it, look on, ask clients again, attack, write."""
 
 import contextlib
-import json
 import logging
 import os
 import random
@@ -25,25 +24,24 @@ from fl_privacy.experiment.fitted_uploads import FittedRung
 from fl_privacy.experiment.ladder import Client as LadderClient
 from fl_privacy.experiment.ladder import Ladder, Rung, as_plain
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.files import make_private_folder, write_private
+from fl_privacy.files import make_private_folder
 from fl_privacy.flower._audit import AuditedStrategy
 from fl_privacy.flower.untouched.app import App, read_pairs
 from fl_privacy.flower.untouched.loaded import LoadedBy
 from fl_privacy.flower.untouched.mirror import in_one_process, mirrored
 from fl_privacy.flower.untouched.moved import lent_in_words, moved_names_lent
 from fl_privacy.flower.untouched.own_files import copied_files
+from fl_privacy.flower.untouched.remedies import with_remedies
 from fl_privacy.flower.untouched.tapped_grid import Answer, TappedGrid
 from fl_privacy.foreign_files import expanded
-from fl_privacy.report.untouched import AppPage, Step, write_app_page
+from fl_privacy.report.app_record import PAGE, Ran, folder_name, terminal_line, write_audit
+from fl_privacy.report.untouched import AppPage, Step
 from fl_privacy.results.survivors import Survivor
 from fl_privacy.rng import streams_put_back
 from fl_privacy.tapping.matching import Matched
 from fl_privacy.tapping.watch import OnlyExamples
 
 logger = logging.getLogger(__name__)
-
-PAGE, RECORD = "report.html", "audit.json"
-"""Files in the folder of an audit."""
 
 USUAL_NODES = 10
 """As many as Flower simulates where an app names no number."""
@@ -68,7 +66,7 @@ class Asked:
         budget: of the attack: ``quick``, ``standard``, ``thorough``.
         seconds: after which no further attack is begun.
         seed: of the app's random streams, and of attacks; ``None`` leaves the app's streams alone.
-        sandbox: what the process that audits is kept from, for the page; empty where from nothing.
+        sandboxed: whether this process is kept apart, so that errors may come of that.
     """
 
     nodes: int | None = None
@@ -82,7 +80,7 @@ class Asked:
     budget: str = "quick"
     seconds: float = 600.0
     seed: int | None = 0
-    sandbox: str = ""
+    sandboxed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +98,16 @@ class Audited:
     line: str
 
 
-def audit_app(app: App, asked: Asked, tell: Callable[[str], None] | None = None) -> Audited:
+def audit_app(
+    app: App,
+    asked: Asked,
+    tell: Callable[[str], None] | None = None,
+    show: Callable[[AppPage, Ran], None] | None = None,
+) -> Audited:
     """Run ``app`` in this process and write a page on what its clients give away.
 
     The app's code is imported and run, with all that it does. It works in a folder of its own beneath the audit's.
-    ``tell`` hears what goes on, in a few words each time.
+    ``tell`` hears what goes on, in a few words each time; ``show`` takes pages, where they are not to be written here.
 
     Raises:
         UserError: the app can't be loaded, or the folder can't be written.
@@ -113,7 +116,8 @@ def audit_app(app: App, asked: Asked, tell: Callable[[str], None] | None = None)
     config = app.with_config(asked.run_config, asked.rounds)
     node_config = read_pairs("--node-config", asked.node_config)
     folder = _folder(asked.out, app.name)
-    run = _Run(app, asked, folder, nodes, tell or (lambda text: None))
+    run = _Run(app, asked, folder, nodes)
+    run.tell, run.show = tell or run.tell, show
     with contextlib.ExitStack() as stack:
         stack.callback(run.leave)
         asked_data = stack.enter_context(mirrored(asked.mirror))
@@ -153,8 +157,10 @@ def audit_app(app: App, asked: Asked, tell: Callable[[str], None] | None = None)
 class _Run:
     """One audit of an unedited app, from the first message to the page."""
 
-    def __init__(self, app: App, asked: Asked, folder: Path, nodes: int, tell: Callable[[str], None]) -> None:
-        self.app, self.asked, self.folder, self.nodes, self.tell = app, asked, folder, nodes, tell
+    def __init__(self, app: App, asked: Asked, folder: Path, nodes: int) -> None:
+        self.app, self.asked, self.folder, self.nodes = app, asked, folder, nodes
+        self.tell: Callable[[str], None] = lambda text: None
+        self.show: Callable[[AppPage, Ran], None] | None = None
         self.grid: TappedGrid | None = None
         self.asked_data: set[str] = set()
         self.problems: list[str] = []
@@ -162,9 +168,9 @@ class _Run:
         self.rungs: list[Rung] = []
         self.survivors: list[Survivor] = []
         self.started, self.trained = time.perf_counter(), 0.0
-        self.record: dict[str, Any] = {}
+        self.record: Mapping[str, Any] = {}
         self._refreshed = 0.0
-        self.interrupted = False
+        self.broken = ""
 
     def refresh(self) -> None:
         """Write the page while the app trains, at most once every ``_REFRESHED`` seconds."""
@@ -200,29 +206,24 @@ class _Run:
 
     def write(self, going_on: str) -> AppPage:
         """Write the page of what is known so far."""
-        page = self._page(going_on)
-        write_app_page(page, self.folder / PAGE)
-        self.record = self._record(page)
-        write_private(self.folder / RECORD, json.dumps(self.record, indent=1, default=str))
+        page, ran = self._page(going_on), self._ran()
+        if self.show is not None:
+            self.show(page, ran)
+        else:
+            self.record = write_audit(self.folder, page, ran)
         return page
 
     def leave(self) -> None:
         """Write on a page that was begun that the audit was interrupted, unless it came to its end."""
         if self.record.get("going_on"):
-            self.interrupted = True
+            self.broken = "It was interrupted; the same command begins anew"
             attempt(lambda: self.write(""))
 
     def finish(self) -> Audited:
         """Write the page and the record, and return them with a line for the terminal."""
-        assert self.grid is not None
         page = self.write("")
         path = (self.folder / PAGE).absolute()
-        said = [page.headline, *page.further, *(page.problems[:1] if page.silent else ())]
-        return Audited(
-            page=path,
-            record=self.record,
-            line=f"audit: {'. '.join(each.rstrip('.') for each in said)}. Page: {path}",
-        )
+        return Audited(page=path, record=self.record, line=terminal_line(page, path))
 
     def _page(self, going_on: str) -> AppPage:
         grid = self.grid
@@ -232,6 +233,8 @@ class _Run:
             problems.append(f"The app waits for more than {self.nodes} clients; {grid.joined} joined.")
         problems += [f"{why} ({n} repl{'y' if n == 1 else 'ies'})" for why, n in grid.failures.most_common(5)]
         problems += [f"{why} ({n} time{'s' * (n != 1)})" for why, n in grid.problems.most_common(5)]
+        if self.asked.sandboxed:
+            problems = with_remedies(problems)
         return AppPage(
             app=self.app.name,
             lede=self._lede(),
@@ -259,7 +262,7 @@ class _Run:
             problems=problems,
             notes=self.notes,
             going_on=f"{going_on} Written {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC." if going_on else "",
-            interrupted=self.interrupted,
+            broken=self.broken,
             environment=self._environment(),
         )
 
@@ -282,34 +285,19 @@ class _Run:
             ("flwr", metadata.version("flwr")),
             ("torch", torch.__version__),
             ("Attack", f"auto, budget {self.asked.budget}, seed {self.asked.seed or 0}"),
-            *([("Sandbox", self.asked.sandbox)] if self.asked.sandbox else []),
             ("Training took", f"{self.trained:.0f} s" if self.trained else "not done yet"),
         ]
         return found + ([("Data from the mirror", data)] if data else [])
 
-    def _record(self, page: AppPage) -> dict[str, Any]:
+    def _ran(self) -> Ran:
         assert self.grid is not None
-        return {
-            "command": "audit APP",
-            "app": self.app.name,
-            "headline": page.headline,
-            "further": page.further,
-            "tone": page.tone,
-            "going_on": page.going_on,
-            "interrupted": page.interrupted,
-            "nodes": self.nodes,
-            "rounds": self.grid.rounds or self.asked.rounds,
-            "models": dict(self.grid.models),
-            "findings": list(page.findings),
-            "rungs": [as_plain(rung) for rung in self.rungs],
-            "survivors": [one.as_plain() for one in self.survivors],
-            "inventory": list(page.lines),
-            "stated": dict(page.stated),
-            "problems": list(page.problems),
-            "notes": list(page.notes),
-            "facts": dict(page.facts),
-            "seconds": {"training": round(self.trained, 1), "all": round(time.perf_counter() - self.started, 1)},
-        }
+        return Ran(
+            nodes=self.nodes,
+            rounds=self.grid.rounds or self.asked.rounds,
+            models=dict(self.grid.models),
+            rungs=[as_plain(rung) for rung in self.rungs],
+            seconds={"training": round(self.trained, 1), "all": round(time.perf_counter() - self.started, 1)},
+        )
 
 
 @contextlib.contextmanager
@@ -437,12 +425,6 @@ def _uploaded(found: Matched) -> list[tuple[str, str]]:
         ("What is uploaded", f"{found.shares} of {len(found.parameters)} parameters and buffers"),
         ("How that is known", known.get(found.by, placed)),
     ]
-
-
-def folder_name(app: str) -> str:
-    """Return the name of the folder in which an app of this name is audited."""
-    safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in app)[:60] or "app"
-    return f"audit-{safe}"
 
 
 def _folder(out: Path, name: str) -> Path:

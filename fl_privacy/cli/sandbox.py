@@ -1,0 +1,251 @@
+"""``fl-privacy audit --sandbox``: the app in a process that is kept apart; the page is checked and written outside."""
+
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.checks import number, whole
+from fl_privacy.errors import UserError, visible
+from fl_privacy.files import make_missing_private, make_private_folder
+from fl_privacy.foreign_files import expanded
+from fl_privacy.gate.apart import Apart
+from fl_privacy.gate.framing import Said
+from fl_privacy.gate.isolation import Wishes
+from fl_privacy.gate.policy import LEAST_MEMORY, MIB
+from fl_privacy.gate.rules import RefusedError
+
+MODULE = "fl_privacy.cli.sandboxed_app"
+"""What runs in the sandbox."""
+
+BEGUN_SECONDS = 120.0
+"""In which a process has to be apart."""
+
+LARGEST_PAGE = 64 << 20
+MOST_MESSAGES = 100_000
+LONGEST_NAME = 200
+
+REFRESHED = 5.0
+"""Seconds between two pages that are written while the app runs."""
+
+MOST_LOOKED_AT = 200_000
+"""Entries of folders among which sockets are looked for."""
+
+CACHES = {
+    "HF_DATASETS_CACHE": ("HF_HOME", "~/.cache/huggingface", "datasets"),
+    "HF_HUB_CACHE": ("HF_HOME", "~/.cache/huggingface", "hub"),
+    "TORCH_HOME": ("XDG_CACHE_HOME", "~/.cache", "torch"),
+    "SCIKIT_LEARN_DATA": ("", "~", "scikit_learn_data"),
+    "FL_PRIVACY_DATA": ("", "", ""),
+}
+"""Variable of a cache of data -> that of its parent, the parent where it is not set, and the name in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What an app in a sandbox may have.
+
+    Attributes:
+        memory_mib: memory of all its processes together, files in its temporary folder included.
+        processes: number of processes at once.
+        seconds: time for all.
+    """
+
+    memory_mib: int = 8192
+    processes: int = 128
+    seconds: float = 14_400.0
+
+
+def bounds_of(text: str) -> Bounds:
+    """Parse what ``--limits`` says, such as ``memory_mib=8192 processes=128``.
+
+    Raises:
+        UserError: it says something else.
+    """
+    told: dict[str, Any] = {}
+    for pair in text.split():
+        name, _, value = pair.partition("=")
+        if name not in Bounds.__dataclass_fields__ or not value.isascii() or not value.isdigit():
+            raise UserError(f"--limits is expected as 'memory_mib=8192 processes=128 seconds=14400', but got {pair!r}.")
+        told[name] = int(value[:20])
+    found = Bounds(**told)
+    whole("--limits memory_mib", found.memory_mib, at_least=LEAST_MEMORY, at_most=1 << 24, example=8192)
+    whole("--limits processes", found.processes, at_least=1, at_most=100_000, example=128)
+    number("--limits seconds", found.seconds, above=0, at_most=1e7, example=14_400)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowed:
+    """What an app in a sandbox is given.
+
+    Attributes:
+        reads: folders and files that are not its own.
+        environment: names of variables.
+        bounds: limits of what it may use.
+    """
+
+    reads: Sequence[Path] = ()
+    environment: Sequence[str] = ()
+    bounds: Bounds = Bounds()
+
+
+class Sandbox:
+    """One audit in a sandbox, seen from outside.
+
+    Args:
+        app: folder or bundle.
+        asked: fields of ``Asked`` as plain values.
+        out: folder of audits, which the app does not see.
+        given: what the app is given.
+    """
+
+    def __init__(self, app: Path, asked: Mapping[str, Any], out: Path, given: Allowed) -> None:
+        self.app, self.asked, self.out, self.given = expanded(app).absolute(), asked, expanded(out).absolute(), given
+        self.held, self.name = "", ""
+        self.folder: Path | None = None
+        self._last: bytes | None = None
+        self._written = 0.0
+
+    def audit(self, tell: Any) -> tuple[str, Path]:
+        """Audit the app; return the line for a terminal and the page. ``tell`` hears what goes on.
+
+        Raises:
+            UserError: nothing keeps the app apart here, or its audit did not end.
+        """
+        named = {name: os.environ[name] for name in self.given.environment if name in os.environ}
+        variables = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", **caches(), **named}
+        try:
+            apart = Apart(MODULE, self._wishes(), variables)
+        except OSError as error:
+            raise UserError(
+                f"--sandbox is expected to have a process, but the system has none to give ({error.strerror}); end"
+                " others, or make room."
+            ) from error
+        try:
+            self._begin(apart)
+            return self._write(self._hear(apart, tell))
+        except (RefusedError, ValueError) as error:
+            raise UserError(self._ended(str(error))) from error
+        except UserError as error:
+            if self._last is not None:
+                self._ended(str(error))
+            raise
+        finally:
+            apart.close()
+
+    def _wishes(self) -> Wishes:
+        reads = [self.app, *([Path(self.asked["mirror"])] if self.asked.get("mirror") else []), *self.given.reads]
+        for place in self.given.reads:
+            if not expanded(place).exists():
+                raise UserError(f"--reads is expected to be a folder or a file, but there is no {place}; correct it.")
+        places = [str(expanded(place).absolute()) for place in reads]
+        if any(self.out.resolve().is_relative_to(Path(place).resolve()) for place in places):
+            make_missing_private(self.out)  # what is there can be covered
+        return Wishes(
+            temporary="",
+            reads=tuple(places),
+            layered=tuple(caches().values()),
+            hidden=(str(self.out), *(found for place in places for found in openings(place))),
+            most_bytes=self.given.bounds.memory_mib * MIB,
+            most_processes=self.given.bounds.processes,
+            internet=True,
+        )
+
+    def _begin(self, apart: Apart) -> None:
+        asked = {"app": str(self.app), "asked": dict(self.asked)}
+        held = apart.begin(asked, time.monotonic() + BEGUN_SECONDS)
+        if not held.is_all:
+            raise UserError(
+                "--sandbox is expected to find what keeps an app apart, but this system does not give it."
+                f" {held.in_words()} Run the audit in a virtual machine, or in a container without network."
+            )
+        self.held = "no network, terminal or files but the app, Python and data (read-only); " + ", ".join(
+            dict.fromkeys((*held.files, *held.processes))
+        )
+
+    def _hear(self, apart: Apart, tell: Any) -> bytes:
+        """Return the last page that is said, and write others as they come."""
+        deadline = time.monotonic() + self.given.bounds.seconds
+        for _ in range(MOST_MESSAGES):
+            kind, *rest = apart.receive(LARGEST_PAGE, deadline)
+            if len(rest) != 1:
+                raise ValueError("what it said is no page")
+            (content,) = rest
+            if kind == Said.NAME and self.folder is None:
+                self.name = content.decode(errors="replace")[:LONGEST_NAME]
+                self.folder = self._made_folder()
+            elif kind == Said.TOLD:
+                tell(visible(content.decode(errors="replace"))[:LONGEST_NAME])
+            elif kind == Said.FAILED:
+                raise UserError(visible(content.decode(errors="replace"))[:2000])
+            elif kind == Said.DONE and self.folder is not None:
+                return content
+            elif kind == Said.PAGE and self.folder is not None and time.monotonic() - self._written > REFRESHED:
+                self._write(content)
+        raise RefusedError("size", f"it said more than {MOST_MESSAGES} things")
+
+    def _made_folder(self) -> Path:
+        from fl_privacy.report.app_record import folder_name  # noqa: PLC0415  (takes seconds)
+
+        folder = self.out / folder_name(self.name)
+        try:
+            make_private_folder(folder, folder)
+        except OSError as error:
+            raise UserError(
+                f"--out is expected to be a folder that can be written, but {self.out} can't: {error.strerror}."
+            ) from error
+        return folder
+
+    def _write(self, content: bytes, broken: str = "") -> tuple[str, Path]:
+        """Check a page that came out of the sandbox, and write it; the app's name and the sandbox are known here."""
+        from jinja2 import TemplateError  # noqa: PLC0415
+
+        from fl_privacy.report.app_record import PAGE, page_of_json, terminal_line, write_audit  # noqa: PLC0415
+
+        assert self.folder is not None
+        page, ran = page_of_json(content)
+        page = replace(page, app=self.name, environment=[*page.environment, ("Sandbox", self.held)])
+        if broken:
+            page = replace(page, broken=broken, going_on="")
+        try:
+            write_audit(self.folder, page, ran)
+        except (ArithmeticError, TypeError, LookupError, TemplateError) as error:  # figures that can't be shown
+            raise ValueError(f"what it said is no page: {type(error).__name__}") from error
+        self._last, self._written = content, time.monotonic()
+        return terminal_line(page, self.folder / PAGE), self.folder / PAGE
+
+    def _ended(self, why: str) -> str:
+        """Say, on the page too where there is one, that the audit did not end."""
+        said = f"The app is expected to let its audit end, but {visible(why)[:1000]}"
+        if self._last is None:
+            return f"{said}; nothing was written."
+        self._write(self._last, broken=said)
+        return f"{said}; {self.folder} has what was known before, which says nothing of the rest."
+
+
+def caches() -> dict[str, str]:
+    """Return the folders of data that were downloaded before, as far as they are there, by their variables."""
+    found = {}
+    for variable, (above, parent, name) in CACHES.items():
+        place = os.environ.get(variable) or (parent and str(Path(os.environ.get(above) or parent) / name))
+        if place and (folder := expanded(place).absolute()).is_dir():
+            found[variable] = str(folder)
+    return found
+
+
+def openings(place: str) -> Iterator[str]:
+    """Yield what in a folder leads out of it, though it can only be read: sockets, pipes and devices of others."""
+    seen, folders = 0, [place]
+    while folders and seen < MOST_LOOKED_AT:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                seen += 1
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif not entry.is_symlink() and not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+                    yield entry.path

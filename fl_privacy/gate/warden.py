@@ -1,0 +1,139 @@
+"""What counts the memory and processes of all that an app has started, from outside of them, and ends them beyond.
+
+Standard library alone. ``proc`` is the process table of the app's own namespace, which nobody else is in.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+MEMORY, PROCESSES = 81, 82
+"""Statuses of a process whose app was ended."""
+
+ENDED = {MEMORY: "memory_mib", PROCESSES: "processes"}
+"""Status -> the limit that the app went beyond."""
+
+OTHER_STATUS = 1
+"""Instead of a status of the app's own that would say that it was ended."""
+
+PAUSE = 0.05
+"""Seconds between two counts."""
+
+MOST_FAILED = 3
+"""Counts that may fail one after the other: who can't be counted is ended."""
+
+THREADS, CORE_THREADS, MORE_THREADS = 4, 8, 256
+"""Of each process that may run, on average; of each processor of the machine; and beside these."""
+
+DESCRIPTOR, SOCKET, THREAD = 8 << 10, 1 << 20, 32 << 10
+"""Bytes that the kernel holds at most for a pipe, a socket and a thread: they are no process's memory."""
+
+_KIB = 1 << 10
+_INIT = 1
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the processes of an app may have together.
+
+    Attributes:
+        most_bytes: of memory, which files without a disk are in.
+        most_processes: at once.
+    """
+
+    most_bytes: int
+    most_processes: int
+
+    @property
+    def most_tasks(self) -> int:
+        """Return how many processes and threads the kernel is asked to let be."""
+        return self.most_processes * THREADS + (os.cpu_count() or 1) * CORE_THREADS + MORE_THREADS
+
+
+def watched(child: int, parent: int, room: Room, scratch: str) -> int:
+    """Wait until process ``child``, with which all others end, has ended, and return the status to end with.
+
+    Args:
+        child: the first process of the namespace, the one that is entered at ``/proc``.
+        parent: the process that started this one; without it all ends.
+        room: limits of what they have together.
+        scratch: a place in the files without a disk.
+    """
+    failed = 0
+    while True:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            code = os.waitstatus_to_exitcode(status)
+            return OTHER_STATUS if code in ENDED else code & 0xFF
+        try:
+            beyond, failed = _beyond(room, scratch), 0
+        except OSError:  # the process table may be gone before the process is
+            beyond, failed = 0, failed + 1
+        if beyond or failed > MOST_FAILED or os.getppid() != parent:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return beyond or OTHER_STATUS
+        time.sleep(PAUSE)
+
+
+def _beyond(room: Room, scratch: str) -> int:
+    """Return the status of a limit that is passed; 0 where none is."""
+    numbers = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != _INIT]  # noqa: PTH208
+    if len(numbers) > room.most_processes:  # said before each is looked at, which takes time where many run
+        return PROCESSES
+    processes = list(_processes(numbers))
+    threads = sum(told.get("Threads", 1) for _, told in processes)
+    if threads > room.most_tasks:
+        return PROCESSES
+    files = os.statvfs(scratch)
+    rest = (files.f_blocks - files.f_bfree) * files.f_frsize + (files.f_files - files.f_ffree) * _KIB
+    sockets = Path(f"/proc/{_INIT}/net/sockstat").read_bytes().split()  # of the app's network, which is its own
+    rest += int(sockets[2]) * SOCKET + threads * THREAD
+    for _, told in processes:
+        rest += told.get("VmPTE", 0) * _KIB + told.get("FDSize", 0) * DESCRIPTOR
+    own = sum(_own(told) for _, told in processes)
+    if rest + own <= room.most_bytes:
+        return 0
+    exact = sum(_share(number, _own(told)) for number, told in processes)  # forks share much of what is their own
+    return MEMORY if rest + exact > room.most_bytes else 0
+
+
+def _processes(numbers: Iterable[str]) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """Yield number and state of each process that has not ended."""
+    for number in numbers:
+        try:
+            yield number, _figures(Path(f"/proc/{number}/status").read_bytes())
+        except OSError:
+            continue
+
+
+def _figures(text: bytes) -> dict[str, int]:
+    """Parse the lines whose value is a number, of KiB where it is of memory."""
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(b":")
+        words = value.split()
+        if words and words[0].isdigit():
+            found[name.decode(errors="replace")] = found.get(name.decode(errors="replace"), 0) + int(words[0])
+    return found
+
+
+def _own(told: Mapping[str, int]) -> int:
+    return (told.get("RssAnon", 0) + told.get("VmSwap", 0) + told.get("HugetlbPages", 0)) * _KIB
+
+
+def _share(number: str, otherwise: int) -> int:
+    """Return a process's share of memory that it has in common with forks; ``otherwise`` where it does not let on."""
+    try:
+        told = _figures(Path(f"/proc/{number}/smaps_rollup").read_bytes())
+    except ProcessLookupError:
+        return 0
+    except OSError:
+        return otherwise
+    if "Pss_Anon" not in told:
+        return otherwise
+    huge = told.get("Private_Hugetlb", 0) + told.get("Shared_Hugetlb", 0)
+    return (told["Pss_Anon"] + told.get("SwapPss", 0) + huge) * _KIB

@@ -1,0 +1,320 @@
+"""The command's side of ``audit --sandbox``: what it believes of a process in which somebody else's code runs."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fl_privacy.cli import sandbox
+from fl_privacy.cli.sandbox import Allowed, Bounds, Sandbox, bounds_of, caches
+from fl_privacy.errors import UserError
+from fl_privacy.experiment.ladder_scores import Picture, Row
+from fl_privacy.experiment.ladder_words import Words
+from fl_privacy.flower.untouched.remedies import remedies, with_remedies
+from fl_privacy.gate.apart import Apart
+from fl_privacy.gate.isolation import Held
+from fl_privacy.report.app_record import Ran, page_of_json, page_to_json, terminal_line, write_audit
+from fl_privacy.report.untouched import AppPage, Step, render_app
+from fl_privacy.results.counts import Counts
+from fl_privacy.results.survivors import Estimate, Survivor
+from tests.gate import probes
+from tests.gate.test_apart import MODULE, ROOT
+
+RAN = Ran(nodes=2, rounds=1, models={"Net": 2}, rungs=({"rung": "one"},), seconds={"all": 1.0})
+
+
+def step(kind: str, shown: list[Any]) -> Step:
+    return Step(
+        title="One example",
+        made="2 uploads",
+        kind=kind,
+        uploaded=True,
+        counts=Counts(exact=1, nothing=1, groups=2, candidates=99),
+        control=Counts(nothing=2, groups=2),
+        beyond=True,
+        reason="",
+        labels=(1, 2),
+        seconds=0.5,
+        shown=shown,
+    )
+
+
+def page() -> AppPage:
+    rng = np.random.default_rng(0)
+    pictures = [
+        Picture(original=rng.random((3, 4, 5)), guess=rng.random((3, 4, 5)), read=True),  # type: ignore[arg-type]
+        Picture(original=rng.random((1, 2, 2)), guess=None, read=False),  # type: ignore[arg-type]
+    ]
+    finding = {"severity": "facts", "what": "a sum", "where": "m/a", "why": "few", "kind": "train", "times": 1, "of": 2}
+    line = {"direction": "up", "kind": "train", "record": "m", "key": "a", "what": "number", "example": "1"}
+    return AppPage(
+        app="app",
+        lede="An app.",
+        findings=[finding],
+        steps=[
+            step("image", pictures),
+            step("row", [Row(original=[0.25, float("nan")], guess=None, read=False)]),
+            step("text", [Words(original=[1, 2], guess=[2, 7], read=True)]),
+        ],
+        survivors=[Survivor(name="classes", found=Estimate(value=0.5, low=0.1, high=0.9, chance=0.0))],
+        lines=[{**line, "size": 8.0, "messages": 1, "rounds": [1]}],
+        volumes=[{"direction": "up", "kind": "train", "messages": 1, "bytes": 9}],
+        facts=[("Network", "Net")],
+        stated={"epsilon": [1.0, float("inf")]},
+        problems=["\x1b[2Jone"],
+        notes=["a note"],
+        environment=[("torch", "2")],
+    )
+
+
+def test_a_page_is_the_same_on_the_other_side() -> None:
+    found, ran = page_of_json(page_to_json(page(), RAN))
+    assert render_app(found) == render_app(page())
+    assert ran == RAN
+
+
+def told() -> dict[str, Any]:
+    return dict(json.loads(page_to_json(page(), RAN)))
+
+
+def changed(place: str, value: object) -> str:
+    """Put ``value`` at the place ``page.steps.0.kind`` of a page."""
+    found: Any = told()
+    here, *_ = [found]
+    *way, last = [int(part) if part.isdigit() else part for part in place.split(".")]
+    for part in way:
+        here = here[part]
+    here[last] = value
+    return json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("page", None),
+        ("page", []),
+        ("more", 1),
+        ("page.app", 1),
+        ("page.more", ""),
+        ("page.steps", {}),
+        ("page.steps.0", "step"),
+        ("page.steps.0.kind", "unknown"),
+        ("page.steps.0.kind", ["image"]),
+        ("page.steps.0.counts.exact", -1),
+        ("page.steps.0.counts.exact", 10**9),
+        ("page.steps.0.counts.exact", 10**400),
+        ("page.steps.0.counts.exact", 1.5),
+        ("page.steps.0.counts.groups", 3),
+        ("page.steps.0.counts.luck", 2.0),
+        ("page.steps.0.counts.words", None),
+        ("page.steps.0.labels", [1]),
+        ("page.steps.0.beyond", "yes"),
+        ("page.steps.0.shown.0.original.shape", [3, 4, 6]),
+        ("page.steps.0.shown.0.original.shape", [3, -4, -5]),
+        ("page.steps.0.shown.0.original.shape", [60]),
+        ("page.steps.0.shown.0.original.levels", "data:text/html,<script>"),
+        ("page.steps.0.shown.0.original", "x"),
+        ("page.steps.1.shown.0.original", ["<script>"]),
+        ("page.survivors.0.name", "other"),
+        ("page.survivors.0.found", {"value": 1.0}),
+        ("page.survivors.0.found.value", float("nan")),
+        ("page.findings.0.severity", "none"),
+        ("page.findings.0.what", ""),
+        ("page.findings.0.what", None),
+        ("page.findings.0.times", "1"),
+        ("page.findings.0", {}),
+        ("page.lines.0.size", "1"),
+        ("page.lines.0.rounds", "1"),
+        ("page.volumes.0.bytes", None),
+        ("page.facts", {"a": "b"}),
+        ("page.facts", [["a"]]),
+        ("page.stated", [1.0]),
+        ("ran", None),
+        ("ran.nodes", "2"),
+        ("ran.seconds", 1.0),
+    ],
+)
+def test_what_is_no_page_is_refused(place: str, value: object) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        page_of_json(changed(place, value))
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "{}", '{"page": 1}', "nul", b"\xff\xfe", "[1e999]"])
+def test_what_is_no_json_is_refused(text: str | bytes) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        page_of_json(text)
+
+
+def test_text_of_an_app_stays_text(tmp_path: Path) -> None:
+    bad = "<script>alert(1)</script>\x1b[2J" + "x" * 100_000
+    found, ran = page_of_json(changed("page.findings.0.what", bad))
+    write_audit(tmp_path, found, ran)
+    html = (tmp_path / "report.html").read_text()
+    assert "<script>alert" not in html
+    assert json.loads((tmp_path / "audit.json").read_text())["findings"][0]["what"] == bad
+    assert len(terminal_line(found, tmp_path)) < 5000
+
+
+@pytest.fixture
+def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Run a process that is kept apart and says what it likes, in place of an audit; give its end and its pages."""
+    monkeypatch.setattr(sandbox, "MODULE", MODULE)
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    app = tmp_path / "app"
+    app.mkdir()
+    (tmp_path / "out" / "audit-other").mkdir(parents=True)
+    (tmp_path / "out" / "audit-other" / "report.html").write_text("another page")
+
+    def run(lie: str, seconds: float = 60.0) -> tuple[str, list[str]]:
+        given = Allowed(bounds=Bounds(memory_mib=512, seconds=seconds))
+        try:
+            Sandbox(app, {"lie": lie}, tmp_path / "out", given).audit(heard.append)
+        except UserError as error:
+            said = str(error)
+            if "expected to find what keeps an app apart" in said:
+                pytest.skip(said)
+            return said, heard
+        raise AssertionError("it was believed")
+
+    heard: list[str] = []
+    yield run
+    assert (tmp_path / "out" / "audit-other" / "report.html").read_text() == "another page"
+
+
+@pytest.mark.parametrize(
+    ("lie", "line"),
+    [
+        ("say_nothing", "its process has ended with status 0; nothing was written"),
+        ("say_too_much", "at most 67108864 are read"),
+        ("say_no_page", "page is "),
+        ("say_another_place", "it is {}"),
+    ],
+)
+def test_who_says_no_page_has_none(lie: str, line: str, lying: Any, tmp_path: Path) -> None:
+    said, _ = lying(lie)
+    assert line in said
+    assert not list((tmp_path / "out").glob("*/audit.json"))
+    assert {path.name for path in tmp_path.iterdir()} == {"app", "out"}
+    assert len(list((tmp_path / "out").iterdir())) == 2, "the first name is the folder's, whatever is said later"
+
+
+def test_an_audit_ends_with_its_time(lying: Any) -> None:
+    said, heard = lying("say_it_goes_on", 1.0)
+    assert "did not answer in time" in said
+    assert set(heard) == {" [2Jtraining "}
+
+
+def test_what_an_app_prints_is_bounded_and_moves_no_cursor(lying: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    lying("print_without_end")
+    printed = capfd.readouterr().err
+    assert len(printed) < 2_000_000
+    assert "\x1b" not in printed
+    assert "\x07" not in printed
+
+
+def test_an_audit_that_was_cut_says_so_on_its_page(tmp_path: Path) -> None:
+    one = Sandbox(tmp_path, {}, tmp_path / "out", Allowed())
+    one.name, one.held, one.folder = "app", "walls", tmp_path
+    one._write(page_to_json(AppPage(app="other", lede="x", going_on="The app trains"), RAN).encode())
+    assert "its process has ended; " in one._ended("its process has ended")
+    html = (tmp_path / "report.html").read_text()
+    assert "This audit did not end" in html
+    assert "The audit did not end, and what it had not come to is not known" in html
+    assert "goes on" not in html
+    assert "walls" in html
+    assert json.loads((tmp_path / "audit.json").read_text())["app"] == "app"
+
+
+def test_pages_within_the_app_s_folder_are_covered_however_it_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    """Its folder may be named by a link, its pages by the place, and there may be none yet."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    for app, out in (("link", "real"), ("real", "link")):
+        one = Sandbox(tmp_path / app, {}, tmp_path / out / "audit", Allowed())
+        process = Apart(MODULE, one._wishes(), {})
+        try:
+            if not process.begin({}, time.monotonic() + 60).is_all:
+                pytest.skip("nothing keeps it apart here")
+            (tmp_path / "real" / "audit" / "page").write_text("of another audit")
+            places = [str(tmp_path / name / "audit") for name in ("real", "link")]
+            process.send([b"folders_are_listed", json.dumps(places).encode()], time.monotonic() + 60)
+            assert process.receive(1000, time.monotonic() + 60) == [b""]
+            (tmp_path / "real" / "audit" / "page").unlink()
+        finally:
+            process.close()
+
+
+def test_what_may_be_read_is_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--reads is expected"):
+        Sandbox(tmp_path, {}, tmp_path / "out", Allowed(reads=[tmp_path / "none"])).audit(print)
+
+
+def test_where_nothing_keeps_an_app_apart_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    held = Held(network=["seccomp"], files=["Landlock 7"], missing=["namespaces (Operation not permitted)"])
+    monkeypatch.setattr(Apart, "begin", lambda self, asked, deadline: held)
+    monkeypatch.setattr(sandbox, "MODULE", MODULE)
+    with pytest.raises(UserError, match=r"namespaces \(Operation not permitted\)\. Run the audit in a virtual machine"):
+        Sandbox(tmp_path / "app", {}, tmp_path / "out", Allowed()).audit(print)
+    assert not (tmp_path / "out").exists()
+
+
+def test_limits_are_read() -> None:
+    assert bounds_of("") == Bounds()
+    assert bounds_of("memory_mib=512 seconds=3") == Bounds(memory_mib=512, seconds=3)
+
+
+OTHER_LIMITS = "memory=1", "memory_mib", "memory_mib=-1", "memory_mib=x", "processes=0", "seconds=0", "memory_mib=1"
+
+
+@pytest.mark.parametrize("text", OTHER_LIMITS)
+def test_other_limits_are_a_line(text: str) -> None:
+    with pytest.raises(UserError, match="--limits"):
+        bounds_of(text)
+
+
+def test_caches_of_a_fresh_machine_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*sandbox.CACHES, "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert caches() == {}
+    (tmp_path / ".cache" / "huggingface" / "datasets").mkdir(parents=True)
+    assert caches() == {"HF_DATASETS_CACHE": str(tmp_path / ".cache" / "huggingface" / "datasets")}
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    assert caches() == {"HF_DATASETS_CACHE": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    ("problem", "sentence"),
+    [
+        ("ConnectionError: Couldn't reach 'uoft-cs/cifar10' on the Hub", "no network"),
+        ("gaierror: [Errno -3] Temporary failure in name resolution", "no network"),
+        ("OfflineModeIsEnabled: Cannot reach https://huggingface.co", "no network"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/a.csv'", "--reads DIR, and no other file"),
+        ("OSError: [Errno 30] Read-only file system: '/data/a.lock'", "write its temporary folder alone"),
+        ("PermissionError: [Errno 13] Permission denied: '/etc/x'", "write its temporary folder alone"),
+        ("RuntimeError: can't start new thread", "limits memory, files and processes"),
+        ("OSError: [Errno 28] No space left on device", "limits memory, files and processes"),
+        ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "limits memory"),
+    ],
+)
+def test_an_error_that_the_sandbox_makes_says_so(problem: str, sentence: str) -> None:
+    assert [one for one in remedies([problem]) if sentence in one]
+
+
+def test_what_the_sandbox_did_stands_beside_the_error_once() -> None:
+    found = with_remedies(["ConnectionError: no hub (2 replies)", "KeyError: 'lr'", "ConnectionError: no hub"])
+    assert found[0].startswith("ConnectionError: no hub (2 replies). The sandbox has no network: name a folder of data")
+    assert found[1:] == ["KeyError: 'lr'", "ConnectionError: no hub"]
+
+
+def test_other_errors_are_the_app_s_own() -> None:
+    assert remedies(["ValueError: Expected more than 1 value per channel", "KeyError: 'lr' (3 replies)"]) == []
+
+
+def test_probes_are_named() -> None:
+    assert len({**probes.PROBES, **probes.ENDLESS, **probes.LIES}) >= 39
