@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from fl_privacy.checks import whole
 from fl_privacy.data.app_data import as_image, find_normalization, fingerprint, own_streams_put_back, probe_seed
 from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import UnfitMessageError, expect_sound
 from fl_privacy.flower.answers import Answers, digest_of, refusing
 from fl_privacy.flower.audit_protocol import (
     ANSWERS,
@@ -103,14 +104,7 @@ def _answered(message: Message, context: Context, answers: Answers, answer: Call
     asked = asked_probe(message.content)
     assert asked is not None
     round, question = _round_of(message, context), digest_of(message)
-    first, *others = images_of_probe(*asked)
-    if (kept := answers.again(first, round, question)) is None:
-        for other in others:
-            answers.expect_new(other, round)
-        kept = answer()
-        answers.note(round, first, *others)
-        answers.keep(first, question, kept)
-    return Message(kept, reply_to=message)
+    return Message(answers.once(images_of_probe(*asked), round, question, answer), reply_to=message)
 
 
 def _expect_allowed(probe: int, size: int, budget: int) -> None:
@@ -180,7 +174,7 @@ class _Examples:
         else:
             examples = [data[k] for k in range(probe * size, min((probe + 1) * size, len(data)))]  # type: ignore[arg-type]
         if len(examples) < size:
-            raise UserError(
+            raise UnfitMessageError(
                 f"A client is expected to hold {(probe + 1) * size} examples that may be probed, but has fewer; ask for"
                 " fewer victims."
             )
@@ -223,10 +217,12 @@ def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
     """Copy ``model`` with the values that a message sends."""
     copied = copy.deepcopy(model)
     try:
-        copied.load_state_dict(model_values(content, model_tensors(copied), whole=True), strict=False)
+        values = model_values(content, model_tensors(copied), whole=True)
+        expect_sound(values)
+        copied.load_state_dict(values, strict=False)
     except (UserError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(
+        raise UnfitMessageError(
             f"probe_mod's model is expected to be the app's, but does not take its values: {reason}"
         ) from error
     return copied
