@@ -10,6 +10,7 @@ the questions that reach the training, asked in turn; a bit is heard in them fro
 """
 
 import argparse
+import logging
 import statistics
 import sys
 import tempfile
@@ -77,6 +78,7 @@ def listen(name: str, make: Make, number: int, folder: Path, kinds: tuple[str, .
 
 def main() -> int:
     """Print a row for each kind of client; 1 where a server hears what it must not."""
+    logging.disable(logging.CRITICAL)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--questions", type=int, default=400)
     parser.add_argument("--only", default="", help="clients whose name has this in it")

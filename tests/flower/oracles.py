@@ -1,6 +1,5 @@
 """A server that wants a bit of a client's example: defended clients of every kind, and questions that would tell it."""
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -64,7 +63,8 @@ class Net(nn.Sequential):
 
     def __init__(self) -> None:
         hidden = [layer for _ in range(DEPTH - 2) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-        super().__init__(nn.Flatten(), nn.Linear(SIDE * SIDE, WIDTH), nn.ReLU(), *hidden, nn.Linear(WIDTH, CLASSES))
+        first = (nn.Conv2d(1, 1, 1), nn.Flatten(), nn.Linear(SIDE * SIDE, WIDTH), nn.ReLU())
+        super().__init__(*first, *hidden, nn.Linear(WIDTH, CLASSES))
 
 
 def world(bright: bool) -> Examples:
@@ -89,10 +89,11 @@ def questions(number: int, kinds: tuple[str, ...] = ("train",)) -> Iterator[Ques
     pixel = SIDE + 1
     for turn in range(number):
         values = {name: np.zeros(tuple(t.shape), np.float32) for name, t in Net().state_dict().items()}
-        names = [name for name in values if name.endswith("weight")]
+        values["0.weight"][:] = 1
+        names = [name for name in values if name.endswith("weight")][1:]
         size = float(10 ** rng.uniform(5, 8.5))
         values[names[0]][:, pixel] = size
-        values["1.bias"][:] = -size * rng.uniform(0.2, 0.9)
+        values["2.bias"][:] = -size * rng.uniform(0.2, 0.9)
         for name in names[1:]:
             values[name][:] = size * np.sign(rng.uniform(-0.2, 1)) * rng.uniform(0.5, 1, values[name].shape)
         lr = (0.1, 10.0, 1e30, 3e38, math.inf, math.nan)[turn % 6]
@@ -365,7 +366,6 @@ class Asked:
 def worlds(make: Make, name: str, folder: Path) -> tuple[Asked, Asked]:
     """Return the same kind of client in both worlds."""
     identify_process()
-    logging.getLogger("fl_privacy").setLevel(logging.CRITICAL)
     own_records = name.startswith("PrivacyClient,")
     dark, bright = (Asked(make(bit, folder), folder / str(bit), own_records) for bit in (False, True))
     return dark, bright
