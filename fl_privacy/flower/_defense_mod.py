@@ -125,17 +125,18 @@ class _Defending:
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not message.has_content() or not (is_training(message) or is_evaluation(message)):
             return self._other(message, context, call_next)
-        if is_training(message):
-            expect_sound(self.read(message.content))
+        # before the app has the message, and may write into it
+        sent = self.read(message.content) if is_training(message) else {}
+        expect_sound(sent)
 
         def answer(message: Message, context: Context) -> Message:
             content = content_of(call_next(message, context))
             if is_training(message):
-                return Message(self._defended(message, context, content), reply_to=message)
+                return Message(self._defended(sent, message, context, content), reply_to=message)
             return Message(self._stated(content), reply_to=message)
 
         def instead(form: RecordDict) -> RecordDict | None:
-            return like_form(form, self._noise_alone(form, message, context) if is_training(message) else ())
+            return like_form(form, self._noise_alone(form, sent, message, context) if sent else ())
 
         if self.seed is None:
             private = None if self.metrics is None else instead
@@ -160,8 +161,7 @@ class _Defending:
                 content[name] = MetricRecord({key: rounded(value) for key, value in record.items()})
         return content
 
-    def _defended(self, message: Message, context: Context, content: RecordDict) -> RecordDict:
-        sent = self.read(message.content)
+    def _defended(self, sent: Tensors, message: Message, context: Context, content: RecordDict) -> RecordDict:
         replied = _expect_like(self.read(content), sent)
         _put(content, self._guarded(sent, replied, message, context))
         if self.metrics is not None:
@@ -170,8 +170,7 @@ class _Defending:
         tell_defense(content, self.guard.defense.parts)
         return content
 
-    def _noise_alone(self, form: RecordDict, message: Message, context: Context) -> list[np.ndarray]:
-        sent = self.read(message.content)
+    def _noise_alone(self, form: RecordDict, sent: Tensors, message: Message, context: Context) -> list[np.ndarray]:
         if (kinds := kinds_of_arrays(form, sent)) is None:
             return []
         return [to_array(t) for t in self._guarded(sent, self.guard.unchanged(sent, kinds), message, context)]

@@ -23,6 +23,7 @@ from fl_privacy.flower._node_memory import MOST_AHEAD
 from fl_privacy.flower.answers import Answers
 from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.flower.inside.legacy import NumPyClient
+from fl_privacy.flower.records import plain_array
 from tests.flower.oracles import seen
 from tests.flower.test_asked_again import deployed
 from tests.flower.test_switched_off import asked, refusal, trains, values
@@ -258,6 +259,22 @@ def test_behind_a_promise_a_failure_looks_like_an_earlier_reply_and_takes_as_lon
     assert as_bytes(failed) == as_bytes(defended()(asked(SENT, 1), node(run=2), trains)), "and it is kept"
     change = np.concatenate([(v - SENT[name]).ravel() for name, v in values(failed).items()])
     assert np.abs(change).max() > 0.1, "it is noise"
+
+
+@pytest.mark.parametrize("app", ["replies", "fails"])
+def test_an_app_that_writes_into_the_message_has_its_weights_clipped_too(app: str) -> None:
+    def writes(message: Message, context: Context) -> Message:
+        sent = {
+            name: array.numpy() + np.float32(1e6) for name, array in message.content.array_records["arrays"].items()
+        }
+        message.content["arrays"] = ArrayRecord({name: plain_array(value) for name, value in sent.items()})
+        if app == "fails":
+            raise ValueError
+        return Message(message.content, reply_to=message)
+
+    assert defended()(asked(SENT, 1), node(), trains).has_content()
+    replied = values(defended()(asked(SENT, 2), node(), writes))
+    assert max(np.abs(value - SENT[name]).max() for name, value in replied.items()) < 100
 
 
 def test_without_a_promise_a_failure_is_the_same_line_each_time() -> None:
