@@ -12,16 +12,12 @@ the questions that reach the training, asked in turn; a bit is heard in them fro
 import argparse
 import logging
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fl_privacy.federation.replies import WITHHELD
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from tests.flower.oracles import OTHERS, PRIVATE, Asked, Make, Question, ordinary, questions, seen, worlds
 
 HEARD = 0.005

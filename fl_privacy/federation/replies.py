@@ -74,13 +74,11 @@ class UnansweredError(UserError):
 
 
 class UnfitMessageError(UserError):
-    """Why a message is refused whatever the client's examples are: a server may read the line."""
+    """A message is refused whatever the client's examples are: a server may read the line."""
 
 
 def told_alike(work: Callable[[], T]) -> T:
-    """Return the result of ``work`` on a client's examples; whatever it raises becomes the same line.
-
-    An error that says what went wrong answers a question about the examples, without noise. The client's log has it.
+    """Return the result of ``work`` on a client's examples; whatever it raises becomes one line, and the log has more.
 
     Raises:
         UnansweredError: it raised something else than an ``UnfitMessageError``.
@@ -104,10 +102,7 @@ def told_alike(work: Callable[[], T]) -> T:
 
 @contextmanager
 def _denormals_flushed() -> Iterator[None]:
-    """Take numbers too small for a whole mantissa as zero, in this thread: they take a hundred times as long.
-
-    A server that lets one example's activations be so small would read from a clock whether they are.
-    """
+    """Take denormal numbers as zero in this thread: they take so long that a clock would find them."""
     before = float(torch.tensor(2e-38) * 0.1) == 0
     torch.set_flush_denormal(True)
     try:
@@ -121,14 +116,7 @@ LARGEST_MODEL = 1e9
 
 
 def expect_sound(values: Tensors) -> None:
-    """Refuse a model on which training overflows where the server wants it to.
-
-    Args:
-        values: that were sent, by name; variances of batch norm may have any size.
-
-    Raises:
-        UnfitMessageError: a value is not finite, or their norm is above ``LARGEST_MODEL``.
-    """
+    """Raise ``UnfitMessageError`` for values that are not finite, or of a norm, variances aside, beyond the limit."""
     for name, value in values.items():
         if not torch.isfinite(value).all():
             raise UnfitMessageError(

@@ -100,11 +100,7 @@ class DefendedClient(NumPyClient):
         return self.seed is None
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
-        """Train as the inner client does, then defend the change of the weights.
-
-        A question is counted before the inner client is asked. If it fails then, a defense that promises differential
-        privacy replies noise in the form of an earlier reply; else, and where there is none, the error is one and the
-        same line.
+        """Train as the inner client does, then defend the change of the weights; see ``defense_mod`` for failures.
 
         Raises:
             UserError: values are not finite, the round is missing or was answered, or the inner client failed.

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
@@ -65,16 +64,15 @@ def defense_mod(
     (training, evaluation, each probe) is answered once a round, also after a restart of the node, and with the same
     bytes where it is asked again: the mean of many answers would have no noise. A message with anything beside the
     model, in another order than the model's, with values that are not finite or of an absurd norm is refused, in an
-    error of one line. From there on a question is counted before the app is asked, and whatever happens then is one and
-    the same line; the node's log says more. The reply says by what it was defended, which is public. In front of
-    ``probe_mod`` it defends probes as well; without one, probes are refused. Replies to other messages pass, but for
-    such with arrays. Of an evaluation, figures leave with three digits.
+    error of one line. Whatever happens once the app is asked is one and the same line; the node's log says more. The
+    reply says by what it was defended, which is public. In front of ``probe_mod`` it defends probes as well; without
+    one, probes are refused. Replies to other messages pass, but for such with arrays. Figures of an evaluation leave
+    with three digits.
 
     Where the defense promises differential privacy, of numbers that a reply states only ``metrics`` leave, of
-    evaluations too, and no record of settings of the app: an exact loss tells what the noise hides. So would an error:
-    an app that fails, or replies values that are not finite, counts as one that changed nothing, and its reply is noise
-    in the form of its earlier ones. A client whose app has not answered yet replies an error. How long an app trains is
-    not hidden.
+    evaluations too, and no record of settings of the app: an exact loss tells what the noise hides, and so does an
+    error. An app that fails, or replies values that are not finite, counts as one that changed nothing: noise leaves,
+    in the form of an earlier reply. How long an app trains is not hidden.
 
     Args:
         defense: with upload hooks only: noise, clipping, pruning, selective sharing, quantization. What acts within the
@@ -136,7 +134,10 @@ class _Defending:
             return Message(self._stated(content), reply_to=message)
 
         def instead(form: RecordDict) -> RecordDict | None:
-            return like_form(form, self._noise_alone(form, sent, message, context) if sent else ())
+            if (kinds := kinds_of_arrays(form, sent)) is None:
+                return None
+            values = self._guarded(sent, self.guard.unchanged(sent, kinds), message, context) if sent else []
+            return like_form(form, [to_array(value) for value in values])
 
         if self.seed is None:
             private = None if self.metrics is None else instead
@@ -169,11 +170,6 @@ class _Defending:
         introduce(content, context)
         tell_defense(content, self.guard.defense.parts)
         return content
-
-    def _noise_alone(self, form: RecordDict, sent: Tensors, message: Message, context: Context) -> list[np.ndarray]:
-        if (kinds := kinds_of_arrays(form, sent)) is None:
-            return []
-        return [to_array(t) for t in self._guarded(sent, self.guard.unchanged(sent, kinds), message, context)]
 
     def _guarded(self, sent: Tensors, replied: Tensors, message: Message, context: Context) -> list[torch.Tensor]:
         state = load_state(context.state)

@@ -22,14 +22,13 @@ OwnExamples = Callable[[Context], Batch]
 def guard_mod(model: nn.Module, examples: OwnExamples | None = None, *, guard: ModelGuard | None = None) -> Mod:
     """Build a mod that refuses crafted models, for ``ClientApp(mods=[guard_mod(...), ...])``, in front of the others.
 
-    A message of training or evaluation whose model is refused gets an error reply with one line of reason; the round
-    goes on without this client. In front of ``secaggplus_mod`` it also refuses a threshold that two disjoint groups of
+    A message of training or evaluation whose model is refused gets an error reply of one line; the round goes on
+    without this client. In front of ``secaggplus_mod`` it also refuses a threshold that two disjoint groups of
     clients reach, and a request for both kinds of key shares of a client. What it remembers of the last model is in
     ``context.state``.
 
-    That a model answers the examples oddly is a bit about them, which no noise covers. Outside of a simulation the
-    guard shows them one model of a kind in each round, and its reason stays in the node's log. A client that promises
-    differential privacy goes without ``examples``.
+    Outside of a simulation ``examples`` meet one model of a kind a round, and what they do stays in the node's log: it
+    is a bit about them, which no noise of differential privacy covers.
 
     Args:
         model: the architecture agreed on; arrays that do not fit it are refused.
@@ -53,8 +52,8 @@ class _Guarding:
         found, code = attempt(lambda: self._refusal(message, context)), UNFIT
         if found is None:
             found, code = attempt(lambda: self._look(message, context)), CLIENT_RAISED
-        reason = _without_kind(found.reason) if isinstance(found, Failure) else found
-        if reason:
+        reason = found.reason.partition("Error: ")[2] if isinstance(found, Failure) else found
+        if reason is not None:
             return Message(Error(code, f"The guard refused: {reason.rstrip('.')}."), reply_to=message)
         return call_next(message, context)
 
@@ -94,12 +93,6 @@ class _Guarding:
             kept = load_state(context.state)
             save_state(context.state, replace(kept, tensors={**kept.tensors, **self.guard.remembered(sent)}))
         return None
-
-
-def _without_kind(reason: str) -> str:
-    """Return the line of an error without the name of its class."""
-    kind, _, line = reason.partition(": ")
-    return line.rstrip(".") if kind.endswith("Error") else reason.rstrip(".")
 
 
 def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

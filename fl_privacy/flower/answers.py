@@ -114,21 +114,18 @@ class Answers:
         *,
         instead: Instead | None = None,
     ) -> RecordDict:
-        """Return the answer of ``work``, or the earlier one: the only way from a question to the client's examples.
-
-        The question is counted before the client works on it. If ``work`` fails, the answer is what ``instead`` makes
-        of the form of an earlier one, after as long as that took; with no form, it is ``WITHHELD``, kept like any
-        answer.
+        """Return the answer of ``work`` to a question that is counted first, or the earlier answer.
 
         Args:
-            kinds: of question, all of which are answered; the answer is kept under the first.
-            round: its number.
-            question: its digest, see ``digest_of``.
-            work: of the client.
-            instead: of a client that promises differential privacy, which an error would break.
+            kinds: kinds of question that are answered; the answer is kept under the first.
+            round: number of the round.
+            question: digest, see ``digest_of``.
+            work: the client's; if it fails, the answer is ``instead``, or ``WITHHELD``, kept like any other.
+            instead: for a client that promises differential privacy, which an error would break: makes an answer of
+                the form of an earlier one, and leaves after as long as that took.
 
         Raises:
-            UserError: as ``again``, ``expect_new`` and ``note`` say.
+            UserError: see ``again``, ``expect_new`` and ``note``.
             UnansweredError: ``work`` failed now or before.
             UnfitMessageError: ``work`` found that the message does not fit; then the question is not counted.
         """
@@ -338,11 +335,10 @@ def in_actor() -> bool:
 def answer_once_mod(*, rounds: int | None = None) -> Mod:
     """Build a mod that makes an app answer a round of training or evaluation once, also after a restart of the node.
 
-    The same question is answered with the same bytes, another one of the same round refused. A question is counted
-    before the app works on it, and whatever the app raises is answered with the same line: its own log says more.
-    It belongs in front of the app of a client whose training function draws: ``ClientApp(mods=[answer_once_mod()])``
-    with ``train_step`` or ``private_loader``. ``defense_mod`` does it by itself. Figures that the app states leave as
-    they are.
+    The same question is answered with the same bytes, another one of the same round refused. Whatever the app raises
+    is one line, and its round is used up. It belongs in front of the app of a client whose training function draws:
+    ``ClientApp(mods=[answer_once_mod()])`` with ``train_step`` or ``private_loader``. ``defense_mod`` does it itself.
+    Figures that the app states leave as they are.
 
     Args:
         rounds: of a run that are answered at most; ``None`` takes the run's own number, ``num-server-rounds`` of its
@@ -365,20 +361,13 @@ def answered_once(
     rounds: int | None = None,
     instead: Instead | None = None,
 ) -> Message:
-    """Return the answer of ``call_next`` to a message, or the earlier one where it was asked before.
+    """Return the answer of ``call_next`` to a message, or the earlier one: see ``Answers.once``.
 
-    Training, evaluation and each probe are questions of their own.
-
-    Args:
-        message: of training or evaluation.
-        context: of the node.
-        call_next: the app, or the mods in front of it.
-        rounds: that are answered at most.
-        instead: see ``Answers.once``; not for probes.
+    Training, evaluation and each probe are questions of their own; a probe has no ``instead``.
 
     Raises:
         UserError: another question of this round was answered, the run has no such round, or the message says none.
-        UnansweredError: the app failed, or trains where it is asked for a probe.
+        UnansweredError: the app failed, or trains instead of answering a probe.
     """
     kind, round = asked_of(context, message)
     probe = asked_probe(message.content)
@@ -396,11 +385,7 @@ def answered_once(
 
 
 def content_of(reply: Message) -> RecordDict:
-    """Return the content of an app's reply.
-
-    Raises:
-        UserError: it is an error, of an app; that of a mod which refuses the message is an ``UnfitMessageError``.
-    """
+    """Return the content of an app's reply; raise its error, of a mod that refuses the message as such."""
     if reply.has_error():
         unfit = reply.error.code == UNFIT
         raise (UnfitMessageError if unfit else UserError)(reply.error.reason)

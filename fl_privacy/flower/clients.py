@@ -108,9 +108,6 @@ class PrivacyClient(NumPyClient):
     def fit(self, parameters: Arrays, config: Config) -> Reply:
         """Train in the round ``config["server-round"]``; the reply is what the plan shares.
 
-        Outside of a simulation a question is counted before the client works on it, and whatever happens then is the
-        same line: its log says more.
-
         Raises:
             UserError: the model does not fit or is not finite, the round was answered, or the training failed.
         """
@@ -176,7 +173,7 @@ class PrivacyClient(NumPyClient):
     def _counted(self, kinds: Sequence[str], round: int, work: Callable[[ClientState], T]) -> T:
         """Count a question, then return what ``work`` makes of the client's state, and keep the state."""
         for kind in kinds:
-            self._expect_new(kind, round)
+            self.memory.expect_new(kind, round, bounded=self.last_round is not None)
         state = self.memory.load(self.wrapped.device)
         if not self.answers_once:
             result = work(state)
@@ -210,9 +207,6 @@ class PrivacyClient(NumPyClient):
     @property
     def _keeps_figures(self) -> bool:
         return self.answers_once and promises_privacy(self.wrapped.defense)
-
-    def _expect_new(self, kind: str, round: int) -> None:
-        self.memory.expect_new(kind, round, bounded=self.last_round is not None)
 
     def _round(self, config: Config) -> int:
         """Return the number of the round.

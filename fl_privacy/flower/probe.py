@@ -4,6 +4,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -88,7 +89,9 @@ def probe_mod(
         asked = asked_probe(message.content) if is_training(message) and message.has_content() else None
         if asked is not None:
             _expect_allowed(*asked, budget)
-            return _answered(message, context, Answers(context, rounds), lambda: answer(message, context))
+            answers, each = Answers(context, rounds), images_of_probe(*asked)  # each image leaves once a round
+            work = partial(answer, message, context)
+            return Message(answers.once(each, _round_of(message, context), digest_of(message), work), reply_to=message)
         reply = call_next(message, context)
         if is_training(message) and not reply.has_error():
             keep_own_norms(message.content, reply.content, architecture, context)
@@ -97,14 +100,6 @@ def probe_mod(
         return reply
 
     return refusing(mod)
-
-
-def _answered(message: Message, context: Context, answers: Answers, answer: Callable[[], RecordDict]) -> Message:
-    """Return the reply of ``answer``, or the earlier one to the same question: each image leaves once a round."""
-    asked = asked_probe(message.content)
-    assert asked is not None
-    round, question = _round_of(message, context), digest_of(message)
-    return Message(answers.once(images_of_probe(*asked), round, question, answer), reply_to=message)
 
 
 def _expect_allowed(probe: int, size: int, budget: int) -> None:

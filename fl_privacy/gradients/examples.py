@@ -151,8 +151,7 @@ def _layered(
 ) -> Layered | None:
     """Set up at ``state``; ``None`` where it would not give the gradients of this model's examples.
 
-    Whether it does is tried once a model and set of ``names``, on made-up examples: the client's own would decide how
-    long their clipping takes.
+    Whether it does is tried once a model and set of ``names``, on made-up examples.
     """
     if (
         not len(batch)
@@ -183,7 +182,7 @@ def _layered(
 
 
 def _made_up(batch: Batch) -> Batch:
-    """Return at most two examples like those in ``batch``, whatever these are: zeros and ones suit any kind."""
+    """Return at most two examples of zeros and ones, which suit any kind, for a time that no real ones decide."""
     inputs, labels = batch.inputs[:2].detach(), torch.zeros_like(batch.labels[:2])
     labels[..., 0] = 1
     drawn = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0))
@@ -237,8 +236,7 @@ _ROUNDING = 1e-6
 def _ghost_norms(call: LayerCall, clip_norm: float) -> Tensor | None:
     """Return squared norms (B,) of the weight's gradients by inner products, where these cost less than the gradients.
 
-    Positions that cancel each other leave a rounding error, even below 0. If it could make a gradient pass for shorter
-    than it is, by ``clip_norm`` or more, it is added: a server can have large positions cancel.
+    Positions that cancel each other leave a rounding error, even below 0; a large one is added.
     """
     weight = call.module.get_parameter("weight")
     if weight.dim() < 2 or not pays(len(weight), weight[0].numel(), call.positions):

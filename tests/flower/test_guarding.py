@@ -14,9 +14,9 @@ from fl_privacy.flower._guard_mod import guard_mod, secagg_refusal
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid
 from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.records import to_record
-from fl_privacy.flower.secagg_check import try_double_listing
 from fl_privacy.malicious import Fishing, Inconsistent
 from fl_privacy.types import ModelState
+from tests.flower.secagg_check import try_double_listing
 
 from ..malicious import rounds
 
