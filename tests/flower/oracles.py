@@ -135,7 +135,7 @@ def plain_app(bright: bool, fails: str = "") -> ClientAppCallable:
     def train(message: Message, context: Context) -> Message:
         net = loaded(message)
         if message.metadata.message_type.startswith("evaluate"):
-            loss = float(F.cross_entropy(net(x), y))
+            loss = F.cross_entropy(net(x), y).item()
             if fails and not math.isfinite(loss):
                 raise ValueError(f"the loss is {loss}")
             return Message(RecordDict({"metrics": MetricRecord({"loss": loss, "num-examples": 2})}), reply_to=message)

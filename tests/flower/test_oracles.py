@@ -26,6 +26,15 @@ def test_nothing_of_a_private_client_s_reply_tells_a_bit(name: str, tmp_path: Pa
     assert answered >= ASKED // 2, "a client that refuses everything tells nothing, and trains nobody"
 
 
+@pytest.mark.parametrize("name", PRIVATE)
+def test_an_evaluation_of_a_private_client_tells_no_bit_either(name: str, tmp_path: Path) -> None:
+    both = worlds(PRIVATE[name], name, tmp_path)
+    for question in (ordinary("evaluate"), *questions(3, ("evaluate",))):
+        dark, bright = (seen(world.ask(question)) for world in both)
+        assert dark == bright
+        assert "loss" not in str(dark.get("figures")) or name.startswith("train_step"), "which states NaN"
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_errors_of_other_clients_are_alike_and_counted(name: str, tmp_path: Path) -> None:
     dark, bright = worlds(OTHERS[name], name, tmp_path)
