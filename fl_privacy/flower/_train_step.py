@@ -141,7 +141,7 @@ class DefendedTraining:
 
     def __enter__(self) -> Self:
         if self.once is not None:
-            expect_sound({**dict(self.net.named_parameters()), **dict(self.net.named_buffers())})
+            expect_sound(self.net.state_dict())
             self.once.begin()
         device = next(self.net.parameters()).device
         self._state = load_state(self.memory, device).of_client(self.draws.number)
