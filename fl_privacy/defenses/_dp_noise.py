@@ -34,6 +34,8 @@ from fl_privacy.types import Tensors
 def clip_by_norm(tensors: Tensors, norm: float, *, scope: Scope = "global") -> Tensors:
     """Scale ``tensors`` by min(1, norm / l2 norm); directions and what lies within ``norm`` stay.
 
+    What has no finite norm becomes zero: noise would not hide it.
+
     Args:
         tensors: gradient or delta by name.
         norm: the largest l2 norm that stays, above 0; of each tensor if ``scope`` is ``layer``.
@@ -45,7 +47,11 @@ def clip_by_norm(tensors: Tensors, norm: float, *, scope: Scope = "global") -> T
     if scope == "global":
         norms = torch.linalg.vector_norm(norms).expand(len(tensors))
     factors = (norm / norms).clamp(max=1.0)  # norm / 0 = inf is clamped too
-    return {name: t * factor.to(t.dtype) for (name, t), factor in zip(tensors.items(), factors, strict=True)}
+    known = norms.isfinite()
+    return {
+        name: torch.where(finite, t, 0) * torch.where(finite, factor, 0).to(t.dtype)
+        for (name, t), factor, finite in zip(tensors.items(), factors, known, strict=True)
+    }
 
 
 Distribution = Literal["gaussian", "laplace"]

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from fl_privacy.data.examples import LabelledExamples
 from fl_privacy.defenses import ClientState, Defense, LocalData
+from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model
+from fl_privacy.federation.replies import UnfitMessageError
 from fl_privacy.federation.training import (
     LocalResult,
     join_private,
@@ -159,7 +161,8 @@ class Client:
         device: where it computes.
         threads: CPU threads it computes with; part of the result's last bits, hence the same for every backend.
         test: examples that a client with a private part tests its own model on; ``None`` are its own.
-        guard: looks at each model before it is trained on; ``None`` takes any.
+        guard: looks at each model before it is trained on; ``None`` takes any. Of a deployed client that promises
+            differential privacy it looks at the weights alone: how a model answers the examples is a bit about them.
     """
 
     id: int
@@ -227,7 +230,7 @@ class Client:
             return self.do(work, sent, ClientState(dict(state.tensors)))
         except ValueError as error:
             if work.plan.batch_norm == "train" and has_batch_norm(self.model):
-                raise UserError(
+                raise UnfitMessageError(
                     f"Batch norm in training mode can't normalize a victim of {batch_size} examples"
                     f" ({str(error).rstrip('.')}); set federation.plan.probe_batch_norm=eval or a larger batch_size."
                 ) from error
@@ -244,7 +247,7 @@ class Client:
 
     def _probed(self, probe: int, batch_size: int, number: int) -> Tensor:
         if (probe + 1) * batch_size > number:
-            raise UserError(
+            raise UnfitMessageError(
                 f"Client {self.id} is expected to hold {(probe + 1) * batch_size} examples to be probed"
                 f" {probe + 1} times, but has {number}; ask for fewer victims or a smaller batch_size."
             )
@@ -326,6 +329,10 @@ class Client:
         if self.guard is None:
             return 0.0
         started = time.perf_counter()
+        if isinstance(self.seed, Secret) and promises_privacy(self.defense):
+            if reason := self.guard.refusal_of_weights(sent, state.tensors):
+                raise UnfitMessageError(f"The model was refused: {reason}.")
+            return time.perf_counter() - started
         shown = self.examples.batch(self.indices[: self.guard.examples], self.device)
         with cpu_threads(self.threads):
             self.guard.expect_honest(self.model.to(self.device), sent.to(self.device), shown, state.tensors)

@@ -2,14 +2,15 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from fl_privacy.errors import visible
+from fl_privacy.errors import UserError, visible
 from fl_privacy.types import ModelState, Tensors, Upload
 
 T = TypeVar("T")
@@ -62,6 +63,70 @@ def attempt(function: Callable[[], T]) -> T | Failure:
     except (Exception, SystemExit) as error:
         logger.debug("The call failed", exc_info=error)
         return Failure(f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+WITHHELD = "The client can't answer this; its own log says why."
+"""What a server is told of whatever happens once a client works on its examples."""
+
+
+class UnansweredError(UserError):
+    """``WITHHELD``: a question that was counted and has no answer."""
+
+
+class UnfitMessageError(UserError):
+    """A message is refused whatever the client's examples are: a server may read the line."""
+
+
+def told_alike(work: Callable[[], T]) -> T:
+    """Return the result of ``work`` on a client's examples; whatever it raises becomes one line, and the log has more.
+
+    Raises:
+        UnansweredError: it raised something else than an ``UnfitMessageError``.
+    """
+
+    def expected() -> T | UnfitMessageError | UnansweredError:
+        try:
+            return work()
+        except (UnfitMessageError, UnansweredError) as error:
+            return error
+
+    with _denormals_flushed():
+        found = attempt(expected)
+    if isinstance(found, UnfitMessageError | UnansweredError):
+        raise found
+    if isinstance(found, Failure):
+        logger.error("A question is not answered: %s", found.reason)
+        raise UnansweredError(WITHHELD)
+    return found
+
+
+@contextmanager
+def _denormals_flushed() -> Iterator[None]:
+    """Take denormal numbers as zero in this thread: they take so long that a clock would find them."""
+    before = float(torch.tensor(2e-38) * 0.1) == 0
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
+
+
+LARGEST_MODEL = 1e9
+"""Largest l2 norm of the floating-point values of a model that a defended client takes; trained ones: below 1e6."""
+
+
+def expect_sound(values: Tensors) -> None:
+    """Raise ``UnfitMessageError`` for values that are not finite, or of a norm, variances aside, beyond the limit."""
+    for name, value in values.items():
+        if not torch.isfinite(value).all():
+            raise UnfitMessageError(
+                f"The values of {name} are expected to be finite, but some are not; the model is refused."
+            )
+    floats = {n: t for n, t in values.items() if t.is_floating_point() and n.rpartition(".")[2] != VARIANCE}
+    if (size := norm(floats)) > LARGEST_MODEL:
+        raise UnfitMessageError(
+            f"A model of a norm of at most {LARGEST_MODEL:g} is expected, but got one of {size:.3g}; it is refused."
+        )
 
 
 @dataclass(frozen=True)

@@ -245,6 +245,8 @@ def local_update(
     )
     buffers = steps.values.buffers
     update = _update(steps, sent, shares_gradient, held)
+    if promises_privacy(defense) and not all(tensor.isfinite().all() for tensor in update.values()):
+        update = {name: torch.zeros_like(tensor) for name, tensor in update.items()}  # no noise hides another value
     for upload_hook in defense.upload:
         update = timed(upload_hook, update, state, rng)
     if plan.shares == "weights":

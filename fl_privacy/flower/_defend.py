@@ -14,12 +14,18 @@ from torch import nn
 from fl_privacy.defenses import Defense
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
-from fl_privacy.flower._node_memory import expect_near, expect_unanswered, last_of_all, remember_answer
-from fl_privacy.flower.answers import Answers, digest_of_records
+from fl_privacy.federation.replies import expect_sound
+from fl_privacy.flower._node_memory import SimulatedContext
+from fl_privacy.flower.answers import Answers, Instead, digest_of_records
 from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, Reply
-from fl_privacy.flower.records import ROUND, load_state, save_state, to_array, to_tensor
+from fl_privacy.flower.forms import like_form
+from fl_privacy.flower.records import ROUND, kinds_of_arrays, load_state, rounded, save_state, to_array, to_tensor
 from fl_privacy.flower.upload_defense import BufferPolicy, GuardedUpload, Shares, made_of
 from fl_privacy.rng import Secret, SecretGenerator, derive_generator
+from fl_privacy.types import Tensors
+
+LOSS = "loss"
+"""Key of an evaluation's loss among its figures, where an answer is kept."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,17 +71,28 @@ class DefendedClient(NumPyClient):
         return self.inner.get_parameters(config)
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
-        """Evaluate as the inner client does.
+        """Evaluate as the inner client does, once a round; outside of a simulation figures leave with three digits.
 
         Raises:
-            UserError: the defense promises differential privacy, which exact figures of the examples would break.
+            UserError: the defense promises differential privacy, which exact figures of the examples would break; the
+                round is missing or was answered; or as ``fit`` says.
         """
         if promises_privacy(self.guard.defense):
             raise UserError(
                 f"{self.guard.defense.name} promises differential privacy, which an exact loss or accuracy on the"
                 " client's own examples would break; test on the server (fraction_evaluate=0)."
             )
-        return self.inner.evaluate(parameters, config)
+        if not self.answers_once:
+            return self.inner.evaluate(parameters, config)
+        expect_sound(self._sent(parameters, config))
+
+        def work() -> RecordDict:
+            loss, num_examples, metrics = self.inner.evaluate(parameters, config)
+            figures = {LOSS: float(loss), **metrics}
+            return _records([], num_examples, {k: rounded(v) for k, v in figures.items()})
+
+        _, num_examples, figures = _reply_of(self._once(MessageType.EVALUATE, parameters, config, work))
+        return float(figures.pop(LOSS)), num_examples, figures
 
     @property
     def answers_once(self) -> bool:
@@ -83,50 +100,61 @@ class DefendedClient(NumPyClient):
         return self.seed is None
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
-        """Train as the inner client does, then defend the change of the weights.
+        """Train as the inner client does, then defend the change of the weights; see ``defense_mod`` for failures.
 
         Raises:
-            UserError: values are not finite, the round is missing or was answered, or the reply is no such weights.
+            UserError: values are not finite, the round is missing or was answered, or the inner client failed.
         """
-        sent = [np.array(array) for array in parameters]
-        _expect_finite(sent, "sent")
+        sent = self._sent(parameters, config)
+        expect_sound(sent)
         if not self.answers_once:
             return self._defended(sent, parameters, config)
-        number, question = self._round(config), _records(parameters, 0, config)
-        if not isinstance(self.memory, Context):
-            expect_unanswered(self.memory, MessageType.TRAIN, number)
-            if self.rounds is None:
-                expect_near(last_of_all(self.memory), number)
-            reply = self._defended(sent, parameters, config)
-            remember_answer(self.memory, MessageType.TRAIN, number)
-            return reply
-        answers, digest = Answers(self.memory, self.rounds), digest_of_records(MessageType.TRAIN, question)
-        if (kept := answers.again(MessageType.TRAIN, number, digest)) is not None:
-            return _reply_of(kept)
-        reply = self._defended(sent, parameters, config)
-        answers.note(number, MessageType.TRAIN)
-        answers.keep(MessageType.TRAIN, digest, _records(*reply))
-        return reply
 
-    def _defended(self, sent: Arrays, parameters: Arrays, config: Config) -> Reply:
+        def instead(form: RecordDict) -> RecordDict | None:
+            if (kinds := kinds_of_arrays(form, sent)) is None:
+                return None
+            return like_form(form, self._guarded(sent, self.guard.unchanged(sent, kinds), config))
+
+        private = instead if promises_privacy(self.guard.defense) else None
+        work = lambda: _records(*self._defended(sent, parameters, config))  # noqa: E731
+        return _reply_of(self._once(MessageType.TRAIN, parameters, config, work, private))
+
+    def _once(
+        self,
+        kind: str,
+        parameters: Arrays,
+        config: Config,
+        work: Callable[[], RecordDict],
+        instead: Instead | None = None,
+    ) -> RecordDict:
+        """Answer a question as ``Answers.once`` does; with ``context.state`` alone, no answer is kept."""
+        round, question = self._round(config), digest_of_records(kind, _records(parameters, 0, config))
+        known = self.memory
+        context = known if isinstance(known, Context) else SimulatedContext(0, 0, {}, known, {})
+        return Answers(context, self.rounds).once([kind], round, question, work, instead=instead)
+
+    def _sent(self, parameters: Arrays, config: Config) -> dict[str, torch.Tensor]:
+        names = self._names(len(parameters), config)
+        return {n: to_tensor(np.asarray(a)) for n, a in zip(names, parameters, strict=True)}
+
+    def _defended(self, sent: Tensors, parameters: Arrays, config: Config) -> Reply:
         trained, num_examples, metrics = self.inner.fit(parameters, config)
-        if [a.shape for a in trained] != [a.shape for a in sent]:
+        if [tuple(a.shape) for a in trained] != [tuple(t.shape) for t in sent.values()]:
             raise UserError(
                 f"{type(self.inner).__name__}.fit is expected to return weights of the shapes it was sent, but returned"
                 f" {len(trained)} arrays for {len(sent)} or other shapes; a defense around it needs weights."
             )
-        _expect_finite([np.asarray(array) for array in trained], "replied")
-        names = self._names(len(sent), config)
-        before = {n: to_tensor(a) for n, a in zip(names, sent, strict=True)}
-        after = {n: to_tensor(np.asarray(a)) for n, a in zip(names, trained, strict=True)}
-        records = self.memory.state if isinstance(self.memory, Context) else self.memory
-        state = load_state(records)
-        defended = self.guard(before, after, state, self._generator(config))
-        save_state(records, state)
-        reply = [to_array(defended[n]) for n in names]
+        reply = self._guarded(sent, {n: to_tensor(np.asarray(a)) for n, a in zip(sent, trained, strict=True)}, config)
         private = promises_privacy(self.guard.defense)
         told = {k: v for k, v in metrics.items() if k != NAMES and (not private or k in self.metrics)}
         return reply, num_examples, told
+
+    def _guarded(self, sent: Tensors, replied: Tensors, config: Config) -> Arrays:
+        records = self.memory.state if isinstance(self.memory, Context) else self.memory
+        state = load_state(records)
+        defended = self.guard(sent, replied, state, self._generator(config))
+        save_state(records, state)
+        return [to_array(defended[n]) for n in sent]
 
     def _round(self, config: Config) -> int:
         """Return the number of the round, which is answered once.
@@ -186,11 +214,6 @@ def _records(arrays: Arrays, number: int, settings: Config) -> RecordDict:
 def _reply_of(kept: RecordDict) -> Reply:
     arrays = [array.numpy() for array in kept.array_records["arrays"].values()]
     return arrays, int(kept.config_records["n"]["n"]), dict(kept.config_records["settings"])  # type: ignore[arg-type]
-
-
-def _expect_finite(arrays: Arrays, what: str) -> None:
-    if any(array.dtype.kind in "fc" and not np.isfinite(array).all() for array in arrays):
-        raise UserError(f"The weights that are {what} are expected to be finite, but some are not; they are refused.")
 
 
 @overload

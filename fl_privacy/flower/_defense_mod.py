@@ -12,7 +12,8 @@ from torch import nn
 from fl_privacy.defenses import Defense
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
-from fl_privacy.flower.answers import answered_once, refusing
+from fl_privacy.federation.replies import expect_sound, told_alike
+from fl_privacy.flower.answers import answered_once, content_of, refusing
 from fl_privacy.flower.audit_protocol import (
     OWN_RECORDS,
     asked_probe,
@@ -22,16 +23,19 @@ from fl_privacy.flower.audit_protocol import (
     merged_config,
     tell_defense,
 )
+from fl_privacy.flower.forms import like_form
 from fl_privacy.flower.records import (
     NUM_EXAMPLES,
     PARTITION,
     ROUND,
     all_arrays,
     expect_listed,
+    kinds_of_arrays,
     load_state,
     model_tensors,
     model_values,
     named,
+    rounded,
     save_state,
     to_array,
     to_tensors,
@@ -57,15 +61,18 @@ def defense_mod(
     """Build a mod that puts the upload hooks of ``defense`` on the weights a client replies to a training message.
 
     ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. One question of a kind
-    (training, each probe) is answered once a round, also after a restart of the node, and with the same bytes where
-    it is asked again: the mean of many answers would have no noise. A message with anything beside the model, in
-    another order than the model's, or with values that are not finite is refused, in an error of one line; what the app
-    itself raises stays in the node's log. The reply says by what it was defended, which is public. In front of
-    ``probe_mod`` it defends probes as well; without one, probes are refused. Replies to other messages pass, but for
-    such with arrays.
+    (training, evaluation, each probe) is answered once a round, also after a restart of the node, and with the same
+    bytes where it is asked again: the mean of many answers would have no noise. A message with anything beside the
+    model, in another order than the model's, with values that are not finite or of an absurd norm is refused, in an
+    error of one line. Whatever happens once the app is asked is one and the same line; the node's log says more. The
+    reply says by what it was defended, which is public. In front of ``probe_mod`` it defends probes as well; without
+    one, probes are refused. Replies to other messages pass, but for such with arrays. Figures of an evaluation leave
+    with three digits.
 
     Where the defense promises differential privacy, of numbers that a reply states only ``metrics`` leave, of
-    evaluations too, and no record of settings of the app: an exact loss tells what the noise hides.
+    evaluations too, and no record of settings of the app: an exact loss tells what the noise hides, and so does an
+    error. An app that fails, or replies values that are not finite, counts as one that changed nothing: noise leaves,
+    in the form of an earlier reply. How long an app trains is not hidden.
 
     Args:
         defense: with upload hooks only: noise, clipping, pruning, selective sharing, quantization. What acts within the
@@ -114,35 +121,61 @@ class _Defending:
     seed: int | None
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        if not message.has_content() or not is_training(message):
-            reply = call_next(message, context)
-            if not reply.has_error():
-                _expect_no_arrays(reply.content)
-                if self.metrics is not None and is_evaluation(message):
-                    withhold(reply.content, self.metrics)
-            return reply
-        self.read(message.content)
+        if not message.has_content() or not (is_training(message) or is_evaluation(message)):
+            return self._other(message, context, call_next)
+        # before the app has the message, and may write into it
+        sent = self.read(message.content) if is_training(message) else {}
+        expect_sound(sent)
 
         def answer(message: Message, context: Context) -> Message:
-            reply = call_next(message, context)
-            return reply if reply.has_error() else self._defended(message, context, reply)
+            content = content_of(call_next(message, context))
+            if is_training(message):
+                return Message(self._defended(sent, message, context, content), reply_to=message)
+            return Message(self._stated(content), reply_to=message)
+
+        def instead(form: RecordDict) -> RecordDict | None:
+            if (kinds := kinds_of_arrays(form, sent)) is None:
+                return None
+            values = self._guarded(sent, self.guard.unchanged(sent, kinds), message, context) if sent else []
+            return like_form(form, [to_array(value) for value in values])
 
         if self.seed is None:
-            return answered_once(message, context, answer, rounds=self.rounds)
+            private = None if self.metrics is None else instead
+            return answered_once(message, context, answer, rounds=self.rounds, instead=private)
         return answer(message, context)
 
-    def _defended(self, message: Message, context: Context, reply: Message) -> Message:
-        sent = self.read(message.content)
+    def _other(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        def asked() -> RecordDict:
+            content = content_of(call_next(message, context))
+            _expect_no_arrays(content)
+            return content
+
+        return Message(told_alike(asked), reply_to=message) if message.has_content() else call_next(message, context)
+
+    def _stated(self, content: RecordDict) -> RecordDict:
+        """Return what an evaluation may state."""
+        _expect_no_arrays(content)
+        if self.metrics is not None:
+            withhold(content, self.metrics)
+        elif self.seed is None:
+            for name, record in list(content.metric_records.items()):
+                content[name] = MetricRecord({key: rounded(value) for key, value in record.items()})
+        return content
+
+    def _defended(self, sent: Tensors, message: Message, context: Context, content: RecordDict) -> RecordDict:
+        replied = _expect_like(self.read(content), sent)
+        _put(content, self._guarded(sent, replied, message, context))
+        if self.metrics is not None:
+            withhold(content, self.metrics)
+        introduce(content, context)
+        tell_defense(content, self.guard.defense.parts)
+        return content
+
+    def _guarded(self, sent: Tensors, replied: Tensors, message: Message, context: Context) -> list[torch.Tensor]:
         state = load_state(context.state)
-        replied = _expect_like(self.read(reply.content), sent)
         values = self.guard(sent, replied, state, _generator(self.seed, context, message))
         save_state(context.state, state)
-        _put(reply, list(values.values()))
-        if self.metrics is not None:
-            withhold(reply.content, self.metrics)
-        introduce(reply.content, context)
-        tell_defense(reply.content, self.guard.defense.parts)
-        return reply
+        return list(values.values())
 
 
 def withhold(reply: RecordDict, metrics: Sequence[str]) -> None:
@@ -194,10 +227,7 @@ class _Reader:
         if self.names is not None:
             arrays = named(arrays, self.names)
             expect_listed(list(arrays), self.names)
-        values = to_tensors(arrays)
-        if odd := [name for name, value in values.items() if not torch.isfinite(value).all()]:
-            raise UserError(f"The values of {odd[0]} are expected to be finite, but some are not; they are refused.")
-        return values
+        return to_tensors(arrays)
 
 
 def _expect_like(replied: Tensors, sent: Tensors) -> Tensors:
@@ -209,9 +239,9 @@ def _expect_like(replied: Tensors, sent: Tensors) -> Tensors:
     return {name: replied[name] for name in sent}
 
 
-def _put(reply: Message, values: Sequence[torch.Tensor]) -> None:
-    (name, record), *_ = reply.content.array_records.items()
-    reply.content[name] = ArrayRecord(
+def _put(reply: RecordDict, values: Sequence[torch.Tensor]) -> None:
+    (name, record), *_ = reply.array_records.items()
+    reply[name] = ArrayRecord(
         {key: Array.from_numpy_ndarray(to_array(value)) for key, value in zip(record, values, strict=True)}
     )
 

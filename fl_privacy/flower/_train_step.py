@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from fl_privacy.checks import whole
 from fl_privacy.data.app_data import IMAGE_KEYS, LABEL_KEYS
 from fl_privacy.defenses import ClientState, Defense, LocalStep
+from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import expect_sound
 from fl_privacy.federation.training import PlainPass, join_private, private_names, public_state, store_private
 from fl_privacy.flower._node_memory import node_secret
 from fl_privacy.flower.answers import Answers
@@ -45,7 +47,9 @@ def train_step(
 
     Only the cross entropy is trained on. What the defense keeps with the client (private heads and layers, passports)
     is trained along, by plain SGD, and stays in ``context.state``; the network has its private
-    layers as they were sent, so that the upload does not hold them. Upload hooks are left to ``defense_mod``.
+    layers as they were sent, so that the upload does not hold them. Upload hooks are left to ``defense_mod``. A step
+    returns the loss; outside of a simulation it is NaN where the defense promises differential privacy, since an app
+    may report it.
 
     Args:
         defense: without hooks that exchange the client's whole data; those need a ``PrivacyClient``.
@@ -60,7 +64,7 @@ def train_step(
 
     Raises:
         UserError: the defense exchanges the client's data; on entering, the round was trained before, is missing, or
-            the run has no such round.
+            the run has no such round, or the network's values are not finite or absurdly large.
     """
     if defense.examples:
         raise UserError(
@@ -137,6 +141,7 @@ class DefendedTraining:
 
     def __enter__(self) -> Self:
         if self.once is not None:
+            expect_sound(self.net.state_dict())
             self.once.begin()
         device = next(self.net.parameters()).device
         self._state = load_state(self.memory, device).of_client(self.draws.number)
@@ -145,7 +150,7 @@ class DefendedTraining:
         return self
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross entropy of a batch; the network's parameters get their defended gradients."""
+        """Return the mean cross entropy of a batch, or NaN; the network's parameters get their defended gradients."""
         batch = Batch(_plain(images, self.normalization), labels)
         batch = _hooked(self.defense, batch, self._state, self._rng)
         model = self._prepared(tuple(batch.inputs.shape[1:]))
@@ -178,7 +183,8 @@ class DefendedTraining:
             for name, buffer in self.net.named_buffers():
                 if name not in self._kept:
                     buffer.copy_(plain.buffers[name])
-        return plain.loss
+        withheld = self.once is not None and promises_privacy(self.defense)
+        return torch.full_like(plain.loss, torch.nan) if withheld else plain.loss
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -7,7 +7,8 @@ import hashlib
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,14 @@ from flwr.app import Array, Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.federation.replies import (
+    WITHHELD,
+    Failure,
+    UnansweredError,
+    UnfitMessageError,
+    attempt,
+    told_alike,
+)
 from fl_privacy.files import PRIVATE_FILE, make_missing_private
 from fl_privacy.flower._node_memory import (
     SimulatedContext,
@@ -25,6 +33,7 @@ from fl_privacy.flower._node_memory import (
     expect_near,
     expect_unanswered,
     is_simulation,
+    last_answered,
     last_of_all,
     read_own,
     remember_answer,
@@ -33,9 +42,10 @@ from fl_privacy.flower._node_memory import (
     whose,
     write_own,
 )
-from fl_privacy.flower.audit_protocol import PROBED, asked_probe, is_training, merged_config
+from fl_privacy.flower.audit_protocol import PROBED, asked_probe, is_evaluation, is_training, merged_config
+from fl_privacy.flower.forms import form_in, form_of, keep_form_in, seconds_of
 from fl_privacy.flower.inside.serialized import bytes_of, records_of
-from fl_privacy.flower.records import CLIENT_RAISED, ROUND
+from fl_privacy.flower.records import CLIENT_RAISED, ROUND, UNFIT
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +58,15 @@ MOST_KEPT = 1 << 30
 MOST_WAITED = 60.0
 """Seconds for another process of the node that writes down what it answers."""
 
-COUNTED, KEPT = ".answered", ".answer"
-"""Ends of a client's files in the node's folder of a run: by kind the last round; one answer each."""
+COUNTED, KEPT, FORM = ".answered", ".answer", ".form"
+"""Ends of a client's files in the node's folder of a run: by kind the last round; one answer each. In the node's own
+folder: what an answer of a kind looks like, whatever the run."""
+
+REFUSED = " refused"
+"""Behind a question whose kept answer is ``WITHHELD``."""
+
+Instead = Callable[[RecordDict], RecordDict | None]
+"""Makes an answer of the form of an earlier one, without the client's examples; ``None`` where that can't be."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +96,65 @@ class Answers:
         Raises:
             UserError: another question of this round or of a later one was answered, the answer is not kept any more,
                 or the run has no such round.
+            UnansweredError: this one was refused.
         """
         if self._in_file().get(kind) == round and (kept := self._kept(kind, question)) is not None:
+            if isinstance(kept, Failure):
+                raise UnansweredError(WITHHELD)
             return kept
         self.expect_new(kind, round)
         return None
+
+    def once(
+        self,
+        kinds: Sequence[str],
+        round: int,
+        question: str,
+        work: Callable[[], RecordDict],
+        *,
+        instead: Instead | None = None,
+    ) -> RecordDict:
+        """Return the answer of ``work`` to a question that is counted first, or the earlier answer.
+
+        Args:
+            kinds: kinds of question that are answered; the answer is kept under the first.
+            round: number of the round.
+            question: digest, see ``digest_of``.
+            work: the client's; if it fails, the answer is ``instead``, or ``WITHHELD``, kept like any other.
+            instead: for a client that promises differential privacy, which an error would break: makes an answer of
+                the form of an earlier one, and leaves after as long as that took.
+
+        Raises:
+            UserError: see ``again``, ``expect_new`` and ``note``.
+            UnansweredError: ``work`` failed now or before.
+            UnfitMessageError: ``work`` found that the message does not fit; then the question is not counted.
+        """
+        first, *others = kinds
+        if (kept := self.again(first, round, question)) is not None:
+            return kept
+        for other in others:
+            self.expect_new(other, round)
+        before = {kind: max(self._in_file().get(kind, -1), last_answered(self.context.state, kind)) for kind in kinds}
+        self.note(round, *kinds)
+        form = None if instead is None else self._form(first)
+        started = time.monotonic()
+        try:
+            answer = told_alike(work)
+            if instead is not None:
+                self._keep_form(first, form_of(answer, time.monotonic() - started))
+        except UnfitMessageError:
+            self._take_back(round, before)
+            raise
+        except UnansweredError:
+            made = None if instead is None or form is None else instead(form)
+            if form is None or made is None:
+                self.keep(first, question, None)
+                raise
+            answer = made
+            self._keep_form(first, form)
+            time.sleep(max(0.0, seconds_of(form) - (time.monotonic() - started)))
+        self.keep(first, question, answer)
+        return answer
 
     def expect_new(self, kind: str, round: int) -> None:
         """Raise ``UserError`` if this round or a later one was answered, or the run has no such round."""
@@ -115,16 +186,31 @@ class Answers:
         for kind in kinds:
             remember_answer(self.context.state, kind, round)
 
-    def keep(self, kind: str, question: str, answer: RecordDict) -> None:
-        """Keep ``answer`` for the same question, in place of the one before; a simulated node keeps none."""
+    def _take_back(self, round: int, before: Mapping[str, int]) -> None:
+        """Count as ``before`` each kind whose last question is that of ``round``."""
+        if not self.forgets:
+            with self._locked(), _written_down():
+                counted = self._in_file()
+                kept = {kind: before.get(kind, last) if last == round else last for kind, last in counted.items()}
+                write_own(self._path(COUNTED), json.dumps(kept).encode(), state_key(self.context))
+        for kind, last in before.items():
+            if last_answered(self.context.state, kind) == round:
+                remember_answer(self.context.state, kind, last)
+
+    def keep(self, kind: str, question: str, answer: RecordDict | None) -> None:
+        """Keep ``answer`` for the same question, in place of the one before; a simulated node keeps none.
+
+        ``None`` keeps that there is none.
+        """
         if self.forgets:
             return
-        path, content = self._path_of_answer(kind), bytes_of(answer)
+        path, content = self._path_of_answer(kind), b"" if answer is None else bytes_of(answer)
+        asked = question + (REFUSED if answer is None else "")
         with _written_down():
             path.unlink(missing_ok=True)
             if len(content) <= MOST_KEPT:
                 _make_room(self._client(), state_folder(self.context), len(content))
-                write_own(path, f"{question}\n".encode() + content, state_key(self.context))
+                write_own(path, f"{asked}\n".encode() + content, state_key(self.context))
 
     @property
     def forgets(self) -> bool:
@@ -136,12 +222,31 @@ class Answers:
         own = told if isinstance(told, int) and not isinstance(told, bool) else None
         return own if self.rounds is None else self.rounds
 
-    def _kept(self, kind: str, question: str) -> RecordDict | None:
+    def _kept(self, kind: str, question: str) -> RecordDict | Failure | None:
         if self.forgets or not (path := self._path_of_answer(kind)).exists():
             return None
         with _written_down():
             asked, _, content = read_own(path, state_key(self.context)).partition(b"\n")
+            if asked.decode() == question + REFUSED:
+                return Failure(WITHHELD)
             return records_of(content) if asked.decode() == question else None
+
+    def _form(self, kind: str) -> RecordDict | None:
+        if self.forgets:
+            return form_in(self.context.state, kind)
+        if not (path := self._path_of_form(kind)).exists():
+            return None
+        with _written_down():
+            return records_of(read_own(path, state_key(self.context)))
+
+    def _keep_form(self, kind: str, form: RecordDict) -> None:
+        if self.forgets:
+            keep_form_in(self.context.state, kind, form)
+            return
+        with _written_down():
+            path = self._path_of_form(kind)
+            make_missing_private(path.parent)
+            write_own(path, bytes_of(form), state_key(self.context))
 
     def _in_file(self) -> Mapping[str, int]:
         if self.forgets or not (path := self._path(COUNTED)).exists():
@@ -157,6 +262,9 @@ class Answers:
 
     def _path_of_answer(self, kind: str) -> Path:
         return self._path(f".{hashlib.sha256(kind.encode()).hexdigest()[:16]}{KEPT}")
+
+    def _path_of_form(self, kind: str) -> Path:
+        return state_folder(self.context) / f"{self._client()}.{kind.partition('.')[0]}{FORM}"
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -225,11 +333,12 @@ def in_actor() -> bool:
 
 
 def answer_once_mod(*, rounds: int | None = None) -> Mod:
-    """Build a mod that makes an app answer each round of training once, also after a restart of the node.
+    """Build a mod that makes an app answer a round of training or evaluation once, also after a restart of the node.
 
-    The same question is answered with the same bytes, another one of the same round refused. It belongs in front of the
-    app of a client whose training function draws: ``ClientApp(mods=[answer_once_mod()])`` with ``train_step`` or
-    ``private_loader``. ``defense_mod`` does it by itself.
+    The same question is answered with the same bytes, another one of the same round refused. Whatever the app raises
+    is one line, and its round is used up. It belongs in front of the app of a client whose training function draws:
+    ``ClientApp(mods=[answer_once_mod()])`` with ``train_step`` or ``private_loader``. ``defense_mod`` does it itself.
+    Figures that the app states leave as they are.
 
     Args:
         rounds: of a run that are answered at most; ``None`` takes the run's own number, ``num-server-rounds`` of its
@@ -237,7 +346,7 @@ def answer_once_mod(*, rounds: int | None = None) -> Mod:
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        if not (message.has_content() and is_training(message)):
+        if not (message.has_content() and (is_training(message) or is_evaluation(message))):
             return call_next(message, context)
         return answered_once(message, context, call_next, rounds=rounds)
 
@@ -245,32 +354,46 @@ def answer_once_mod(*, rounds: int | None = None) -> Mod:
 
 
 def answered_once(
-    message: Message, context: Context, call_next: ClientAppCallable, *, rounds: int | None = None
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+    *,
+    rounds: int | None = None,
+    instead: Instead | None = None,
 ) -> Message:
-    """Return the answer of ``call_next`` to a training message, or the earlier one where it was asked before.
+    """Return the answer of ``call_next`` to a message, or the earlier one: see ``Answers.once``.
 
-    Training and each probe are questions of their own. An error is no answer.
+    Training, evaluation and each probe are questions of their own; a probe has no ``instead``.
 
     Raises:
-        UserError: another question of this round was answered, the run has no such round, the message says none, or a
-            probe is asked of an app that trains instead.
+        UserError: another question of this round was answered, the run has no such round, or the message says none.
+        UnansweredError: the app failed, or trains instead of answering a probe.
     """
-    kind, round = _asked(context, message)
-    question, answers = digest_of(message), Answers(context, rounds)
-    if (kept := answers.again(kind, round, question)) is not None:
-        return Message(kept, reply_to=message)
-    reply = call_next(message, context)
+    kind, round = asked_of(context, message)
+    probe = asked_probe(message.content)
+
+    def work() -> RecordDict:
+        content = content_of(call_next(message, context))
+        if probe is not None and PROBED not in content:
+            raise UserError("A client without probe_mod is expected to be asked for no probe; the question is refused.")
+        return content
+
+    answer = Answers(context, rounds).once(
+        [kind], round, digest_of(message), work, instead=None if probe is not None else instead
+    )
+    return Message(answer, reply_to=message)
+
+
+def content_of(reply: Message) -> RecordDict:
+    """Return the content of an app's reply; raise its error, of a mod that refuses the message as such."""
     if reply.has_error():
-        return reply
-    if asked_probe(message.content) is not None and PROBED not in reply.content:
-        raise UserError("A client without probe_mod is expected to be asked for no probe; the question is refused.")
-    answers.note(round, kind)
-    answers.keep(kind, question, reply.content)
-    return reply
+        unfit = reply.error.code == UNFIT
+        raise (UnfitMessageError if unfit else UserError)(reply.error.reason)
+    return reply.content
 
 
 def refusing(mod: Mod) -> Mod:
-    """Wrap ``mod`` to reply its errors in a line; other errors of the app stay in the node's log, but for their kind.
+    """Wrap ``mod`` to reply its errors in a line; other errors of the app stay in the node's log.
 
     A line that names a place of the node stays there too.
     """
@@ -279,34 +402,37 @@ def refusing(mod: Mod) -> Mod:
         def called() -> Message:
             try:
                 return mod(message, context, call_next)
+            except UnansweredError as error:
+                return _error(message, CLIENT_RAISED, str(error))
             except UserError as error:
                 line = " ".join(str(error).split())
                 if "/" not in line or Answers(context).forgets:
-                    return _error(message, line)
+                    return _error(message, UNFIT, line)
                 logger.error("The question is refused: %s", error)
-                return _error(message, "The client can't do what it is asked for; its own log says why.")
+                return _error(message, UNFIT, "The client can't do what it is asked for; its own log says why.")
 
         reply = attempt(called)
         if not isinstance(reply, Failure):
             return reply
         logger.error("The client's app failed: %s", reply.reason)
-        kind = reply.reason.partition(":")[0]
-        return _error(message, f"The client's app failed ({kind}); its own log says why.")
+        return _error(message, CLIENT_RAISED, WITHHELD)
 
     return answering
 
 
-def _error(message: Message, reason: str) -> Message:
-    return Message(Error(CLIENT_RAISED, reason), reply_to=message)
+def _error(message: Message, code: int, reason: str) -> Message:
+    return Message(Error(code, reason), reply_to=message)
 
 
-def _asked(context: Context, message: Message) -> tuple[str, int]:
+def asked_of(context: Context, message: Message) -> tuple[str, int]:
     """Return the kind and the round of a question, of which there is one answer.
 
     Raises:
         UserError: it has no round: answers without end would average away what is drawn for each.
     """
     number, probe = merged_config(context, message.content).get(ROUND), asked_probe(message.content)
+    if number is None and (group := message.metadata.group_id).isdecimal():  # where Flower's own workflows say it
+        number = int(group)
     if isinstance(number, int) and not isinstance(number, bool):
         kind = str(message.metadata.message_type).removesuffix(".default")  # which Flower takes for the same
         return (kind if probe is None else f"{kind}.probe-{probe[0]}"), number

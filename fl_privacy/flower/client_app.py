@@ -8,12 +8,13 @@ from typing import cast
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import Mod
+from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower._defend import DefendedClient
+from fl_privacy.flower._node_memory import ContextMemory
 from fl_privacy.flower.answers import Answers, digest_of
 from fl_privacy.flower.audit_protocol import merged_config
 from fl_privacy.flower.clients import NAMES, Arrays, Config, MaskableClient, NumPyClient, PrivacyClient, Reply
@@ -43,7 +44,9 @@ Fit = Callable[[Arrays, Config], Reply]
 
 MakeClient = Callable[[Context], NumPyClient]
 
-Kinds = Callable[[], Sequence[str]]
+Work = Callable[[], RecordDict]
+
+Kinds = Callable[[Message, Context], Sequence[str]]
 """Names of what a question asks for, each of which is answered once a round."""
 
 
@@ -82,29 +85,25 @@ def numpy_client_app(
         content[CLIENT] = _identity(context)
         return Message(content, reply_to=message)
 
-    def upload(message: Message, context: Context, fit: Callable[[NumPyClient], Fit], kinds: Kinds) -> Message:
-        def work(client: NumPyClient) -> RecordDict:
-            return _once(client, message, context, kinds, lambda: _train(fit(client), message.content))
+    def once(kinds: Kinds, work: Callable[[NumPyClient, Message, Context], Work]) -> ClientAppCallable:
+        """Make the function that answers one type of message."""
 
-        return answer(message, context, work)
+        def answered(message: Message, context: Context) -> Message:
+            def asked(client: NumPyClient) -> RecordDict:
+                return _once(client, message, context, kinds, work(client, message, context))
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return upload(message, context, lambda client: _fitter(client, message.content), lambda: ["train"])
+            return answer(message, context, asked)
 
-    @app.train("probe")
-    def probe(message: Message, context: Context) -> Message:
-        images = partial(_probed_images, message, context)
-        return upload(message, context, lambda client: _prober(client, is_audited(context)), images)
+        return answered
 
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda client: _evaluate(client.evaluate, message.content))
-
-    @app.evaluate("personalize")
-    def personalize(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda client: _evaluate(_personalizer(client), message.content))
-
+    app.train()(once(_only("train"), lambda client, m, _: partial(_train, _fitter(client, m.content), m.content)))
+    app.train("probe")(
+        once(_probed_images, lambda client, m, c: partial(_train, _prober(client, is_audited(c)), m.content))
+    )
+    app.evaluate()(once(_only("evaluate"), lambda client, m, _: partial(_evaluate, client.evaluate, m.content)))
+    app.evaluate("personalize")(
+        once(_only("personalize"), lambda client, m, _: partial(_evaluate, _personalizer(client), m.content))
+    )
     _answer_queries(app, make_client, simulated)
     return app
 
@@ -139,34 +138,22 @@ def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
     return numpy_client_app(make_client, audited=True, simulated=lambda: True)
 
 
-def _once(
-    client: NumPyClient,
-    message: Message,
-    context: Context,
-    kinds: Kinds,
-    work: Callable[[], RecordDict],
-) -> RecordDict:
+def _once(client: NumPyClient, message: Message, context: Context, kinds: Kinds, work: Work) -> RecordDict:
     """Return the answer of ``work``, or the earlier one where ``client`` answers once and was asked before."""
+    if isinstance(client, DefendedClient) and client.answers_once:
+        client.memory = context  # with which it does all this by itself
     round = merged_config(context, message.content).get(ROUND)
-    most: int | None = None
-    if isinstance(client, PrivacyClient):
-        once, most = client.answers_once, client.last_round
-    elif isinstance(client, DefendedClient):  # with the node's context it does all this by itself
-        once, most = client.answers_once and not isinstance(client.memory, Context), client.rounds
-    else:
-        once = False
-    if not once or not isinstance(round, int) or isinstance(round, bool):
+    if not isinstance(client, PrivacyClient) or not client.answers_once:
+        return work()
+    if not isinstance(round, int) or isinstance(round, bool):
         return work()  # without a round, such a client refuses by itself
-    answers, question = Answers(context, most), digest_of(message)
-    first, *others = kinds()
-    if (kept := answers.again(first, round, question)) is not None:
-        return kept
-    for other in others:
-        answers.expect_new(other, round)
-    reply = work()
-    answers.note(round, first, *others)
-    answers.keep(first, question, reply)
-    return reply
+    if isinstance(client.memory, ContextMemory):
+        client.memory = ContextMemory(client.memory.records)  # counted here, in the same records
+    return Answers(context, client.last_round).once(kinds(message, context), round, digest_of(message), work)
+
+
+def _only(kind: str) -> Kinds:
+    return lambda message, context: [kind]
 
 
 def _probed_images(message: Message, context: Context) -> list[str]:

@@ -2,17 +2,20 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from flwr.app import RecordDict
 
-from fl_privacy.defenses import Defense, ats, dp_noise, fdl_pp, pruning, refiner, split_fed, spn
+from fl_privacy.defenses import ClientState, Defense, ats, dp_noise, fdl_pp, pruning, refiner, split_fed, spn
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, LocalResult, private_names
+from fl_privacy.federation.client import Personalized
+from fl_privacy.federation.evaluation import Evaluation
+from fl_privacy.federation.replies import UnfitMessageError, expect_sound, told_alike
 from fl_privacy.flower._node_memory import ContextMemory, Memory
 from fl_privacy.flower.inside.legacy import NumPyClient, Scalar
 from fl_privacy.flower.records import (
@@ -25,11 +28,14 @@ from fl_privacy.flower.records import (
     TRAIN_LOSS,
     VICTIM,
     images_of_probe,
+    rounded,
     to_array,
     to_tensor,
 )
 from fl_privacy.rng import Secret
 from fl_privacy.types import ModelState, Tensors
+
+T = TypeVar("T")
 
 Arrays = list[np.ndarray]
 Config = dict[str, Scalar]
@@ -100,64 +106,98 @@ class PrivacyClient(NumPyClient):
         return [to_array(values[name]) for name in self._public_names()]
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
-        """Train in the round ``config["server-round"]``; the reply is what the plan shares."""
-        round, number = self._round(config), self._message_number(config)
-        self._expect_new("train", number)
-        state = self.memory.load(self.wrapped.device)
-        result = self.wrapped.update(self._sent(parameters, config), state, round=round)
-        self.memory.save(state, after=("train", number))
-        return _reply(result)
+        """Train in the round ``config["server-round"]``; the reply is what the plan shares.
+
+        Raises:
+            UserError: the model does not fit or is not finite, the round was answered, or the training failed.
+        """
+        round, sent = self._round(config), self._sent(parameters, config)
+
+        def work(state: ClientState) -> LocalResult:
+            return self.wrapped.update(sent, state, round=round)
+
+        return self._reply(self._counted(["train"], self._message_number(config), work))
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
         """Return the upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
         images, round = images_of_probe(config.get(VICTIM), config.get(BATCH_SIZE)), self._round(config)
-        for image in images:
-            self._expect_new(image, round)
-        state = self.memory.load(self.wrapped.device)
-        result = self.wrapped.probe(
-            self._sent(parameters, config),
-            state,
-            round=_integer(config, ROUND),
-            probe=_integer(config, VICTIM),
-            batch_size=_integer(config, BATCH_SIZE),
-        )
-        kept = state if self.wrapped.defense.examples else self.memory.load(self.wrapped.device)
-        for image in images:
-            self.memory.save(kept, after=(image, round))
-        return _reply(result)
+        sent, number, size = self._sent(parameters, config), _integer(config, VICTIM), _integer(config, BATCH_SIZE)
+
+        def work(state: ClientState) -> LocalResult:
+            probed = state if self.wrapped.defense.examples else ClientState(dict(state.tensors))
+            return self.wrapped.probe(sent, probed, round=round, probe=number, batch_size=size)
+
+        return self._reply(self._counted(images, round, work))
 
     def personalize(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """End the round: train the private part on the new model, and if ``config["test"]`` test both together.
 
         A deployed client whose defense promises differential privacy does not test: exact figures would break it.
         """
-        round, told = self._round(config), bool(_integer(config, TEST))
-        self._expect_new("personalize", round)
-        state = self.memory.load(self.wrapped.device)
-        end = self.wrapped.personalize(
-            self._sent(parameters, config), state, round=round, test=told and not self._keeps_figures
-        )
-        self.memory.save(state, after=("personalize", round))
+        round, test = self._round(config), bool(_integer(config, TEST)) and not self._keeps_figures
+        sent = self._sent(parameters, config)
+
+        def work(state: ClientState) -> Personalized:
+            return self.wrapped.personalize(sent, state, round=round, test=test)
+
+        end = self._counted(["personalize"], round, work)
+        seconds: Config = {} if self._keeps_figures else {SECONDS: end.seconds}
         if end.evaluation is None:
-            return 0.0, 0, {SECONDS: end.seconds}
-        tested = end.evaluation
-        return tested.loss, tested.num_examples, {SECONDS: end.seconds, "accuracy": tested.accuracy}
+            return 0.0, 0, seconds
+        loss, number, metrics = self._figures(end.evaluation)
+        return loss, number, {**seconds, **metrics}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """Return loss and accuracy of the model sent, with the client's private part, on the client's own examples.
 
+        Outside of a simulation it does so once a round, in three digits.
+
         Raises:
-            UserError: the defense promises differential privacy, which exact figures of the examples would break.
+            UserError: the defense promises differential privacy, which exact figures of the examples would break; or as
+                ``fit`` says.
         """
         if promises_privacy(self.wrapped.defense):
-            raise UserError(
+            raise UnfitMessageError(
                 f"{self.wrapped.defense.name} promises differential privacy, which an exact loss or accuracy on the"
                 " client's own examples would break; test on the server (fraction_evaluate=0)."
             )
-        mine = self.wrapped.examples.subset(self.wrapped.indices)
+        mine, sent = self.wrapped.examples.subset(self.wrapped.indices), self._sent(parameters, config)
+
+        def work(state: ClientState) -> Evaluation:
+            return self.wrapped.evaluate(sent, state, mine)
+
+        if not self.answers_once:
+            return self._figures(work(self.memory.load(self.wrapped.device)))
+        return self._figures(self._counted(["evaluate"], self._round(config), work))
+
+    def _counted(self, kinds: Sequence[str], round: int, work: Callable[[ClientState], T]) -> T:
+        """Count a question, then return what ``work`` makes of the client's state, and keep the state."""
+        for kind in kinds:
+            self.memory.expect_new(kind, round, bounded=self.last_round is not None)
         state = self.memory.load(self.wrapped.device)
-        result = self.wrapped.evaluate(self._sent(parameters, config), state, mine)
-        return result.loss, result.num_examples, {"accuracy": result.accuracy}
+        if not self.answers_once:
+            result = work(state)
+        else:
+            for kind in kinds:
+                self.memory.save(state, after=(kind, round))
+            result = told_alike(lambda: work(state))
+        self.memory.save(state)
+        return result
+
+    def _figures(self, tested: Evaluation) -> tuple[float, int, Config]:
+        figures = [tested.loss, tested.accuracy]
+        loss, accuracy = map(rounded, figures) if self.answers_once else figures
+        return loss, tested.num_examples, {"accuracy": accuracy}
+
+    def _reply(self, result: LocalResult) -> Reply:
+        """Put an upload into arrays; with a promise of differential privacy its times stay with a deployed client."""
+        uploaded = {**result.upload.tensors, **result.upload.buffers}
+        metrics: Config = {NAMES: json.dumps(list(uploaded))}
+        if not self._keeps_figures:
+            metrics |= {SECONDS: result.seconds, DEFENSE_SECONDS: result.defense_seconds}
+        withheld = math.isnan(result.train_loss)
+        metrics |= {LOSS_WITHHELD: 1} if withheld else {TRAIN_LOSS: result.train_loss}
+        return [to_array(t) for t in uploaded.values()], result.upload.num_examples, metrics
 
     @property
     def answers_once(self) -> bool:
@@ -168,9 +208,6 @@ class PrivacyClient(NumPyClient):
     def _keeps_figures(self) -> bool:
         return self.answers_once and promises_privacy(self.wrapped.defense)
 
-    def _expect_new(self, kind: str, round: int) -> None:
-        self.memory.expect_new(kind, round, bounded=self.last_round is not None)
-
     def _round(self, config: Config) -> int:
         """Return the number of the round.
 
@@ -179,7 +216,7 @@ class PrivacyClient(NumPyClient):
         """
         number = _integer(config, ROUND)
         if number < 0 or (self.last_round is not None and number > self.last_round):
-            raise UserError(
+            raise UnfitMessageError(
                 f"A round of 0 to {self.last_round} is expected of this run, but got {number}; the question is refused."
             )
         return number
@@ -192,7 +229,7 @@ class PrivacyClient(NumPyClient):
         model = self.wrapped.model
         names: Sequence[str] = json.loads(str(config[NAMES])) if NAMES in config else self._public_names()
         if len(names) != len(parameters):
-            raise UserError(
+            raise UnfitMessageError(
                 f"{len(names)} arrays are expected for this model, but got {len(parameters)};"
                 " send the values of its state_dict in order."
             )
@@ -202,6 +239,8 @@ class PrivacyClient(NumPyClient):
             name: tensor.to(own[name].dtype) if name in own else tensor
             for name, tensor in zip(names, map(to_tensor, parameters), strict=True)
         }
+        if self.answers_once:
+            expect_sound(tensors)
         return ModelState(
             {n: t for n, t in tensors.items() if n not in buffers}, {n: t for n, t in tensors.items() if n in buffers}
         )
@@ -275,12 +314,7 @@ class MaskableClient(PrivacyClient):
         arrays, num_examples, metrics = super().fit(parameters, config)
         named = dict(zip(json.loads(str(metrics[NAMES])), arrays, strict=True))
         masked = {name: np.atleast_1d(array) for name, array in named.items() if array.dtype.kind == "f"}
-        for name, array in masked.items():
-            if not (np.abs(array) <= self.clip).all():
-                raise UserError(
-                    f"Values of {name} are expected within +-{self.clip}, but reach {np.abs(array).max():.3g};"
-                    " raise secure_aggregation.clip or lower the learning rate."
-                )
+        told_alike(lambda: self._expect_within(masked)) if self.answers_once else self._expect_within(masked)
         counts = {name: array.tolist() for name, array in named.items() if name not in masked}
         most = _integer(config, MOST_COUNTED) if MOST_COUNTED in config else num_examples
         return (
@@ -289,28 +323,26 @@ class MaskableClient(PrivacyClient):
             {**metrics, NAMES: json.dumps(list(masked)), COUNTS: json.dumps(counts)},
         )
 
+    def _expect_within(self, masked: Mapping[str, np.ndarray]) -> None:
+        for name, array in masked.items():
+            if not (np.abs(array) <= self.clip).all():
+                raise UserError(
+                    f"Values of {name} are expected within +-{self.clip}, but reach {np.abs(array).max():.3g};"
+                    " raise secure_aggregation.clip or lower the learning rate."
+                )
+
     def _message_number(self, config: Config) -> int:
         """Return the attempt's number: a round that failed may be tried again, since its first result stays masked."""
         number = _integer(config, ATTEMPT)
         if self.last_round is not None and number > MOST_ATTEMPTS * max(1, self.last_round):
-            raise UserError(f"At most {MOST_ATTEMPTS} attempts of a round are expected, but got number {number}.")
+            raise UnfitMessageError(
+                f"At most {MOST_ATTEMPTS} attempts of a round are expected, but got number {number}."
+            )
         return number
-
-
-def _reply(result: LocalResult) -> Reply:
-    uploaded = {**result.upload.tensors, **result.upload.buffers}
-    metrics: Config = {
-        NAMES: json.dumps(list(uploaded)),
-        SECONDS: result.seconds,
-        DEFENSE_SECONDS: result.defense_seconds,
-    }
-    withheld = math.isnan(result.train_loss)
-    metrics |= {LOSS_WITHHELD: 1} if withheld else {TRAIN_LOSS: result.train_loss}
-    return [to_array(t) for t in uploaded.values()], result.upload.num_examples, metrics
 
 
 def _integer(config: Config, key: str) -> int:
     value = config.get(key)
     if not isinstance(value, int):
-        raise UserError(f"The server is expected to send the number {key!r} in its config, but sent {value!r}.")
+        raise UnfitMessageError(f"The server is expected to send the number {key!r} in its config, but sent {value!r}.")
     return value

@@ -15,7 +15,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from fl_privacy.federation.replies import printable
 from fl_privacy.flower.inside.serialized import message_with
 from fl_privacy.gate.entries import ASKED, ExhaustedError
-from fl_privacy.gate.filtering import RawArray, Records, admit, array_values, release
+from fl_privacy.gate.filtering import RawArray, Records, admit, array_values, noise_alone, release
 from fl_privacy.gate.ledger import Ledger, LedgerError
 from fl_privacy.gate.policy import SitePolicy, plain_kind, read_policy
 from fl_privacy.gate.rules import REASONS, RefusedError
@@ -30,6 +30,9 @@ MOST_RUNS = 4
 
 MOST_REFUSED = 1000
 """Refusals that it keeps; its log has all."""
+
+UNCOUNTED = ("ledger", "day", "budget")
+"""Reasons of refusals after which nothing leaves, since the ledger does not have it."""
 
 Defend = Callable[[Records, Records], Records]
 """(received, released) -> what leaves instead, by a defense of this package."""
@@ -76,12 +79,19 @@ class Gate:
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return the reply to ``message``: what may leave of the app's, or one line."""
-        started = time.monotonic()
+        started, asked = time.monotonic(), list[bool]()
         said: RecordDict | Error
+
+        def app(message: Message, context: Context) -> Message:
+            asked.append(True)
+            return call_next(message, context)
+
         try:
-            said = self._answer(message, context, call_next)
+            said = self._answer(message, context, app)
         except RefusedError as error:
             said = self._refusal(error)
+            if asked and error.reason not in UNCOUNTED:
+                said = self._alone(message) or said
         except Exception as error:
             logger.exception("The gate failed")
             said = self._refusal(RefusedError("gate", f"{type(error).__name__}: {error}"))
@@ -114,6 +124,12 @@ class Gate:
         if kept and kind.partition(".")[0] == "train":
             _remember(self._models, context.run_id, kept)
         return flower_records(released)
+
+    def _alone(self, message: Message) -> RecordDict | None:
+        """Return noise in place of an error of the app, if the policy leaves the app nothing else to choose."""
+        kind = str(message.metadata.message_type)
+        released = noise_alone(self.policy, kind, admit(self.policy, kind, plain_records(message.content)))
+        return None if released is None else flower_records(released)
 
     def _asked(self, message: Message, context: Context, received: Records, call_next: ClientAppCallable) -> Records:
         """Return the app's reply, of which nothing is believed yet; that it fails is a choice of the app's, too."""

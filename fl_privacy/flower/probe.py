@@ -4,6 +4,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from fl_privacy.checks import whole
 from fl_privacy.data.app_data import as_image, find_normalization, fingerprint, own_streams_put_back, probe_seed
 from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import UnfitMessageError, expect_sound
 from fl_privacy.flower.answers import Answers, digest_of, refusing
 from fl_privacy.flower.audit_protocol import (
     ANSWERS,
@@ -87,7 +89,9 @@ def probe_mod(
         asked = asked_probe(message.content) if is_training(message) and message.has_content() else None
         if asked is not None:
             _expect_allowed(*asked, budget)
-            return _answered(message, context, Answers(context, rounds), lambda: answer(message, context))
+            answers, each = Answers(context, rounds), images_of_probe(*asked)  # each image leaves once a round
+            work = partial(answer, message, context)
+            return Message(answers.once(each, _round_of(message, context), digest_of(message), work), reply_to=message)
         reply = call_next(message, context)
         if is_training(message) and not reply.has_error():
             keep_own_norms(message.content, reply.content, architecture, context)
@@ -96,21 +100,6 @@ def probe_mod(
         return reply
 
     return refusing(mod)
-
-
-def _answered(message: Message, context: Context, answers: Answers, answer: Callable[[], RecordDict]) -> Message:
-    """Return the reply of ``answer``, or the earlier one to the same question: each image leaves once a round."""
-    asked = asked_probe(message.content)
-    assert asked is not None
-    round, question = _round_of(message, context), digest_of(message)
-    first, *others = images_of_probe(*asked)
-    if (kept := answers.again(first, round, question)) is None:
-        for other in others:
-            answers.expect_new(other, round)
-        kept = answer()
-        answers.note(round, first, *others)
-        answers.keep(first, question, kept)
-    return Message(kept, reply_to=message)
 
 
 def _expect_allowed(probe: int, size: int, budget: int) -> None:
@@ -180,7 +169,7 @@ class _Examples:
         else:
             examples = [data[k] for k in range(probe * size, min((probe + 1) * size, len(data)))]  # type: ignore[arg-type]
         if len(examples) < size:
-            raise UserError(
+            raise UnfitMessageError(
                 f"A client is expected to hold {(probe + 1) * size} examples that may be probed, but has fewer; ask for"
                 " fewer victims."
             )
@@ -223,10 +212,12 @@ def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
     """Copy ``model`` with the values that a message sends."""
     copied = copy.deepcopy(model)
     try:
-        copied.load_state_dict(model_values(content, model_tensors(copied), whole=True), strict=False)
+        values = model_values(content, model_tensors(copied), whole=True)
+        expect_sound(values)
+        copied.load_state_dict(values, strict=False)
     except (UserError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(
+        raise UnfitMessageError(
             f"probe_mod's model is expected to be the app's, but does not take its values: {reason}"
         ) from error
     return copied

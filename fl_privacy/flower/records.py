@@ -5,7 +5,7 @@ header for each: most are alike.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
@@ -209,6 +209,9 @@ CLIENT = "client"
 CLIENT_RAISED = 2
 """Flower's code of an error that a client raised."""
 
+UNFIT = 1002
+"""Code of this package's mods: a message is refused for what it says itself, whatever the client's examples are."""
+
 ROUND = "server-round"
 PARTITION = "partition-id"
 PARTITIONS = "num-partitions"
@@ -252,6 +255,12 @@ def _dtype_like(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype=dtype)).dtype
 
 
+def kinds_of_arrays(content: RecordDict, names: Collection[str]) -> dict[str, torch.dtype] | None:
+    """Return the dtypes of the arrays of ``content`` under ``names``, in order; ``None`` for another number of them."""
+    kinds = [_dtype_like(np.dtype(a.dtype)) for record in content.array_records.values() for a in record.values()]
+    return dict(zip(names, kinds, strict=True)) if len(kinds) == len(names) else None
+
+
 def to_record(tensors: Tensors) -> ArrayRecord:
     """Turn tensors by name into a record."""
     return ArrayRecord({name: plain_array(to_array(t)) for name, t in tensors.items()})
@@ -283,8 +292,7 @@ def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> 
     """Return the values of the model in a message, by name, where ``places_of_model`` finds them.
 
     Raises:
-        UserError: as it does; or, of the ``whole`` model, values are not finite, or one of a tied weight's names has
-            others than the first.
+        UserError: as it does; or, of the ``whole`` model, one of a tied weight's names has other values than the first.
     """
     found = places_of_model(content, like, whole=whole)
     arrays = {name: content.array_records[place][key] for name, (place, key) in found.items()}
@@ -293,8 +301,6 @@ def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> 
         raise UserError(f"{other[0]} is expected to be of the shape and numbers it claims, but its bytes are not.")
     first: dict[int, str] = {}
     for name, value in values.items() if whole else ():
-        if not torch.isfinite(value).all():
-            raise UserError(f"The values of {name} are expected to be finite, but some are not; the model is refused.")
         own = first.setdefault(id(like[name]), name)
         if not torch.equal(value, values[own]):
             raise UserError(f"{name} is tied to {own} and expected to be sent with its values, but has others.")
@@ -359,6 +365,13 @@ def read_upload(content: RecordDict, model: nn.Module, weighted_by: str = NUM_EX
     raise UserError(f"A reply is expected to hold a metric {NUM_EXAMPLES}, but has none; let the client report it.")
 
 
+def rounded(value: object) -> Any:
+    """Round a figure of an evaluation, or a list of them, to three digits: what is exact tells of single examples."""
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
 def finite_number(metrics: MetricRecord, key: str) -> float:
     """Return the metric ``key``.
 
@@ -386,15 +399,17 @@ def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
     def number(key: str) -> float:
         return finite_number(metrics, key)
 
+    withheld = metrics.get(LOSS_WITHHELD) == 1
+    timeless = withheld and SECONDS not in metrics and DEFENSE_SECONDS not in metrics
     return LocalResult(
         upload=Upload(
             tensors=to_tensors(arrays[PARAMETERS], sent.parameters),
             buffers=to_tensors(arrays[BUFFERS]),
             num_examples=int(number(NUM_EXAMPLES)),
         ),
-        train_loss=math.nan if metrics.get(LOSS_WITHHELD) == 1 else number(TRAIN_LOSS),
-        seconds=number(SECONDS),
-        defense_seconds=number(DEFENSE_SECONDS),
+        train_loss=math.nan if withheld else number(TRAIN_LOSS),
+        seconds=math.nan if timeless else number(SECONDS),
+        defense_seconds=math.nan if timeless else number(DEFENSE_SECONDS),
         bytes_up=sum(_bytes_of(array) for record in arrays.values() for array in record.values()),
     )
 

@@ -190,6 +190,6 @@ def _read_end(reply: Message) -> Personalized | Failure:
         if tested is not None and not (0 <= tested <= 1 and number > 0):
             raise UserError(f"accuracy is expected in [0, 1] of at least 1 example, got {tested} of {number}")
         evaluation = None if tested is None else Evaluation(tested, metrics["loss"], number)
-        return Personalized(seconds=metrics[SECONDS], evaluation=evaluation)
+        return Personalized(seconds=metrics.get(SECONDS, 0.0), evaluation=evaluation)
 
     return attempt(read)

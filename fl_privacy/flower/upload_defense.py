@@ -9,9 +9,10 @@ from torch import nn
 
 from fl_privacy import checks
 from fl_privacy.defenses import ClientState, Defense
+from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.effects import ClippedExamples, Noise, PrivateRelease
 from fl_privacy.errors import UserError
-from fl_privacy.federation.replies import norm
+from fl_privacy.federation.replies import UnfitMessageError, norm
 from fl_privacy.flower.records import STATISTICS
 from fl_privacy.rng import streams_put_back
 from fl_privacy.tied_weights import all_parameter_names, first_names
@@ -104,7 +105,7 @@ class GuardedUpload:
     def expect_known(self, names: Sequence[str]) -> None:
         """Raise ``UserError`` if a parameter to be defended is not among ``names``, the arrays of a message."""
         if self.parameters is not None and (missing := sorted(self.parameters - set(names))):
-            raise UserError(
+            raise UnfitMessageError(
                 f"The defense is expected to find the parameter {missing[0]} among the arrays of the message, but they"
                 f" are {', '.join(names[:4])}...; give the model or names of this app."
             )
@@ -114,19 +115,28 @@ class GuardedUpload:
     ) -> dict[str, torch.Tensor]:
         """Return what is uploaded instead of ``after`` by a client that was sent ``before``, under the same names.
 
+        With a promise of differential privacy, a reply that is not finite counts as ``unchanged``: noise covers no
+        error.
+
         Raises:
-            UserError: a parameter is missing, or is no array of floating-point numbers, sent or replied.
+            UserError: a parameter is missing, or is no array of floating-point numbers, sent or replied; or a value is
+                not finite and nothing is promised.
         """
         if not self.of_model:
             self.expect_known(list(before))
+        if not all(value.isfinite().all() for value in after.values()):
+            if not promises_privacy(self.defense):
+                raise UserError("The values that are replied are expected to be finite, but some are not; refused.")
+            after = self.unchanged(before, {name: value.dtype for name, value in after.items()})
         acted = [name for name in before if self._acts_on(name, before[name], after[name])]
         if not acted:
-            raise UserError(
+            unfit = not any(value.is_floating_point() for value in before.values())
+            raise (UnfitMessageError if unfit else UserError)(
                 "A defense is expected to find floating-point arrays in the message, but there are none; the reply is"
                 " refused, since nothing of it would be defended."
             )
         own = [name for name in acted if name not in self.tied]
-        start = before if self.shares == "weights" else {name: torch.zeros_like(t) for name, t in before.items()}
+        start = self._start(before)
         change: Tensors = {name: after[name] - start[name] for name in own}
         if self.shares == "weights":
             _expect_weights(after, change)
@@ -135,6 +145,13 @@ class GuardedUpload:
         defended = {name: start[name] + change[name] if name in change else start[name] for name in own}
         defended |= {name: defended[self.tied[name]] for name in acted if name in self.tied}
         return {n: defended[n] if n in defended else self._beside(n, start, before, after) for n in before}
+
+    def unchanged(self, before: Tensors, kinds: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
+        """Return the reply of a client that was sent ``before`` and has changed nothing, as these kinds of numbers."""
+        return {name: value.to(kinds[name]) for name, value in self._start(before).items()}
+
+    def _start(self, before: Tensors) -> Tensors:
+        return before if self.shares == "weights" else {name: torch.zeros_like(t) for name, t in before.items()}
 
     def _acts_on(self, name: str, sent: torch.Tensor, replied: torch.Tensor) -> bool:
         """Say whether the defense acts on an array.
@@ -145,7 +162,7 @@ class GuardedUpload:
         floating = sent.is_floating_point() and replied.is_floating_point()
         named = self.parameters is None or self.buffers == "defended" or name in self.parameters
         if not floating and self.of_model and name in (self.parameters or ()):
-            raise UserError(
+            raise (UserError if sent.is_floating_point() else UnfitMessageError)(
                 f"{name} is expected as floating-point numbers, but was sent as {sent.dtype} and replied as"
                 f" {replied.dtype}; the defense does not act on those, and the reply is refused."
             )

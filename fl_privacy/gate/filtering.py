@@ -97,6 +97,20 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
     return Records(arrays=_released_arrays(policy, reply.arrays, received, replied), **values)
 
 
+def noise_alone(policy: SitePolicy, kind: str, received: Records) -> Records | None:
+    """Return what leaves if the app failed: noise on what came in, since no noise covers an error.
+
+    ``None`` where the policy has no noise, or a reply holds something of the app's own choice besides.
+    """
+    reply = policy.reply(kind)
+    if policy.noising is None or reply is None or reply.arrays is None or reply.arrays.counters != "received":
+        return None
+    if any(rule.value is None for values in (reply.metrics, reply.config) for rule in values.rules.values()):
+        return None
+    renamed = {reply.arrays.record or name: record for name, record in received.arrays.items()}
+    return release(policy, kind, received, Records(arrays=renamed))
+
+
 def _released_arrays(
     policy: SitePolicy, rule: Arrays, received: Records, replied: Records
 ) -> dict[str, dict[str, RawArray]]:
@@ -104,7 +118,12 @@ def _released_arrays(
     before = {place: array_values("/".join(place), received.arrays[place[0]][place[1]]) for place in placed}
     after = {place: _checked(place, before[place], array, rule) for place, array in placed.items()}
     floats = [place for place, array in before.items() if array.dtype.kind == "f"]
-    if policy.noising is not None:
+    if policy.noising is None:
+        for place in floats:
+            _expect_finite("/".join(place), after[place])
+    else:
+        if not all(np.isfinite(after[place]).all() for place in floats):
+            after |= {place: before[place] for place in floats}  # no change: noise covers no refusal
         moved = noised([before[place] for place in floats], [after[place] for place in floats], policy.noising)
         after |= {place: _sane(place, array) for place, array in zip(floats, moved, strict=True)}
     renamed = {name: rule.record or name for name in received.arrays}
@@ -141,9 +160,7 @@ def _checked(place: tuple[str, str], before: npt.NDArray[Any], array: RawArray, 
         raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}; {before.dtype} came in")
     if tuple(array.shape) != before.shape:
         raise RefusedError("shape", f"{where} is of shape {array.shape!r:.400} where {before.shape} came in")
-    values = array_values(where, array)
-    _expect_finite(where, values)
-    return values
+    return array_values(where, array)
 
 
 def _sane(place: tuple[str, str], array: npt.NDArray[Any]) -> npt.NDArray[Any]:

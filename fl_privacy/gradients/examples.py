@@ -68,7 +68,7 @@ def clipped_sum(
 
     Layer by layer no example's gradient is formed where its norm can be had from inner products (ghost clipping, Li et
     al. 2022, Sec. 4); the sum is then one product per layer. Elsewhere the gradients of as many examples as fit into
-    256 MB are held at a time.
+    256 MB are held at a time. An example whose gradient has no finite norm adds nothing, and costs the others nothing.
 
     Raises:
         UserError: the model has batch-norm layers in training mode: there, no example has a gradient of its own; or
@@ -93,7 +93,7 @@ def clipped_sum(
         loss = loss + losses.sum()
         factors = _factors([_squares(g) for g in gradients.values()], clip_norm)
         for name, g in gradients.items():
-            total[name] += torch.tensordot(factors.to(g.dtype), g, dims=1)
+            total[name] += _weighted(factors, g)
     return total, loss / max(1, len(batch))
 
 
@@ -151,7 +151,7 @@ def _layered(
 ) -> Layered | None:
     """Set up at ``state``; ``None`` where it would not give the gradients of this model's examples.
 
-    Whether it does is tried once a model and set of ``names``.
+    Whether it does is tried once a model and set of ``names``, on made-up examples.
     """
     if (
         not len(batch)
@@ -169,7 +169,7 @@ def _layered(
     try:
         layered = Layered(VictimModel(frozen, names, plan))
         if right is None:
-            few = Batch(batch.inputs[:2].detach(), batch.labels[:2])
+            few = _made_up(batch)
             with torch.no_grad():
                 layered.expect_right_factors(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
                 found = layered(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
@@ -179,6 +179,14 @@ def _layered(
     if len(batch) > 1 or not right:  # a single example does not tell whether examples are mixed
         tried[wanted] = right
     return layered if right else None
+
+
+def _made_up(batch: Batch) -> Batch:
+    """Return at most two examples of zeros and ones, which suit any kind, for a time that no real ones decide."""
+    inputs, labels = batch.inputs[:2].detach(), torch.zeros_like(batch.labels[:2])
+    labels[..., 0] = 1
+    drawn = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0))
+    return Batch(drawn.round().to(inputs), labels)
 
 
 def _chunks(batch: Batch, elements: int) -> Iterator[Batch]:
@@ -194,7 +202,7 @@ def _formed_elements(layered: Layered, batch: Batch, most: int) -> int:
         return most
     calls = layered.calls(batch.inputs[:1].unsqueeze(1), batch.labels[:1].unsqueeze(1))
     formed = {name: call.module.get_parameter(own).numel() for call in calls for own, name in call.names.items()}
-    ghosts = {call.names["weight"] for call in calls if "weight" in call.names and _ghost_norms(call) is not None}
+    ghosts = {call.names["weight"] for call in calls if "weight" in call.names and _ghost_norms(call, 1.0) is not None}
     return sum(size for name, size in formed.items() if name not in ghosts)
 
 
@@ -207,22 +215,28 @@ def _ghost_clipped_sum(layered: Layered, batch: Batch, clip_norm: float) -> tupl
     summed: list[LayerCall] = []
     for call in calls:
         own = dict(call.names)
-        if uses[own.get("weight", "")] == 1 and (ghost := _ghost_norms(call)) is not None:
+        if uses[own.get("weight", "")] == 1 and (ghost := _ghost_norms(call, clip_norm)) is not None:
             squares.append(ghost)
             summed.append(replace(call, names={"weight": own.pop("weight")}))
         add_up(formed, own, parameter_gradients(call, own.keys()))
     squares += [_squares(gradient) for gradient in formed.values()]
     factors = _factors(squares, clip_norm)
-    total = {name: torch.tensordot(factors.to(gradient), gradient, dims=1) for name, gradient in formed.items()}
+    total = {name: _weighted(factors, gradient) for name, gradient in formed.items()}
     for call in summed:
-        add_up(total, call.names, {"weight": parameter_gradients(call.weighted_sum(factors), ["weight"])["weight"][0]})
+        inputs, deltas = (_without_left_out(values, factors) for values in (call.inputs, call.deltas))
+        whole = replace(call, inputs=inputs, deltas=deltas).weighted_sum(factors)
+        add_up(total, call.names, {"weight": parameter_gradients(whole, ["weight"])["weight"][0]})
     return total, loss
 
 
-def _ghost_norms(call: LayerCall) -> Tensor | None:
+_ROUNDING = 1e-6
+"""Of inner products in single precision, in units of the product of their factors' norms."""
+
+
+def _ghost_norms(call: LayerCall, clip_norm: float) -> Tensor | None:
     """Return squared norms (B,) of the weight's gradients by inner products, where these cost less than the gradients.
 
-    Positions that cancel each other may leave a rounding error below 0.
+    Positions that cancel each other leave a rounding error, even below 0; a large one is added.
     """
     weight = call.module.get_parameter("weight")
     if weight.dim() < 2 or not pays(len(weight), weight[0].numel(), call.positions):
@@ -231,7 +245,9 @@ def _ghost_norms(call: LayerCall) -> Tensor | None:
     if factors is None:
         return None
     deltas, columns = factors
-    return ((deltas.mT @ deltas) * (columns.mT @ columns)).sum((1, 2)).clamp_min(0)
+    products = ((deltas.mT @ deltas) * (columns.mT @ columns)).sum((1, 2)).clamp_min(0)
+    error = _ROUNDING * _squares(deltas) * _squares(columns)
+    return products + torch.where(error > 0.01 * clip_norm**2, error, 0)
 
 
 def _squares(gradient: Tensor) -> Tensor:
@@ -241,9 +257,20 @@ def _squares(gradient: Tensor) -> Tensor:
 
 
 def _factors(squares: Sequence[Tensor], clip_norm: float) -> Tensor:
-    """Return min(1, C / norm), (B,)."""
+    """Return min(1, C / norm), (B,); 0 for a norm that is not finite."""
     norms = torch.stack(list(squares)).sum(0).sqrt()
-    return (clip_norm / norms).clamp(max=1.0)
+    return torch.where(norms.isfinite(), (clip_norm / norms).clamp(max=1.0), 0)
+
+
+def _weighted(factors: Tensor, gradient: Tensor) -> Tensor:
+    """Sum gradients (B, ...) by ``factors`` (B,)."""
+    summed: Tensor = torch.tensordot(factors.to(gradient), _without_left_out(gradient, factors), dims=1)
+    return summed
+
+
+def _without_left_out(values: Tensor, factors: Tensor) -> Tensor:
+    """Set the examples of ``values`` (B, ...) with a factor of 0 to zero, which NaN times 0 is not."""
+    return torch.where((factors > 0).view(-1, *(1 for _ in values.shape[1:])), values, 0)
 
 
 _ELEMENTS = 1 << 25

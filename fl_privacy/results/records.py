@@ -35,7 +35,7 @@ RECORDS: dict[str, dict[str, Any]] = {
         "accuracy": Number,
         "epsilon": Number,
         "seconds": float,
-        "defense_seconds": float,
+        "defense_seconds": Number,
         "upload_bytes": float,
     },
     "image": {

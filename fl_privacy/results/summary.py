@@ -138,7 +138,7 @@ class Seconds:
     """Time it took; ``defense`` is summed over clients, ``total`` is wall time, ``None`` where it is not known."""
 
     training: float
-    defense: float
+    defense: float | None
     attack: float
     adaptive: float
     total: float | None
@@ -262,7 +262,7 @@ def summarize(
         pmm=pmm(accuracy, undefended_accuracy) if accuracy is not None and undefended_accuracy else None,
         seconds=Seconds(
             training=_total(rounds, "seconds"),
-            defense=_total(rounds, "defense_seconds"),
+            defense=None if any(r["defense_seconds"] is None for r in rounds) else _total(rounds, "defense_seconds"),
             attack=_total(plain, "seconds"),
             adaptive=_total(adaptive, "seconds"),
             total=total_seconds,
@@ -276,7 +276,7 @@ def _upload(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
     replies = [(r, len(r["clients"])) for r in rounds if r["clients"]]
     columns = {
         "upload_bytes": [r["upload_bytes"] / number for r, number in replies],
-        "defense_seconds": [r["defense_seconds"] / number for r, number in replies],
+        "defense_seconds": [took / number for r, number in replies if (took := r["defense_seconds"]) is not None],
     }
     return {name: s for name, values in columns.items() if (s := aggregate(values, within=_SIZE))}
 

@@ -1,7 +1,9 @@
 """Malformed uploads, one by one: excluded for one reason, and the others' round is what it is without them."""
 
+import math
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -10,7 +12,15 @@ from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure, Server, ServerPlan
-from fl_privacy.federation.replies import attempt, sort_out
+from fl_privacy.federation.replies import (
+    WITHHELD,
+    UnansweredError,
+    UnfitMessageError,
+    attempt,
+    expect_sound,
+    sort_out,
+    told_alike,
+)
 from fl_privacy.types import LocalPlan, ModelState, Upload
 
 HONEST = 4
@@ -328,3 +338,33 @@ def test_an_interrupt_is_not_swallowed():
 def test_the_call_stays_in_the_callers_thread():
     """Else an interrupt would wait for its end, and gradients would be on again inside ``torch.no_grad``."""
     assert attempt(threading.get_ident) == threading.get_ident()
+
+
+def test_what_a_client_raises_is_one_line_and_what_a_message_lacks_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> None:
+        raise RuntimeError("the third image is bright")
+
+    def refuses() -> None:
+        raise UnfitMessageError("fc.weight is missing")
+
+    with pytest.raises(UnansweredError, match=f"^{WITHHELD}$"):
+        told_alike(fails)
+    assert "the third image" in caplog.text
+    with pytest.raises(UnfitMessageError, match="is missing"):
+        told_alike(refuses)
+
+
+def test_work_on_examples_takes_no_longer_for_tiny_numbers() -> None:
+    """A processor takes a hundred times as long for numbers that have no whole mantissa."""
+    tiny = torch.full((4,), 2e-38)
+    assert (told_alike(lambda: told_alike(lambda: tiny * 0.1) + tiny * 0.1) == 0).all()
+    assert (tiny * 0.1 > 0).all(), "the rest of the process is left alone"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(math.nan, "finite"), (math.inf, "finite"), (1.1e9, "norm"), (3e38, "norm"), (9e8, "")]
+)
+def test_models_on_which_training_overflows_are_refused(value: float, said: str) -> None:
+    values = {"fc.weight": torch.tensor([[1.0, value]]), "bn.running_var": torch.full((3,), 1e12), "n": torch.tensor(7)}
+    with pytest.raises(UnfitMessageError, match=said) if said else nullcontext():
+        expect_sound(values)

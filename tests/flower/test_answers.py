@@ -1,6 +1,7 @@
 """A node answers a question of a round once: asked again, also after a restart, it gives the same bytes or none."""
 
 import stat
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,16 @@ from flwr.clientapp.typing import Mod
 from torch import nn
 
 from fl_privacy import defend, defense_mod, probe_mod
-from fl_privacy.defenses import dp_noise, split_fed
+from fl_privacy.defenses import dp_noise, pruning, split_fed
 from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import WITHHELD
 from fl_privacy.flower import DPClient, answer_once_mod, answers, node_memory, numpy_client_app, train_step
 from fl_privacy.flower._node_memory import MOST_AHEAD
 from fl_privacy.flower.answers import Answers
 from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.flower.inside.legacy import NumPyClient
+from fl_privacy.flower.records import plain_array
+from tests.flower.oracles import seen
 from tests.flower.test_asked_again import deployed
 from tests.flower.test_switched_off import asked, refusal, trains, values
 
@@ -118,7 +122,7 @@ def test_what_is_kept_is_its_owner_s_and_sealed_with_a_key(tmp_path: Path, monke
     first = defended()(asked(SENT, 3), node(), trains)
     assert as_bytes(defended()(asked(SENT, 3), node(), trains)) == as_bytes(first)
     files = kept_files(tmp_path)
-    assert {path.suffix for path in files} == {".answered", ".answer", ".lock"}
+    assert {path.suffix for path in files} == {".answered", ".answer", ".lock", ".form"}
     for path in files:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert path.suffix == ".lock" or path.read_bytes().startswith(b"fl-privacy sealed 1\n")
@@ -179,7 +183,7 @@ def test_an_app_without_probes_is_not_trained_again_by_asking_for_them() -> None
     mod, place = defended(), node()
     assert mod(asked(SENT, 1), place, trains).has_content()
     for number in range(40):
-        assert "asked for no probe" in refusal(mod(asked_for_probe(number), place, trains))
+        assert refusal(mod(asked_for_probe(number), place, trains)) == WITHHELD
 
 
 def pictures() -> list[tuple[torch.Tensor, int]]:
@@ -219,20 +223,64 @@ def replies_weights(message: Message, _: Context) -> Message:
 
 
 @pytest.mark.parametrize("kind", ["evaluate", "query", "query.parameters"])
-def test_weights_leave_with_training_replies_alone(kind: str) -> None:
+def test_weights_leave_with_training_replies_alone(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     message = asked(SENT, 1)
     message.metadata._message_type = kind  # type: ignore[attr-defined]
-    assert "these are kept back" in refusal(defended()(message, node(), replies_weights))
+    assert refusal(defended()(message, node(), replies_weights)) == WITHHELD
+    assert "these are kept back" in caplog.text
+
+
+def fails(message: Message, context: Context) -> Message:
+    raise RuntimeError("patient 7 of /home/clinic\n is missing")
 
 
 def test_what_an_app_raises_stays_in_the_node_s_log(caplog: pytest.LogCaptureFixture) -> None:
-    def fails(message: Message, context: Context) -> Message:
-        raise RuntimeError("patient 7 of /home/clinic\n is missing")
-
-    said = refusal(defended()(asked(SENT, 1), node(), fails))
-    assert said == "The client's app failed (RuntimeError); its own log says why."
+    assert refusal(defended()(asked(SENT, 1), node(), fails)) == WITHHELD
     assert "patient 7" in caplog.text
-    assert defended()(asked(SENT, 1), node(), trains).has_content(), "an error is no answer"
+
+
+def test_a_question_is_counted_before_the_app_works_on_it_and_a_refusal_is_its_answer() -> None:
+    assert refusal(defended()(asked(SENT, 1), node(), fails)) == WITHHELD
+    assert refusal(defended()(asked(SENT, 1), node(), trains)) == WITHHELD, "kept, also after a restart"
+    assert "answered before" in refusal(defended()(asked(OTHER, 1), node(), trains))
+    assert defended()(asked(OTHER, 2), node(), trains).has_content()
+
+
+def test_behind_a_promise_a_failure_looks_like_an_earlier_reply_and_takes_as_long() -> None:
+    def slowly(message: Message, context: Context) -> Message:
+        time.sleep(0.2)
+        return trains(message, context)
+
+    first = defended()(asked(SENT, 1), node(), slowly)
+    started = time.perf_counter()
+    failed = defended()(asked(SENT, 1), node(run=2), fails)
+    assert time.perf_counter() - started > 0.19
+    assert seen(failed) == seen(first)
+    assert as_bytes(failed) == as_bytes(defended()(asked(SENT, 1), node(run=2), trains)), "and it is kept"
+    change = np.concatenate([(v - SENT[name]).ravel() for name, v in values(failed).items()])
+    assert np.abs(change).max() > 0.1, "it is noise"
+
+
+@pytest.mark.parametrize("app", ["replies", "fails"])
+def test_an_app_that_writes_into_the_message_has_its_weights_clipped_too(app: str) -> None:
+    def writes(message: Message, context: Context) -> Message:
+        sent = {
+            name: array.numpy() + np.float32(1e6) for name, array in message.content.array_records["arrays"].items()
+        }
+        message.content["arrays"] = ArrayRecord({name: plain_array(value) for name, value in sent.items()})
+        if app == "fails":
+            raise ValueError
+        return Message(message.content, reply_to=message)
+
+    assert defended()(asked(SENT, 1), node(), trains).has_content()
+    replied = values(defended()(asked(SENT, 2), node(), writes))
+    assert max(np.abs(value - SENT[name]).max() for name, value in replied.items()) < 100
+
+
+def test_without_a_promise_a_failure_is_the_same_line_each_time() -> None:
+    mod = defense_mod(pruning(rate=0.5), model=NET)
+    assert mod(asked(SENT, 1), node(), trains).has_content()
+    assert refusal(mod(asked(SENT, 2), node(), fails)) == WITHHELD
 
 
 def stepped(round: int | None, place: Context, value: float = 0.0) -> None:

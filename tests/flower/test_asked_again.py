@@ -1,11 +1,12 @@
 """A deployed client answers a round once, keeps its exact loss where it must, and reads what its operator says."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict, UserConfig
+from flwr.app import Context, MetricRecord, RecordDict, UserConfig
 
 from fl_privacy.cli import flower_app
 from fl_privacy.config.foreign import expect_no_place
@@ -15,7 +16,9 @@ from fl_privacy.federation import Client
 from fl_privacy.flower import PrivacyClient
 from fl_privacy.flower._node_memory import SIMULATION_VARIABLE
 from fl_privacy.flower.clients import DPClient
+from fl_privacy.flower.records import read_result, state_records
 from fl_privacy.rng import Secret, derive_generator
+from fl_privacy.types import ModelState
 from tests.federation import harness
 
 NOISE = dp_noise(clip_norm=1.0, scale=0.1)
@@ -73,6 +76,7 @@ def test_an_exact_loss_stays_with_a_client_that_promises_privacy(defense: Any) -
     _, _, metrics = client.fit(*question(client, 1))
     assert "train-loss" not in metrics
     assert metrics["train-loss-withheld"] == 1
+    assert not any(key.endswith("seconds") for key in metrics), "a clock tells of examples too"
     with pytest.raises(UserError, match="promises differential privacy"):
         client.evaluate(*question(client, 1))
 
@@ -87,7 +91,18 @@ def test_exact_figures_do_not_leave_at_the_end_of_a_round_either() -> None:
 
 def test_without_such_a_promise_the_loss_is_told() -> None:
     client = PrivacyClient(deployed(pruning()))
-    assert client.fit(*question(client, 1))[2]["train-loss"] > 0
+    told = client.fit(*question(client, 1))[2]
+    assert told["train-loss"] > 0 and told["seconds"] > 0
+
+
+def test_a_server_takes_a_reply_without_times_from_a_client_that_keeps_its_loss() -> None:
+    sent = ModelState.of(deployed().model)
+    records = {**state_records(sent), "metrics": MetricRecord({"num-examples": 2, "train-loss-withheld": 1})}
+    result = read_result(RecordDict(records), sent)
+    assert math.isnan(result.seconds) and math.isnan(result.defense_seconds)
+    records["metrics"] = MetricRecord({"num-examples": 2, "train-loss": 1.0})
+    with pytest.raises(UserError, match="seconds is expected"):
+        read_result(RecordDict(records), sent)
 
 
 def test_a_round_that_the_run_does_not_have_locks_nobody_out() -> None:

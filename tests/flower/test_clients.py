@@ -158,7 +158,7 @@ def test_hooks_see_the_change_of_the_weights() -> None:
     assert [a.ravel()[0] for a in arrays] == [2.0, 2.0, 5]
     assert [a.dtype for a in arrays] == [np.float32, np.float32, np.int64]
     assert (number, metrics) == (7, {"mood": "good"})
-    assert client.evaluate(arrays, {}) == (0.5, 7, {"accuracy": 0.25})
+    assert client.evaluate(arrays, {"server-round": 1}) == (0.5, 7, {"accuracy": 0.25})
 
 
 def test_a_withheld_name_comes_back_as_it_was_sent() -> None:
@@ -223,7 +223,10 @@ def test_hooks_remember_in_the_context() -> None:
         (lambda: defend(Doubler(), pruning(by="weight")), "acts within the training"),
         (lambda: defend(Doubler(), NONE, names=["a"]).fit(Doubler().get_parameters({}), FIRST), "3 names are expected"),
         (lambda: defend(Doubler(), NONE, seed=1).fit(Doubler().get_parameters({}), {}), "'server-round'"),
-        (lambda: defend(Shrinking(), NONE).fit(Doubler().get_parameters({}), FIRST), "Shrinking.fit is expected"),
+        (
+            lambda: defend(Shrinking(), NONE, seed=1).fit(Doubler().get_parameters({}), FIRST),
+            "Shrinking.fit is expected",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Any, message: str) -> None:

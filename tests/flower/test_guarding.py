@@ -1,19 +1,22 @@
 """The guard as a mod, and the installed SecAgg+ asked for both kinds of key shares."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 
+from fl_privacy.federation.replies import WITHHELD
 from fl_privacy.flower._guard_mod import guard_mod, secagg_refusal
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid
+from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.records import to_record
-from fl_privacy.flower.secagg_check import try_double_listing
 from fl_privacy.malicious import Fishing, Inconsistent
 from fl_privacy.types import ModelState
+from tests.flower.secagg_check import try_double_listing
 
 from ..malicious import rounds
 
@@ -47,6 +50,46 @@ def test_a_mod_refuses_what_the_guard_refuses() -> None:
     misshapen = ModelState({**state.parameters, "classifier.bias": torch.zeros(3)})
     assert "it is not of the architecture agreed on" in answers(misshapen, grid).error.reason
     assert answers(state, grid).has_content()
+
+
+def asked_node(app: ClientApp, values: ModelState, round: int, folder: Path, kind: str = "train") -> Message:
+    """Ask a deployed node, as it starts."""
+    node = UserConfig({"partition-id": 0, "fl-privacy-state": str(folder)})
+    context = Context(1, 1, node, RecordDict(), UserConfig({}))
+    arrays = to_record({**values.parameters, **values.buffers})
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": round})})
+    return app(Message(content, 1, kind), context)
+
+
+def test_how_a_model_answers_the_examples_is_one_counted_question_a_round(tmp_path: Path, caplog: Any) -> None:
+    model, state = rounds.network("lenet"), ModelState.of(rounds.network("lenet"))
+    batch = rounds.digits().train.batch(rounds.shuffled(rounds.digits().train, 16))
+    identify_process()
+
+    def app(examples: Any) -> ClientApp:
+        made = ClientApp(mods=[guard_mod(model, examples)])
+        for decorate in (made.train(), made.evaluate()):
+            decorate(lambda message, _: Message(RecordDict(), reply_to=message))
+        return made
+
+    guarded = app(lambda context: batch)
+    dead = ModelState({n: p - 9 if n.endswith("bias") else p for n, p in state.parameters.items()}, state.buffers)
+    for kind in ("train", "evaluate"):
+        said = [asked_node(guarded, dead, 1, tmp_path, kind) for _ in range(2)]
+        assert [reply.error.reason for reply in said] == [f"The guard refused: {WITHHELD}"] * 2
+        assert "answered before" in asked_node(guarded, state, 1, tmp_path, kind).error.reason
+        assert asked_node(guarded, state, 2, tmp_path, kind).has_content()
+        assert asked_node(app(None), dead, 1, tmp_path, kind).has_content(), "its weights look like any others"
+    assert "of this client's examples through" in caplog.text
+
+
+def test_crafted_models_are_not_evaluated_either(tmp_path: Path) -> None:
+    model = rounds.network("lenet")
+    app = ClientApp(mods=[guard_mod(model)])
+    app.evaluate()(lambda message, _: Message(RecordDict(), reply_to=message))
+    crafted = Fishing().informed(rounds.public()).craft(model, ModelState.of(model), 0)
+    identify_process()
+    assert "rows of classifier.weight are zero" in asked_node(app, crafted, 1, tmp_path, "evaluate").error.reason
 
 
 @pytest.mark.parametrize(

@@ -211,3 +211,12 @@ def test_private_files_are_closed_to_others(tmp_path):
     os.umask(umask)
     assert stat.S_IMODE((tmp_path / "open").stat().st_mode) == 0o666 & ~umask
     assert sorted(p.name for p in tmp_path.iterdir()) == ["captured", "open"]
+
+
+def test_times_that_clients_keep_are_unknown_and_not_zero(tmp_path):
+    with open_folder(tmp_path, config()) as folder:
+        folder.add_round(round_report(defense_seconds=math.nan))
+        folder.finish()
+    summary = read_run(folder.path).summary
+    assert summary.seconds.defense is None
+    assert "defense_seconds" not in summary.upload and "upload_bytes" in summary.upload

@@ -42,6 +42,16 @@ def test_clipping_matches_torch_and_leaves_what_is_within_the_norm():
     assert flat(clip_by_norm({"a": torch.zeros(3)}, 1.0)).tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_an_update_without_a_finite_norm_is_none(value, scope):
+    update = {"a": torch.tensor([1.0, value]), "b": torch.ones(2)}
+    clipped = clip_by_norm(update, 1.0, scope=scope)
+    assert clipped["a"].tolist() == [0, 0]
+    assert clipped["b"].norm().item() == pytest.approx(1.0 if scope == "layer" else 0.0)
+    assert clip_by_norm({"a": torch.full((4,), 3e38)}, 1.0)["a"].isfinite().all()
+
+
 def test_clipped_before_the_noise():
     update = {"a": torch.full((100_000,), 10.0)}
     defended = flat(run(dp_noise(scale=0.5, clip_norm=1.0), update, local_step()))

@@ -13,7 +13,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import training as plain_pass
 from fl_privacy.federation.training import local_update
 from fl_privacy.gradients import clipped_sum, examples
-from fl_privacy.types import Batch, LocalPlan
+from fl_privacy.types import Batch, LocalPlan, ModelState
 
 from ..harness import clean_gradient, flat, local_step, run, small_model
 
@@ -61,6 +61,48 @@ def test_no_example_moves_the_sum_by_more_than_the_clip_norm():
     without = replace(step, batch=Batch(step.batch.inputs[1:], step.batch.labels[1:]))
     change = flat(clipped(step, CLIP)) - flat(clipped(without, CLIP))
     assert change.norm() <= CLIP * (1 + 1e-5)
+
+
+def wide():
+    return nn.Sequential(nn.Flatten(), nn.Linear(768, 512), nn.ReLU(), nn.Linear(512, 5))
+
+
+@pytest.mark.parametrize("make", [small_model, wide, lambda: nn.Sequential(nn.Dropout(1e-9), small_model())])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e38])
+def test_an_example_without_a_finite_gradient_costs_only_itself(make, value):
+    """Layer by layer, by inner products of wide layers, and by ``vmap``."""
+    torch.manual_seed(0)
+    model, plan = make(), LocalPlan()
+    inputs, labels = torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 2, 3])
+    inputs[1, 0, 2:4] = value
+    state, rest = ModelState.of(model), torch.tensor([0, 2, 3])
+    total, _ = clipped_sum(model, state, Batch(inputs, labels), CLIP, plan=plan)
+    others, _ = clipped_sum(model, state, Batch(inputs[rest], labels[rest]), CLIP, plan=plan)
+    moved = flat(total) - flat(others)
+    assert moved.norm() <= (1e-5 if not math.isfinite(value) else CLIP * (1 + 1e-5))
+
+
+class Canceling(nn.Module):
+    """Its two positions are subtracted from each other, a hundred million times enlarged."""
+
+    def __init__(self):
+        super().__init__()
+        self.shared = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x):
+        first, second = self.shared(x.flatten(2).movedim(1, 2)).unbind(1)
+        return 1e8 * (first - second)
+
+
+def test_positions_that_cancel_each_other_do_not_pass_for_a_short_gradient():
+    """Rounding errors of an inner product would, of which half are below zero."""
+    torch.manual_seed(0)
+    model, plan = Canceling(), LocalPlan()
+    images = torch.rand(40, 64, 1, 1).expand(40, 64, 2, 1).clone()
+    images[..., 1, :] *= 1 + 1e-5 * torch.rand(40, 1, 1)
+    for image in images:
+        total, _ = clipped_sum(model, ModelState.of(model), Batch(image[None], torch.tensor([0])), 1.0, plan=plan)
+        assert flat(total).norm() <= 1.01
 
 
 def test_loss_scale_and_soft_labels_hold():
