@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from fl_privacy.metrics.chance import BAND
 from fl_privacy.metrics.intervals import binomial_tail
 from fl_privacy.metrics.registry import METRICS, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.victim_ids import Certainty
@@ -51,9 +52,6 @@ FEW_WORDS = 3
 
 BY_FREQUENCY = 0.02
 """Probability with which as many of the words named would be right by their frequency, at most."""
-
-BAND = 0.95
-"""Share of guesses without the update that read no more cells of a row than its control."""
 
 ROUNDING = 0.5 / 255
 """Largest error of a pixel that vanishes when pixels are stored in 8 bits."""
@@ -106,6 +104,8 @@ OUTCOME_COLUMNS = (
     "words_false",
     "words_of",
     "word_control_f1",
+    "chance",
+    "word_chance",
 )
 """Figures of a record that only this rule needs."""
 
@@ -157,8 +157,12 @@ def _of_text(record: Mapping[str, Any]) -> Outcome | None:
 
 def _beats_frequency(record: Mapping[str, Any]) -> bool:
     """Say whether tokens, or words in no order, were read by a margin over what their frequency gives away."""
-    pairs = ((TEXT_METRIC, "control_f1"), (WORDS_METRIC, "word_control_f1"))
-    read = [(METRICS[name], _number(record, name), _number(record, control)) for name, control in pairs]
+    pairs = ((TEXT_METRIC, "control_f1", "chance"), (WORDS_METRIC, "word_control_f1", "word_chance"))
+    read = [
+        (METRICS[name], _number(record, name), _number(record, control))
+        for name, control, chance in pairs
+        if not _is_chance(record, chance)
+    ]
     return any(
         found is not None and control is not None and metric.is_leak(found) and found >= control + MARGIN_F1
         for metric, found, control in read
@@ -170,13 +174,20 @@ def _of_row(record: Mapping[str, Any]) -> Outcome | None:
     found, control = _number(record, TABLE_METRIC), _number(record, "control_cells")
     if found is None or control is None:
         return None
-    return Outcome.RECOGNIZABLE if found > control + 1e-9 else Outcome.NOTHING
+    beyond = found > control + 1e-9 and not _is_chance(record, "chance")
+    return Outcome.RECOGNIZABLE if beyond else Outcome.NOTHING
+
+
+def _is_chance(record: Mapping[str, Any], name: str) -> bool:
+    """Say whether one guess in twenty without the update comes to as much of the upload, where that was measured."""
+    chance = _number(record, name)
+    return chance is not None and chance > 1 - BAND
 
 
 def words_are_read(record: Mapping[str, Any]) -> bool:
     """Say whether the words found in an upload's texts, in no order, are more than their frequency gives away."""
     found, control = _number(record, WORDS_METRIC), _number(record, "word_control_f1")
-    if found is None or control is None:
+    if found is None or control is None or _is_chance(record, "word_chance"):
         return False
     return (METRICS[WORDS_METRIC].is_leak(found) and found >= control + MARGIN_F1) or _few_are_sure(record, control)
 

@@ -220,9 +220,7 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
     """List what may still happen where the page is believed, with the figures that bound it."""
     lines, found = [basis] if basis else [], verdict.readings
     if verdict.most is not None:
-        lines.append(
-            f"Of all such {kind}s, up to {100 * verdict.counts.interval[1]:.0f} % may be read (95 % confidence)."
-        )
+        lines.append(f"Of all such {kind}s, up to {100 * verdict.counts.at_most:.0f} % may be read (95 % confidence).")
     for name in dict.fromkeys(reading.main for reading in found):
         if measured := [s.max for reading in found if (s := reading.statistic(name)) is not None]:
             lines.append(f"The {kind} that was read best came to {title_within(name)} {metric(max(measured), name)}.")
