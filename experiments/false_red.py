@@ -63,11 +63,7 @@ class Kind:
         for upload in range(UPLOADS if size == 1 else 1):
             own = self.data.train.batch(torch.randint(len(self.data.train), (size,), generator=rng))
             public = self.data.test.batch(torch.randint(len(self.data.test), (size,), generator=rng))
-            inputs = {
-                "public examples": lambda p=public: p.inputs,
-                "the usual example": lambda p=public: self.usual.expand_as(p.inputs),
-                "noise": lambda p=public: self._noise(p.inputs, rng),
-            }[kind]()
+            inputs = self._guesses(kind, public.inputs, rng)
             words = inputs[inputs >= 0].unique() if self.text else None
             batch = Batch(inputs.clone(), public.labels)
             found.append(Reconstruction(id=VictimId(upload, 1, 0), batch=batch, words=words))
@@ -87,6 +83,14 @@ class Kind:
         summary = summarize(records, finished=True, undefended_accuracy=None, total_seconds=None)
         verdict = judged(summary, AttackFacts(attack="none", examples=(size, size)))
         return verdict.tone == LEAK, verdict.counts
+
+    def _guesses(self, kind: str, public: Tensor, rng: torch.Generator) -> Tensor:
+        if kind == "public examples":
+            return public
+        if kind == "the usual example":
+            usual = self.usual[: public.shape[1]] if self.text else self.usual
+            return usual.expand(len(public), *usual.shape)
+        return self._noise(public, rng)
 
     def _noise(self, like: Tensor, rng: torch.Generator) -> Tensor:
         if self.text:

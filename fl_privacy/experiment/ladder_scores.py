@@ -207,7 +207,7 @@ def _rows(problem: Problem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -
 
 
 def without_once(rows: Tensor, own: Tensor) -> Tensor:
-    """Take each of ``own`` (M, F) out of ``rows`` (N, F) once: what else equals it does so by chance, or comes again."""
+    """Take each of ``own`` (M, F) out of ``rows`` (N, F) once: what else equals it does so by chance, or again."""
     left = torch.ones(len(rows), dtype=torch.bool)
     same = torch.cdist(rows, own) <= SAME
     for one in same.T:

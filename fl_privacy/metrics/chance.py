@@ -4,6 +4,7 @@ The guesses stay as they are, and other examples stand in for the attacked ones,
 guessed, the attacked examples are then no more likely than others to be the ones that it fits.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -72,7 +73,7 @@ def chance_of_upload(values: np.ndarray, number: int, *, seed: int = 0) -> float
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
 
     values = np.nan_to_num(np.asarray(values, dtype=np.float64), nan=-1e9, posinf=1e9, neginf=-1e9)
-    total = values.shape[1]
+    total = int(values.shape[1])
     if total <= number or not len(values):
         return 1.0
     if number == 1:
@@ -89,7 +90,7 @@ def chance_of_upload(values: np.ndarray, number: int, *, seed: int = 0) -> float
         reached += fit(rng.choice(total, number, replace=False)) >= least
         if reached == _ENOUGH:
             return _ENOUGH / draw
-    return (1 + reached) / (1 + draws)
+    return float((1 + reached) / (1 + draws))
 
 
 def words_f1(truth: set[int], guess: set[int]) -> float:
@@ -154,4 +155,4 @@ def combined(chances: Sequence[float]) -> float:
     if number < 2 or not small:
         return min(chances, default=1.0)
     least = min(binomial_tail(k, number, chance) for k, chance in enumerate(small, 1))
-    return min(1.0, (1 + np.log2(number)) * least)
+    return min(1.0, (1 + math.log2(number)) * least)

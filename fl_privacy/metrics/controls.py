@@ -125,7 +125,7 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
         nearest[rest] = rest[seen.guess]
         for place, own in zip(rest.tolist(), _of_each(seen), strict=True):
             figures[place] |= own
-        nearest_ones = [place for place in rest.tolist() if figures[place].get("rank") == 1]
+        nearest_ones = [place for place in rest.tolist() if figures[place].get("best_rank") == 1]
         for place, lead in zip(nearest_ones, _control_leads(originals[nearest_ones], extra, others), strict=False):
             figures[place] |= _rounded(control_lead=lead)
     for place in exact.nonzero().flatten().tolist():
@@ -172,7 +172,7 @@ def compare_texts(match: Match, others: Others, language: Language | None = None
 
 def _coincidences(public: Tensor) -> Coincidences:
     """Count how often public examples (N, F) are equal."""
-    _, of, times = public.unique(dim=0, return_inverse=True, return_counts=True)
+    _, of, times = torch.unique(public, dim=0, return_inverse=True, return_counts=True)
     return Coincidences.counted((times[of] - 1).numpy())
 
 
@@ -207,8 +207,8 @@ def _of_each(seen: Identified) -> list[Figures]:
     for place, likeness in enumerate(seen.likeness.tolist()):
         own = {**_rounded(likeness=likeness), "candidates": seen.candidates}
         if seen.rank is not None and seen.lead is not None and seen.foreign is not None:
-            own |= {"rank": int(seen.rank[place]), **_rounded(lead=float(seen.lead[place]))}
-            own |= _rounded(foreign=float(seen.foreign[place])) if own["rank"] == 1 else {}
+            own |= {"best_rank": int(seen.rank[place]), **_rounded(lead=float(seen.lead[place]))}
+            own |= _rounded(foreign=float(seen.foreign[place])) if own["best_rank"] == 1 else {}
         figures.append(own)
     return figures
 
@@ -229,7 +229,7 @@ def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:
     """Return the figures of an exact guess: nothing can be nearer than the original itself."""
     if candidates is None:
         return {"likeness": 1.0, "candidates": 0}
-    return {"likeness": 1.0, "candidates": int((~candidates.equal(originals)).sum()), "rank": 1}
+    return {"likeness": 1.0, "candidates": int((~candidates.equal(originals)).sum()), "best_rank": 1}
 
 
 def _rounded(**values: float) -> Figures:

@@ -25,8 +25,8 @@ class Statistic:
 
     Attributes:
         mean: arithmetic mean.
-        ci95: 95 % confidence interval of the mean within what the values can be; ``None`` for a single group or an
-            infinite value.
+        ci95: 95 % confidence interval of the mean within what the values can be; ``None`` for a single group, an
+            infinite value, or where few values are far from all others (``is_split``) and the median says more.
         n: size of the sample.
         groups: how many of its parts are independent of each other.
         median: the middle.
@@ -86,6 +86,32 @@ def aggregate(
         min=float(sample.min()),
         max=float(sample.max()),
     )
+
+
+FAR = 0.6
+"""Share of the range that a gap spans which cuts off a few values far from all others."""
+
+LEAST_SPLIT = 8
+"""Independent groups from which on such a gap is looked for: of fewer, values that spread evenly have one as well."""
+
+
+def is_split(values: Sequence[float], *, groups: int) -> bool:
+    """Say whether a few values are far from all others, as of few exact guesses among bad ones.
+
+    The interval of a mean then holds the truth far less often than it says; the median and the share of those few do.
+    Zeros and ones are no such values: their mean is a share.
+
+    >>> is_split([11.0, 9.0, 12.0, 10.0, 13.0, 8.0, 9.5, 100.0], groups=8)
+    True
+    """
+    known = np.sort([value for value in values if not math.isnan(value)])
+    if groups < LEAST_SPLIT or len(known) < LEAST_SPLIT or set(known.tolist()) <= {0.0, 1.0}:
+        return False
+    if math.isinf(known[-1]) or math.isinf(known[0]):
+        return bool(np.isinf(known).sum() <= len(known) / 3)
+    gaps = np.diff(known)
+    place = int(gaps.argmax()) + 1
+    return bool(gaps.max() > FAR * (known[-1] - known[0]) and min(place, len(known) - place) <= len(known) / 3)
 
 
 def pmm(accuracy: float, undefended_accuracy: float) -> float:

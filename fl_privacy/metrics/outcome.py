@@ -88,6 +88,7 @@ READ = frozenset({Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE})
 OUTCOME_COLUMNS = (
     "exact",
     "likeness",
+    "best_rank",
     "rank",
     "lead",
     "candidates",
@@ -107,7 +108,11 @@ OUTCOME_COLUMNS = (
     "chance",
     "word_chance",
 )
-"""Figures of a record that only this rule needs."""
+"""Figures of a record that only this rule needs.
+
+``best_rank`` is the original's place among itself and the candidates, by the best of several ways of comparing: that of
+an empty guess is 1 more often than once in as many candidates. Older versions called it ``rank``.
+"""
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
@@ -220,7 +225,7 @@ def _is_nearest(record: Mapping[str, Any]) -> bool:
     """Say whether the original is nearer to a guess than all candidates, and not for what they share."""
     sure = (_number(record, "lead") or 0.0) >= SURE
     alike = (_number(record, "likeness") or 0.0) >= LIKENESS and not _is_of_others(record)
-    return record.get("rank") == 1 and (sure or alike)
+    return record.get("best_rank", record.get("rank")) == 1 and (sure or alike)
 
 
 def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:

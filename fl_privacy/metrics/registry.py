@@ -329,6 +329,7 @@ NOT_METRICS = frozenset(
         *("label", "label_source", "certainty", "member", "attack_loss"),
         *(
             "exact",
+            "best_rank",
             "rank",
             "lead",
             "candidates",

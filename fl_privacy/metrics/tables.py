@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
+from fl_privacy.metrics.chance import BAND
 from fl_privacy.metrics.matching import Match, hard_labels, pair_labels
-from fl_privacy.metrics.outcome import BAND
 from fl_privacy.schema import Schema
 from fl_privacy.types import Batch, Reconstruction
 

@@ -1,11 +1,13 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from fl_privacy.metrics import METRICS, aggregate, pmm, share_at_most
-from fl_privacy.metrics.intervals import share_interval
+from fl_privacy.metrics.intervals import is_split, share_interval
+from fl_privacy.report.numbers import MISSING, interval
 
 
 def test_interval_is_that_of_students_t():
@@ -114,3 +116,15 @@ def test_what_was_not_seen_may_still_be_there():
     assert share_at_most(10, 10) == 1.0
     assert share_at_most(0, 12, groups=3) == pytest.approx(share_at_most(0, 3))
     assert share_at_most(1, 12, groups=3) == pytest.approx(share_at_most(1, 3))
+
+
+def test_a_few_exact_ones_among_many_bad_ones_have_a_median_and_no_interval():
+    rng = np.random.default_rng(0)
+    bad = rng.normal(12, 3, 17).tolist()
+    assert is_split([*bad, 95.0, 100.0], groups=19) and is_split([*bad, math.inf], groups=18)
+    assert not is_split([*bad, 95.0, 100.0], groups=2), "two uploads"
+    assert not is_split([*bad[:8], *([95.0] * 8)], groups=16), "as many of both"
+    assert not is_split([0.0] * 17 + [1.0], groups=18), "a share"
+    assert sum(is_split(rng.normal(size=12).tolist(), groups=12) for _ in range(300)) <= 3
+    statistic = replace(aggregate([*bad, 100.0]), ci95=None)
+    assert interval(statistic, "psnr").startswith("median 1") and interval(aggregate([1.0]), "psnr") == MISSING

@@ -84,7 +84,7 @@ def test_the_headline_counts_images_that_were_read_and_failures(out):
     text = page_of(run_in(out, "open")).text
     first, last = (
         sum(
-            image.values["rank"] == 1
+            image.values["best_rank"] == 1
             for v in range(1, 6)
             for image in score(r, v, noise=0.1 * (0.5 + v / 6 + r / 24)).images
         )
