@@ -56,7 +56,11 @@ class Coincidences:
         return poisson_tail(exact, max(number * self.of_usual, number**2 * self.of_two))
 
 
-def chance_of_upload(values: np.ndarray, number: int, *, seed: int = 0) -> float:
+LEAST_OF_CLASS = 20
+"""Other examples of each class from which on they alone stand in for those of it."""
+
+
+def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] | None = None, seed: int = 0) -> float:
     """Return the probability that an upload's guesses fit as many examples that were not attacked as well as its own.
 
     A permutation test: own and other examples are drawn in place of the own ones, and assigned to the guesses so that
@@ -65,6 +69,8 @@ def chance_of_upload(values: np.ndarray, number: int, *, seed: int = 0) -> float
     Args:
         values: (G, B + N) how well each guess fits each example, the upload's own B first; larger is better.
         number: B.
+        classes: (B + N,) of the examples; where there are enough of each, others of a class alone stand in for those of
+            it, so that what is typical of a class is no evidence. ``None`` of examples without.
         seed: of the draws.
 
     Returns:
@@ -76,9 +82,10 @@ def chance_of_upload(values: np.ndarray, number: int, *, seed: int = 0) -> float
     total = int(values.shape[1])
     if total <= number or not len(values):
         return 1.0
+    strata = _strata(np.zeros(total, dtype=int) if classes is None else np.asarray(classes), number)
     if number == 1:
-        best = values.max(0)
-        return float((best >= best[0] - _rounding(best[0])).sum()) / total
+        best = values.max(0)[strata[0][1]]
+        return float((best >= values[:, 0].max() - _rounding(best[0])).sum()) / len(best)
 
     def fit(columns: np.ndarray) -> float:
         chosen = values[:, columns]
@@ -87,10 +94,22 @@ def chance_of_upload(values: np.ndarray, number: int, *, seed: int = 0) -> float
     rng, own = np.random.default_rng(seed), fit(np.arange(number))
     least, reached, draws = own - _rounding(own), 0, DRAWS[number > LARGE]
     for draw in range(1, draws + 1):
-        reached += fit(rng.choice(total, number, replace=False)) >= least
+        chosen = np.concatenate([rng.choice(columns, own_of, replace=False) for own_of, columns in strata])
+        reached += fit(chosen) >= least
         if reached == _ENOUGH:
             return _ENOUGH / draw
     return float((1 + reached) / (1 + draws))
+
+
+def _strata(classes: np.ndarray, number: int) -> list[tuple[int, np.ndarray]]:
+    """Return for each class of the first ``number`` examples how many they are, and where all of it are.
+
+    Where there are too few others of any of them, all examples are one.
+    """
+    kinds = np.unique(classes[:number])
+    if any((classes[number:] == kind).sum() < LEAST_OF_CLASS for kind in kinds):
+        return [(number, np.arange(len(classes)))]
+    return [(int((classes[:number] == kind).sum()), np.flatnonzero(classes == kind)) for kind in kinds]
 
 
 def words_f1(truth: set[int], guess: set[int]) -> float:

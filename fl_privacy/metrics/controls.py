@@ -51,6 +51,7 @@ class Others:
         candidates: images that an original is distinguished from; ``None`` where there are none, or texts are attacked.
         texts: (N, L) public tokens, -1 where there is none, whose frequencies are the control of texts.
         rows: (M, C) public cells of a table, whose rows are the control of rows.
+        labels: (M,) their classes; ``None`` where they have none.
         moved: whether the model may have seen the originals scaled and rotated, in a way that nobody knows.
         controls: for some victims (K, C, H, W) further guesses that never saw the update, such as what the same attack
             with the same prior makes of another client's.
@@ -60,6 +61,7 @@ class Others:
     candidates: PublicImages | None = None
     texts: Tensor | None = None
     rows: Tensor | None = None
+    labels: Tensor | None = None
     moved: bool = False
     controls: Controls = field(default_factory=dict)
     beside: Callable[[int], PublicImages | None] | None = None
@@ -187,8 +189,10 @@ def compare_rows(match: Match, others: Others, schema: Schema) -> list[Figures]:
     if others.rows is None or not len(others.rows) or not exact:
         return [{"exact": bool(each)} for each in exact]
     control = control_cells(others.rows, truths, schema)[found].tolist()
-    pool = torch.cat([truths[found], _stand_ins(others.rows, len(found))])
-    chance = chance_of_upload(-misfit(schema, guesses[found], pool).T.numpy(), len(found))
+    pool, classes = torch.cat([truths[found], _stand_ins(others.rows, len(found))]), None
+    if others.labels is not None:
+        classes = torch.cat([match.labels[found].long(), _stand_ins(others.labels, len(found)).long()]).tolist()
+    chance = chance_of_upload(-misfit(schema, guesses[found], pool).T.numpy(), len(found), classes=classes)
     if any(exact):
         chance = either(chance, _coincidences(others.rows).chance(sum(exact), len(found)))
     return [

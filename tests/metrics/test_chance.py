@@ -31,6 +31,20 @@ def test_what_was_read_has_a_small_chance_and_nothing_without_others() -> None:
     assert chance_of_upload(np.full((2, 30), np.nan), 2) == 1.0
 
 
+def test_what_is_typical_of_a_class_is_no_evidence() -> None:
+    rng, few = np.random.default_rng(0), 0
+    for size in (1, 8):
+        for seed in range(40):
+            classes = np.r_[np.ones(size, dtype=int), rng.integers(0, 4, 200)]
+            examples = rng.normal(size=(size + 200, 3)) + 3 * classes[:, None]
+            values = -np.linalg.norm(np.full((size, 1, 3), 3.0) - examples, axis=-1)
+            few += chance_of_upload(values, size, classes=classes.tolist(), seed=seed) <= 0.02
+            assert chance_of_upload(values, size, seed=seed) < 0.5
+    assert few <= 6
+    rare = np.r_[[7], np.zeros(200, dtype=int)].tolist()
+    assert chance_of_upload(values[:1, :201], 1, classes=rare) == chance_of_upload(values[:1, :201], 1)
+
+
 def test_words_that_all_texts_have_are_no_evidence_and_own_words_are() -> None:
     rng = np.random.default_rng(0)
     texts = [{0, 1, 2, *rng.integers(10, 400, 9).tolist()} for _ in range(200)]
