@@ -108,7 +108,7 @@ def main(arguments: argparse.Namespace) -> None:
                 key = {"data": name, "size": size, "guesses": guesses}
                 if rows.find(key):
                     continue
-                pages = max(1, arguments.pages // (len(arguments.data) * len(SIZES) * len(GUESSES)))
+                pages = -(-arguments.pages // (len(arguments.data) * len(SIZES) * len(GUESSES)))
                 made = [kind.page(size, guesses, seed) for seed in range(pages)]
                 figures = {
                     "pages": pages,

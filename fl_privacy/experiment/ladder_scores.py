@@ -286,10 +286,8 @@ def _chance(given: Tensor, wanted: Tensor, others: Tensor, equal: Coincidences |
     """
     fit = -torch.cdist(given.double(), torch.cat([wanted, others.to(wanted)]).double()).square().add(1e-6).log()
     chance = chance_of_upload(fit.numpy(), len(wanted))
-    if equal is None:
-        return chance
     exact = int(((given - wanted).abs().amax(1) <= EXACT_ROW).sum())
-    return either(chance, equal.chance(exact, len(wanted)))
+    return either(chance, equal.chance(exact, len(wanted)) if equal is not None else 1.0)
 
 
 def _neighbors(rows: Tensor) -> np.ndarray:

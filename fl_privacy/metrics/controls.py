@@ -164,8 +164,8 @@ def compare_texts(match: Match, others: Others, language: Language | None = None
     usual = most_frequent(public, (truths >= 0).sum(1))
     pool = torch.cat(widened([truths, _stand_ins(public, len(truths))]))
     chance = chance_of_upload(shared_tokens(guesses, pool).numpy(), len(truths))
-    if exact := int((torch.eq(*widened([guesses, truths]))).all(1).sum()):
-        chance = either(chance, _coincidences(public).chance(exact, len(truths)))
+    exact = int((torch.eq(*widened([guesses, truths]))).all(1).sum())
+    chance = either(chance, _coincidences(public).chance(exact, len(truths)) if exact else 1.0)
     return [
         {**_rounded(control_f1=value), "chance": round(chance, _DIGITS_OF_CHANCE)}
         for value in token_f1(*widened([usual, truths])).tolist()
@@ -193,8 +193,7 @@ def compare_rows(match: Match, others: Others, schema: Schema) -> list[Figures]:
     if others.labels is not None:
         classes = torch.cat([match.labels[found].long(), _stand_ins(others.labels, len(found)).long()]).tolist()
     chance = chance_of_upload(-misfit(schema, guesses[found], pool).T.numpy(), len(found), classes=classes)
-    if any(exact):
-        chance = either(chance, _coincidences(others.rows).chance(sum(exact), len(found)))
+    chance = either(chance, _coincidences(others.rows).chance(sum(exact), len(found)) if any(exact) else 1.0)
     return [
         {"exact": bool(each), **_rounded(control_cells=own), "chance": round(chance, _DIGITS_OF_CHANCE)}
         for each, own in zip(exact, control, strict=True)

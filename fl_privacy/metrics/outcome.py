@@ -53,6 +53,9 @@ FEW_WORDS = 3
 BY_FREQUENCY = 0.02
 """Probability with which as many of the words named would be right by their frequency, at most."""
 
+ROUNDED = 1e-4
+"""By how much shares of cells are more than a control that is recorded with four decimals."""
+
 ROUNDING = 0.5 / 255
 """Largest error of a pixel that vanishes when pixels are stored in 8 bits."""
 
@@ -179,7 +182,7 @@ def _of_row(record: Mapping[str, Any]) -> Outcome | None:
     found, control = _number(record, TABLE_METRIC), _number(record, "control_cells")
     if found is None or control is None:
         return None
-    beyond = found > control + 1e-9 and not _is_chance(record, "chance")
+    beyond = found > control + ROUNDED and not _is_chance(record, "chance")
     return Outcome.RECOGNIZABLE if beyond else Outcome.NOTHING
 
 
