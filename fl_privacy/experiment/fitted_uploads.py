@@ -36,8 +36,8 @@ MOST_CELLS = 3_000_000
 
 SWEEPS, VICTIMS = 8, 20
 
-DRAWN = 9
-"""Draws of guesses without trees, of which the best says what chance gives."""
+DRAWN, MANY_ROWS = (9, 2), 500
+"""Draws of guesses without trees, of which the best says what chance gives; fewer of a client with many rows."""
 
 SHUFFLES = 4999
 """Shuffled tables in which a row is looked for that came or went."""
@@ -182,12 +182,14 @@ def _trees_rung(kept: FittedUploads, clients: int, seed: int, seconds: float) ->
         scored = pinned_rows(truth, guesses, categories)
         others = [one[-1] for number, one in kept.fits.items() if number != client and one]
         rng = np.random.default_rng(seed)
-        drawn = [pinned_rows(truth, _without(truth, others, rng), categories) for _ in range(DRAWN)]
+        drawn = [
+            pinned_rows(truth, _without(truth, others, rng), categories) for _ in range(DRAWN[len(truth) > MANY_ROWS])
+        ]
         unseen = drawn[0]
         most = (1 + max(round(one.rows * len(truth)) for one in drawn)) / (1 + len(truth))
         exact = _exact_rows(truth, guesses, scored.guess)
         pinned = round(scored.rows * len(truth))
-        chances.append(max(1 / (1 + DRAWN) ** 2, binomial_tail(pinned, len(truth), most)))
+        chances.append(binomial_tail(pinned, len(truth), most))
         counts = [counts[0] + exact, counts[1] + pinned - exact, counts[2] + len(truth) - pinned]
         control = [control[0] + round(unseen.rows * len(truth)), control[1] + len(truth)]
         cells.append((len(truth), scored.cells, unseen.cells, found.misfit))
@@ -313,7 +315,7 @@ def _logistic_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fi
 
 
 def _fits_alone(guess: np.ndarray, rows: np.ndarray, row: int) -> float:
-    """Return the share of the client's rows (N, F) that fit a guess at ``row`` as well as that does."""
+    """Return the share of a client's rows (N, F) that fit a guess as well as ``row`` does."""
     apart = np.abs((rows - guess) / np.maximum(np.ptp(rows, axis=0), 1e-12)).max(1)
     values = -np.concatenate([apart[row : row + 1], np.delete(apart, row)])[None]
     return chance_of_upload(values, 1)
@@ -436,10 +438,7 @@ def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
 
 
 def _chance_there(row: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> float:
-    """Return the probability that a table has a row (F,) whose values are told by its columns alone.
-
-    Its columns are shuffled, each by itself, so that rows are made of values that others have.
-    """
+    """Return the share of tables with shuffled columns that have a row (F,), of which unknown values are NaN."""
     if not _is_there(row, table):
         return 1.0
     spread, told = np.maximum(np.ptp(table, axis=0), 1e-12), ~np.isnan(row)

@@ -109,10 +109,10 @@ def _turned(
     Args:
         found: guesses.
         truths: of each.
-        reads: whether a guess counts as read of a truth.
+        reads: says whether a guess counts as a reconstruction of a truth.
 
     Returns:
-        Guesses and truths; none of uploads beside which there is no other.
+        Guesses and truths, none for an upload without another.
     """
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):

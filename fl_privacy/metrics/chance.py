@@ -128,7 +128,7 @@ def chance_of_words(
         guess: different words named of an upload.
         own: those of each of its texts.
         others: those of other texts.
-        few: whether they fit also by how many are named rightly, which tells more than the F1 where few are named.
+        few: whether texts also fit by the number of words named rightly, for guesses of few words.
         seed: of the draws.
     """
     texts = [*own, *others]
