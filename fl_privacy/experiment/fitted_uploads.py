@@ -14,7 +14,7 @@ from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.fitted import LogisticOptimum, Moments, row_beside_known, rows_alone, rows_between
 from fl_privacy.metrics.chance import chance_of_upload, combined
 from fl_privacy.metrics.intervals import binomial_tail
-from fl_privacy.metrics.pinned_rows import TOLERANCE, pinned_rows
+from fl_privacy.metrics.pinned_rows import TOLERANCE, PinnedRows, pinned_rows
 from fl_privacy.results.counts import Counts
 from fl_privacy.tapping import Leak
 from fl_privacy.tapping.fitted import Fitted
@@ -181,12 +181,7 @@ def _trees_rung(kept: FittedUploads, clients: int, seed: int, seconds: float) ->
         guesses = np.column_stack([found.rows, found.labels])
         scored = pinned_rows(truth, guesses, categories)
         others = [one[-1] for number, one in kept.fits.items() if number != client and one]
-        rng = np.random.default_rng(seed)
-        drawn = [
-            pinned_rows(truth, _without(truth, others, rng), categories) for _ in range(DRAWN[len(truth) > MANY_ROWS])
-        ]
-        unseen = drawn[0]
-        most = (1 + max(round(one.rows * len(truth)) for one in drawn)) / (1 + len(truth))
+        unseen, most = _of_chance(truth, others, categories, seed)
         exact = _exact_rows(truth, guesses, scored.guess)
         pinned = round(scored.rows * len(truth))
         chances.append(binomial_tail(pinned, len(truth), most))
@@ -234,6 +229,15 @@ def _reconstructed(exchanges: Sequence[tuple[bytes, bytes]], fit: Sequence[Fitte
         )
     positives = round(float(np.mean(1 / (1 + np.exp(-own[0].base_margin)))) * stated) if own else 0
     return reconstruct_rows(rounds, rows=stated, positives=positives, chains=1, sweeps=SWEEPS, seed=seed)
+
+
+def _of_chance(
+    truth: np.ndarray, others: Sequence[Fitted], categories: Sequence[int], seed: int
+) -> tuple[PinnedRows, float]:
+    """Judge guesses without the trees, and return the largest share of rows of several draws."""
+    rng, number = np.random.default_rng(seed), len(truth)
+    drawn = [pinned_rows(truth, _without(truth, others, rng), categories) for _ in range(DRAWN[number > MANY_ROWS])]
+    return drawn[0], (1 + max(round(one.rows * number) for one in drawn)) / (1 + number)
 
 
 def _without(truth: np.ndarray, others: Sequence[Fitted], rng: np.random.Generator) -> np.ndarray:

@@ -241,7 +241,7 @@ def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others
         near = ~is_exact & _is_near(given, wanted, others)
         if chances[-1] >= LEVEL:
             near[:] = False
-            is_exact[:] &= len(others) < LEAST_CANDIDATES
+            is_exact[:] &= len(others) < 2 or not equal.of_usual  # others are equal to each other as well
         exact, identified = exact + int(is_exact.sum()), identified + int(near.sum())
         nothing += int((~(is_exact | near)).sum())
         read = (is_exact | near).tolist()

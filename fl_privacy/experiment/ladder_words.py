@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fl_privacy.experiment.ladder_adapters import MOST_TEXTS
 from fl_privacy.experiment.ladder_problem import uploaded_tensors
 from fl_privacy.experiment.ladder_scores import MOST_SHOWN, Scored
-from fl_privacy.metrics.chance import chance_of_words, combined, words_f1
+from fl_privacy.metrics.chance import BAND, chance_of_words, combined, words_f1
 from fl_privacy.metrics.outcome import MARGIN_F1
 from fl_privacy.results.counts import Counts
 from fl_privacy.tapping import Watched
@@ -217,18 +217,18 @@ def scored_words(
     def same(one: set[int], other: set[int]) -> bool:
         return words_f1(one, other) >= READ_F1
 
-    def chance(place: int, guess: set[int]) -> float:
+    def chance(place: int, guess: set[int]) -> tuple[float, bool]:
         own = [read[place][0]] if texts is None else texts[place]
         foreign = [truth for k, (truth, _) in enumerate(read) if k != place and not same(truth, read[place][0])]
-        return chance_of_words(guess, own, left or foreign)
+        found = chance_of_words(guess, own, pool := left or foreign)
+        return found, bool(pool) and found > max(1 - BAND, 1.5 / (1 + len(pool)))
 
-    def counted(pairs: Sequence[tuple[set[int], set[int]]], controls: Sequence[float], chances: list[float]) -> Counts:
-        good = sum(words_f1(*pair) >= max(READ_F1, c + MARGIN_F1) for pair, c in zip(pairs, controls, strict=True))
+    def counted(good: Sequence[bool], chances: list[float]) -> Counts:
         return Counts(
-            recognizable=good,
-            nothing=len(pairs) - good,
-            failures=total - len(pairs),
-            groups=len(pairs),
+            recognizable=sum(good),
+            nothing=len(good) - sum(good),
+            failures=total - len(good),
+            groups=len(good),
             chance=combined(chances),
         )
 
@@ -237,17 +237,23 @@ def scored_words(
         if text in left:
             left.remove(text)  # what else equals it is equal by chance, or loaded again
     turned = [_next_other(read, place, same) for place in range(len(read))]
-    controls = [
-        0.0 if guess is None else words_f1(truth, guess) for (truth, _), guess in zip(read, turned, strict=True)
+    pairs = list(zip(read, turned, strict=True))
+    controls = [0.0 if guess is None else words_f1(truth, guess) for (truth, _), guess in pairs]
+    chances = [chance(place, guess) for place, (_, guess) in enumerate(read)]
+    good = [
+        words_f1(*pair) >= max(READ_F1, control + MARGIN_F1) and not is_chance
+        for pair, control, (_, is_chance) in zip(read, controls, chances, strict=True)
     ]
     shown = [
-        Words(original=sorted(truth), guess=sorted(guess), read=words_f1(truth, guess) >= max(READ_F1, c + MARGIN_F1))
-        for (truth, guess), c in zip(read, controls, strict=True)
+        Words(original=sorted(truth), guess=sorted(guess), read=own)
+        for (truth, guess), own in zip(read, good, strict=True)
     ]
-    apart = [(truth, guess) for (truth, _), guess in zip(read, turned, strict=True) if guess is not None]
-    control = counted(apart, [0.0] * len(apart), []) if apart else None
-    chances = [chance(place, guess) for place, (_, guess) in enumerate(read)]
-    return Scored(counts=counted(read, controls, chances), control=control, shown=shown[:MOST_SHOWN])
+    apart = [control >= READ_F1 for control, guess in zip(controls, turned, strict=True) if guess is not None]
+    return Scored(
+        counts=counted(good, [found for found, _ in chances]),
+        control=counted(apart, []) if apart else None,
+        shown=shown[:MOST_SHOWN],
+    )
 
 
 def _next_other(
