@@ -108,7 +108,7 @@ def test_a_papers_bound_is_named_after_it(out):
 
 def test_few_images_say_little(tmp_path):
     text = page_of(record(tmp_path, noise=0.9, victims=2)).text
-    assert "tag bounded" not in text and "up to 66 % of such images may be readable" in text
+    assert "tag bounded" not in text and "up to 78 % of such images may be readable" in text
     assert "only 2 images" in text and "That rests on 2 uploads alone." in text
     assert '<h1 class="tone' not in text
 
