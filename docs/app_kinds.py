@@ -10,8 +10,14 @@ from pathlib import Path
 
 from kept_rows import Row, markdown, read_rows
 
+from fl_privacy.metrics.roc import Estimate
+from fl_privacy.results.survivors import Survivor
+
 README = Path(__file__).resolve().parents[1] / "README.md"
 BEGIN, END = "<!-- apps: made by docs/app_kinds.py -->\n", "<!-- /apps -->\n"
+
+CHANCE = {"classes": 0.0, "words": 0.0, "members": 0.5}
+"""What is asked of whole trainings -> what guessing gives."""
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "PyTorch, images": (
@@ -54,7 +60,7 @@ def _line(kind: str, own: Sequence[Row]) -> list[str]:
     asked = [row for row in own if any(one["found"] for one in row.get("survivors", ()))]
     clear = [row for row in own if any(finding["severity"] != "look" for finding in row["findings"])]
     read = sum(row["tone"] == "leak" and str(row["headline"]).startswith("The server read") for row in single)
-    told = sum(any(one["told"] for one in row["survivors"]) for row in asked)
+    told = sum(any(map(_is_told, row["survivors"])) for row in asked)
     return [
         kind,
         str(len(own)),
@@ -62,6 +68,12 @@ def _line(kind: str, own: Sequence[Row]) -> list[str]:
         f"told more in {told} of {len(asked)}" if asked else "not asked",
         f"in {len(clear)}" if clear else "-",
     ]
+
+
+def _is_told(one: Row) -> bool:
+    """Say by the present rule whether a question about a whole training was answered better than by chance."""
+    found, control = (each and Estimate(**each, chance=CHANCE[one["name"]]) for each in (one["found"], one["control"]))
+    return Survivor(name=one["name"], found=found, control=control).told
 
 
 def written(text: str) -> str:

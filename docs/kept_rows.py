@@ -85,7 +85,7 @@ def measured(
         of: its name; a statistic (``mean``, ``ci95``, ``n``), a measure (``value``, ``low``, ``high``) or a number.
         interval: names of the ends of its interval, for a number.
         n: name of the size of its sample.
-        share: likewise, of a number that is a share of so many; its interval is Wilson's.
+        share: likewise, of a number that is a share of so many; its interval is Clopper and Pearson's.
     """
     value = value_of(row, of)
     size = value_of(row, n or share or "n")
@@ -102,7 +102,7 @@ def measured(
             if share:
                 from scipy.stats import binomtest  # noqa: PLC0415
 
-                found = binomtest(round(value * size), size).proportion_ci(method="wilson")
+                found = binomtest(round(value * size), size).proportion_ci(method="exact")
                 low, high = float(found.low), float(found.high)
             return Measured(mean=float(value), low=low, high=high, n=size)
     return None

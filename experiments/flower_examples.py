@@ -305,7 +305,8 @@ def table() -> str:
         " asked of what clients really uploaded: how the shares of classes in which clients differ correlate with what"
         " the last bias says (0 is guessing), how well losses tell a client's examples from another's (0.5 is"
         " guessing), and the F1 of a client's own words; each with its 95 % interval. A hyphen: not"
-        " attacked, which is no protection.",
+        " attacked, which is no protection. *Withdrawn*: rows and words of batches, which an earlier version counted"
+        " though guesses that know nothing come to as many.",
         "",
         *lines_of(rows),
     ]
@@ -359,6 +360,8 @@ def _read(rung: Mapping[str, Any] | None) -> str:
     if rung is None or not rung["counts"]:
         return "-"
     counts, control = rung["counts"], rung["control"]
+    if counts["read"] and control is None and rung["kind"] in ("row", "text") and "chance" not in counts:
+        return "withdrawn"  # counted before chance was taken from the same assignment
     said = f"{counts['read']} of {counts['judged'] + counts['failures']}"
     return said + (f" (control {control['read']})" if control else "")
 

@@ -75,7 +75,7 @@ def figures_of(records: list[Row]) -> Row:
         "images": number,
         "read": sum(outcome in LEAKS for outcome in outcomes) / number,
         "identified": sum(outcome in (Outcome.EXACT, Outcome.IDENTIFIED) for outcome in outcomes) / number,
-        "first": sum(record["rank"] == 1 for record in records) / number,
+        "first": sum(record["best_rank"] == 1 for record in records) / number,
         "old": sum(record["psnr"] >= 15 for record in records) / number,
     }
 

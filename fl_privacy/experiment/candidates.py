@@ -80,7 +80,8 @@ def _texts(examples: LabelledExamples, chosen: Tensor) -> Others:
 
 def _rows(examples: LabelledExamples, chosen: Tensor) -> Others:
     assert isinstance(examples, TableExamples)
-    return Others(rows=examples.schema.cells(examples.inputs[chosen]))
+    labels = examples.labels[chosen] if examples.labels.dim() == 1 and not examples.labels.is_floating_point() else None
+    return Others(rows=examples.schema.cells(examples.inputs[chosen]), labels=labels)
 
 
 _FEW: Mapping[Modality, Callable[[LabelledExamples, Tensor], Others]] = {TEXTS: _texts, ROWS: _rows}

@@ -12,9 +12,10 @@ from fl_privacy.experiment.ladder_problem import reason_of
 from fl_privacy.experiment.ladder_scores import EXACT_ROW, MOST_SHOWN, Row
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.fitted import LogisticOptimum, Moments, row_beside_known, rows_alone, rows_between
+from fl_privacy.metrics.chance import chance_of_upload, combined
 from fl_privacy.metrics.intervals import binomial_tail
-from fl_privacy.metrics.pinned_rows import TOLERANCE, pinned_rows
-from fl_privacy.results.counts import LEVEL, Counts
+from fl_privacy.metrics.pinned_rows import TOLERANCE, PinnedRows, pinned_rows
+from fl_privacy.results.counts import Counts
 from fl_privacy.tapping import Leak
 from fl_privacy.tapping.fitted import Fitted
 from fl_privacy.trees import (
@@ -35,6 +36,12 @@ MOST_CELLS = 3_000_000
 
 SWEEPS, VICTIMS = 8, 20
 
+DRAWN, MANY_ROWS = (9, 2), 500
+"""Draws of guesses without trees, of which the best says what chance gives; fewer of a client with many rows."""
+
+SHUFFLES = 4999
+"""Shuffled tables in which a row is looked for that came or went."""
+
 _TREES = "Rows behind the client's trees, all rounds together"
 _BESIDE = "One row of the fitted model, by who knows the client's others"
 _SUMS = "Rows that came or went between two rounds, or are alone in their class"
@@ -46,23 +53,16 @@ class FittedRung(Rung):
 
     Attributes:
         called: its title.
-        beyond: whether more was read than by guesses that never saw the upload.
         source: what it was read from, in a sentence.
     """
 
     called: str = ""
-    beyond: bool = False
     source: str = "fitted models that clients upload"
 
     @property
     def title(self) -> str:
         """Return the name of the rung that a report shows."""
         return self.called
-
-    @property
-    def read_beyond_chance(self) -> bool:
-        """Say whether more was reconstructed than by guesses that never saw the upload."""
-        return self.beyond
 
 
 @dataclass(eq=False)
@@ -160,6 +160,7 @@ def _counts_leak(first: FirstTree, where: str) -> Leak:
 def _trees_rung(kept: FittedUploads, clients: int, seed: int, seconds: float) -> FittedRung:
     """Reconstruct rows and judge them beside as many rows of another client."""
     began, counts, control, shown, notes = time.perf_counter(), [0, 0, 0], [0, 0], [], []
+    chances: list[float] = []
     cells: list[tuple[int, float, float, float]] = []
     reason, rounds = "", 0
     for client in list(kept.exchanges)[:clients]:
@@ -180,18 +181,19 @@ def _trees_rung(kept: FittedUploads, clients: int, seed: int, seconds: float) ->
         guesses = np.column_stack([found.rows, found.labels])
         scored = pinned_rows(truth, guesses, categories)
         others = [one[-1] for number, one in kept.fits.items() if number != client and one]
-        rng = np.random.default_rng(seed)
-        guessed = _without(truth, others, rng)
-        unseen = pinned_rows(truth, guessed, categories)
+        unseen, most = _of_chance(truth, others, categories, seed)
         exact = _exact_rows(truth, guesses, scored.guess)
         pinned = round(scored.rows * len(truth))
+        chances.append(binomial_tail(pinned, len(truth), most))
         counts = [counts[0] + exact, counts[1] + pinned - exact, counts[2] + len(truth) - pinned]
         control = [control[0] + round(unseen.rows * len(truth)), control[1] + len(truth)]
         cells.append((len(truth), scored.cells, unseen.cells, found.misfit))
         shown += _shown(truth, guesses, scored.match, scored.right)
     if not cells:
         return FittedRung(name="trees", called=_TREES, kind="row", reason=reason or "no tree was read", notes=())
-    judged = Counts(exact=counts[0], recognizable=counts[1], nothing=counts[2], groups=len(cells))
+    judged = Counts(
+        exact=counts[0], recognizable=counts[1], nothing=counts[2], groups=len(cells), chance=combined(chances)
+    )
     weights = [one[0] for one in cells]
     ours, theirs = (100 * float(np.average([one[k] for one in cells], weights=weights)) for k in (1, 2))
     notes.insert(
@@ -200,8 +202,6 @@ def _trees_rung(kept: FittedUploads, clients: int, seed: int, seconds: float) ->
         f" right. Of single cells {ours:.0f} % are right, {theirs:.0f} % of guesses that never saw the trees"
         " (as many rows of another client, or the client's columns shuffled where there is no other).",
     )
-    share = control[0] / control[1]
-    tail = binomial_tail(judged.read, judged.judged, share) if 0 < share < 1 else (1.0 if share else 0.0)
     return FittedRung(
         name="trees",
         called=_TREES,
@@ -210,7 +210,6 @@ def _trees_rung(kept: FittedUploads, clients: int, seed: int, seconds: float) ->
         kind="row",
         counts=judged,
         control=Counts(recognizable=control[0], nothing=control[1] - control[0], groups=len(cells)),
-        beyond=judged.read > 0 and judged.read / judged.judged > share and tail < LEVEL,
         seconds=time.perf_counter() - began,
         notes=tuple(notes),
         shown=sorted(shown, key=lambda one: not one.read)[:MOST_SHOWN],
@@ -230,6 +229,15 @@ def _reconstructed(exchanges: Sequence[tuple[bytes, bytes]], fit: Sequence[Fitte
         )
     positives = round(float(np.mean(1 / (1 + np.exp(-own[0].base_margin)))) * stated) if own else 0
     return reconstruct_rows(rounds, rows=stated, positives=positives, chains=1, sweeps=SWEEPS, seed=seed)
+
+
+def _of_chance(
+    truth: np.ndarray, others: Sequence[Fitted], categories: Sequence[int], seed: int
+) -> tuple[PinnedRows, float]:
+    """Judge guesses without the trees, and return the largest share of rows of several draws."""
+    rng, number = np.random.default_rng(seed), len(truth)
+    drawn = [pinned_rows(truth, _without(truth, others, rng), categories) for _ in range(DRAWN[number > MANY_ROWS])]
+    return drawn[0], (1 + max(round(one.rows * number) for one in drawn)) / (1 + number)
 
 
 def _without(truth: np.ndarray, others: Sequence[Fitted], rng: np.random.Generator) -> np.ndarray:
@@ -268,6 +276,7 @@ def _logistic_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fi
     """Solve for single rows by who knows all others, from the upload and, as control, from the model as sent."""
     began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
     shown: list[Row] = []
+    chances: list[float] = []
     rng = np.random.default_rng(seed)
     for client in clients:
         fit = kept.fits[client][-1]
@@ -281,9 +290,9 @@ def _logistic_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fi
             rest = np.arange(len(fit.rows)) != row
             hits = [_is_read(each, fit.rows, labels, rest, row) for each in optima]
             read, unseen, judged = read + hits[0], unseen + hits[1], judged + 1
-            shown.append(
-                _logistic_row(_guess(optima[0], fit.rows, labels, rest), fit.rows, int(row), read=bool(hits[0]))
-            )
+            guess = _guess(optima[0], fit.rows, labels, rest)
+            chances.append(1.0 if guess is None else _fits_alone(guess[0], fit.rows, int(row)))
+            shown.append(_logistic_row(guess, fit.rows, int(row), read=bool(hits[0])))
     if not judged:
         reason = "the arrays of the reply are not the weights and intercepts of the model that was fitted"
         return FittedRung(name="logistic", called=_BESIDE, kind="row", reason=reason)
@@ -301,13 +310,19 @@ def _logistic_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fi
         made="the fitted model; a worst case, as the attacker has all the client's rows but one",
         source="fitted models that clients upload, each time knowing all other rows of the client",
         kind="row",
-        counts=Counts(exact=read, nothing=judged - read, groups=judged),
+        counts=Counts(exact=read, nothing=judged - read, groups=judged, chance=combined(chances)),
         control=Counts(exact=unseen, nothing=judged - unseen, groups=judged),
-        beyond=read > unseen,
         seconds=time.perf_counter() - began,
         notes=(f"{note} What is left of these equations is {left:.2g} of their terms.",),
         shown=sorted(shown, key=lambda one: not one.read)[:MOST_SHOWN],
     )
+
+
+def _fits_alone(guess: np.ndarray, rows: np.ndarray, row: int) -> float:
+    """Return the share of a client's rows (N, F) that fit a guess as well as ``row`` does."""
+    apart = np.abs((rows - guess) / np.maximum(np.ptp(rows, axis=0), 1e-12)).max(1)
+    values = -np.concatenate([apart[row : row + 1], np.delete(apart, row)])[None]
+    return chance_of_upload(values, 1)
 
 
 def _optimum(arrays: Sequence[np.ndarray], fit: Fitted) -> LogisticOptimum | None:
@@ -360,6 +375,7 @@ def _logistic_row(found: tuple[np.ndarray, int] | None, rows: np.ndarray, row: i
 def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> FittedRung:
     """Reconstruct the rows that came or went between rounds, or are alone in a class, from means and variances."""
     began, exact, part, changed = time.perf_counter(), 0, 0, 0
+    chances, rng = list[float](), np.random.default_rng(seed)
     for client in clients:
         fits = kept.fits[client]
         rounds = [_moments(reply, fit) for (_, reply), fit in zip(kept.parameters[client], fits, strict=False)]
@@ -367,6 +383,7 @@ def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fitted
         last = rounds[-1]
         asked += [(row, fits[-1].rows) for _, row in rows_alone(last)] if last is not None else []
         changed += len(asked)
+        chances += [1.0 if row is None else _chance_there(row, table, rng) for row, table in asked]
         there = [row for row, table in asked if row is not None and _is_there(row, table)]
         whole = sum(not np.isnan(row).any() for row in there)
         exact, part = exact + whole, part + len(there) - whole
@@ -386,8 +403,13 @@ def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fitted
         made="means and variances by class",
         source="means and variances that clients upload",
         kind="row",
-        counts=Counts(exact=exact, recognizable=part, nothing=changed - exact - part, groups=changed),
-        beyond=exact + part > 0,
+        counts=Counts(
+            exact=exact,
+            recognizable=part,
+            nothing=changed - exact - part,
+            groups=changed,
+            chance=combined(chances),
+        ),
         seconds=time.perf_counter() - began,
     )
 
@@ -417,6 +439,16 @@ def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
     """Say whether a table has a row (F,), of which values that are not told are NaN."""
     spread, told = np.maximum(np.ptp(table, axis=0), 1e-12), ~np.isnan(row)
     return told.mean() >= _TOLD and bool((np.abs(table - row) <= EXACT_ROW * spread)[:, told].all(1).any())
+
+
+def _chance_there(row: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> float:
+    """Return the share of tables with shuffled columns that have a row (F,), of which unknown values are NaN."""
+    if not _is_there(row, table):
+        return 1.0
+    spread, told = np.maximum(np.ptp(table, axis=0), 1e-12), ~np.isnan(row)
+    near = (np.abs(table - row) <= EXACT_ROW * spread)[:, told]
+    drawn = (rng.permuted(near, axis=0).all(1).any() for _ in range(SHUFFLES))
+    return (1 + sum(map(bool, drawn))) / (1 + SHUFFLES)
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:

@@ -14,7 +14,13 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.auto.budget import EVALUATIONS
 from fl_privacy.attacks.exact.analytic import AnalyticInversion
 from fl_privacy.experiment.foreign_app import MOST_IMAGES, MOST_STEPS
-from fl_privacy.experiment.ladder_adapters import NOTE, FirstBlock, words_of_training, words_of_uploads
+from fl_privacy.experiment.ladder_adapters import (
+    NOTE,
+    FirstBlock,
+    other_texts,
+    words_of_training,
+    words_of_uploads,
+)
 from fl_privacy.experiment.ladder_members import members_of
 from fl_privacy.experiment.ladder_problem import (
     Kind,
@@ -30,7 +36,8 @@ from fl_privacy.experiment.ladder_problem import (
 from fl_privacy.experiment.ladder_scores import Scored, score
 from fl_privacy.experiment.ladder_words import scored_words, words_in_training, words_of
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.results.counts import LEVEL, Counts
+from fl_privacy.results.counts import Counts
+from fl_privacy.results.rule import above_chance
 from fl_privacy.results.survivors import ClassTrace, Survivor, classes_told, words_told
 from fl_privacy.tapping import Watched
 from fl_privacy.tapping.matching import Matched
@@ -151,10 +158,7 @@ class Rung:
     @property
     def read_beyond_chance(self) -> bool:
         """Say whether more was reconstructed than chance and control allow."""
-        if self.counts is None or not self.counts.read or self.counts.by_chance >= LEVEL / len(RUNGS):
-            return False
-        control = self.control.share if self.control is not None else None
-        return (self.counts.share or 0.0) > (control or 0.0)
+        return self.counts is not None and above_chance(self.counts, among=len(RUNGS), control=self.control)
 
 
 @dataclass(eq=False)
@@ -295,7 +299,7 @@ class Ladder:
             return words, ("Words are read from the rows of the embedding that changed; their order is not.",), "text"
         tokens = words_of_uploads([(client.watched, again) for client, again in found], uploaded=uploaded)
         if tokens is not None:
-            return *_by_first_block(tokens), "text"
+            return *_by_first_block(tokens, found), "text"
         problems = [read_problem(again.watched, client.inputs()) for client, again in found]
         observations = []
         for number, ((_, again), problem) in enumerate(zip(found, problems, strict=True)):
@@ -405,9 +409,12 @@ class Ladder:
         return replace(self._rung("one", found, reason), name="later")
 
 
-def _by_first_block(read: Sequence[FirstBlock]) -> tuple[Scored, tuple[str, ...]]:
+def _by_first_block(
+    read: Sequence[FirstBlock], found: Sequence[tuple[Client, Again]]
+) -> tuple[Scored, tuple[str, ...]]:
     """Score what was read from layers that see single tokens, and say how much that is."""
-    scored = scored_words([(one.truth, one.guess) for one in read], len(read))
+    others = other_texts([client.watched for client, _ in found])
+    scored = scored_words([(one.truth, one.guess) for one in read], len(read), others, [one.texts for one in read])
     words = sum(len(one.truth) for one in read)
     right = sum(len(one.guess & one.truth) for one in read)
     false = sum(len(one.guess - one.truth) for one in read)

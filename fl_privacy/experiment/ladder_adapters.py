@@ -15,6 +15,9 @@ from fl_privacy.tapping import Watched
 from fl_privacy.tapping.program import tensors_in
 from fl_privacy.types import LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
+MOST_TEXTS = 2000
+"""Texts of the same clients that may stand in for those of an upload."""
+
 _LONGEST = 512
 """Tokens of a text that are looked at."""
 
@@ -128,11 +131,13 @@ class FirstBlock:
         truth: tokens of its texts.
         guess: tokens named.
         said: how, or why none.
+        texts: tokens of each of its texts.
     """
 
     truth: set[int]
     guess: set[int]
     said: str
+    texts: Sequence[set[int]] = ()
 
 
 def read_first_block(again: Any, tensors: Mapping[str, Tensor], shares: str, *, examples: int) -> FirstBlock | None:
@@ -231,5 +236,19 @@ def words_of_uploads(found: Sequence[tuple[Watched, Any]], *, uploaded: bool) ->
         one = read_first_block(again, tensors, shares, examples=max(1, again.watched.loaded))
         if one is None:
             return None
-        read.append(FirstBlock(truth=one.truth - template, guess=one.guess - template, said=one.said))
+        texts = [text - template for text in _each_text(again.watched)]
+        own = FirstBlock(truth=one.truth - template, guess=one.guess - template, said=one.said, texts=texts)
+        read.append(own)
     return read
+
+
+def other_texts(clients: Sequence[Watched]) -> list[set[int]]:
+    """Return the tokens of each text that clients were seen to load, without those of the template."""
+    template = template_of(clients)
+    seen = {id(one): one for one in clients}
+    return [text - template for one in seen.values() for text in _each_text(one)][:MOST_TEXTS]
+
+
+def _each_text(seen: Watched) -> list[set[int]]:
+    texts = texts_seen(seen)
+    return [set(row) - {-1} for tokens in (texts.words if texts else ()) for row in tokens.tolist()]

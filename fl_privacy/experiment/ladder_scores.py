@@ -1,26 +1,37 @@
 """What attacks read of examples beside what guesses at other examples' uploads would have read of them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fl_privacy.experiment.ladder_problem import Problem
 from fl_privacy.experiment.unattacked import others_among
 from fl_privacy.metrics import evaluate_all
+from fl_privacy.metrics.chance import Coincidences, chance_of_upload, combined, either
 from fl_privacy.metrics.controls import Others
 from fl_privacy.metrics.matching import assign
+from fl_privacy.metrics.outcome import LEAST_CANDIDATES, LIKENESS
 from fl_privacy.results.counts import Counts, counts_of
+from fl_privacy.results.rule import LEVEL
 from fl_privacy.types import Batch, Certainty, Reconstruction
 
 EXACT_ROW = 0.01
 """Largest error of a feature, as a share of its range, in a row that counts as read to the last digit."""
 
-LEAST_CANDIDATES = 20
-"""Other rows without which the nearest says nothing."""
+SAME = 1e-5
+"""Distance within which two rows are the same."""
+
+NEARER = 0.5
+"""Times the distance of the nearest other row within which a row of a large batch is, so that it counts as read."""
+
+MANY = 100
+"""Times as many other rows as a batch has from which on nearer than all of them is enough."""
 
 MOST_SHOWN = 8
 
@@ -70,27 +81,68 @@ def score(problems: Sequence[Problem], found: Sequence[Reconstruction], loaded: 
         seed: of the choice among them.
     """
     truths = [_batch(problem) for problem in problems]
-    labels = _labels(problems, found)
-    turned = [
-        replace(other, id=own.id, certainty=Certainty.APPROXIMATE, certainties=()) for own, other in _turned(found)
-    ]
-    shown: Sequence[Any]
+    counted: Callable[..., tuple[Counts, Sequence[Any]]]
     if problems[0].kind == "image":
-        others = _candidates(problems[0], truths, loaded, seed)
-        counts, shown = _images(found, truths, others)
-        control = _images(turned, truths, others)[0] if turned else None
+        counted = partial(_images, others=_candidates(problems[0], truths, loaded, seed))
     else:
-        rows = _rows(problems[0], truths, loaded)
-        counts, shown = _count_rows(found, truths, rows)
-        control = _count_rows(turned, truths, rows)[0] if turned else None
-    return Scored(counts=counts, control=control, labels=labels, shown=shown[:MOST_SHOWN])
+        counted = partial(_count_rows, others=_rows(problems[0], truths, loaded))
+    counts, shown = counted(found, truths)
+
+    def reads(guess: Reconstruction, truth: Batch) -> bool:
+        images = problems[0].kind == "image"
+        return not (images and _unlike(guess, truth)) and counted([guess], [truth])[0].read > 0
+
+    turned, of = _turned(found, truths, reads)
+    control = counted(turned, of)[0] if turned else None
+    if control is None and counts.chance is None and counts.candidates < LEAST_CANDIDATES and not counts.exact:
+        counts = replace(counts, chance=1.0)
+    return Scored(counts=counts, control=control, labels=_labels(problems, found), shown=shown[:MOST_SHOWN])
 
 
-def _turned(found: Sequence[Reconstruction]) -> list[tuple[Reconstruction, Reconstruction]]:
-    """Pair each reconstruction with the next one's guess; none if there is only one."""
-    if len(found) < 2:
-        return []
-    return list(zip(found, [*found[1:], found[0]], strict=True))
+def _turned(
+    found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
+) -> tuple[list[Reconstruction], list[Batch]]:
+    """Put in place of each guess that at the next upload whose examples are others, for the control.
+
+    Examples are the same if, as guesses at the others, they would count as read: guesses at them are no control.
+
+    Args:
+        found: guesses.
+        truths: of each.
+        reads: says whether a guess counts as a reconstruction of a truth.
+
+    Returns:
+        Guesses and truths, none for an upload without another.
+    """
+    turned, of = [], []
+    for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
+        for step in range(1, len(found)):
+            other = (place + step) % len(found)
+            if not reads(replace(own, batch=truths[other], failure=None, **_UNSURE), truth):
+                turned.append(replace(found[other], id=own.id, **_UNSURE))
+                of.append(truth)
+                break
+    return turned, of
+
+
+def _unlike(guess: Reconstruction, truth: Batch) -> bool:
+    """Say whether no image of a guess correlates with one of a truth, so that no closer look is needed."""
+    assert guess.batch is not None
+    if guess.batch.inputs.shape[1:] != truth.inputs.shape[1:]:
+        return True
+    both = torch.cat([guess.batch.inputs, truth.inputs]).flatten(1).float()
+    number = len(guess.batch.inputs)
+    apart = both - both.mean(1, keepdim=True)
+    return (
+        float((apart[:number] @ apart[number:].T / (_norm(apart[:number]) * _norm(apart[number:]).T)).max()) < LIKENESS
+    )
+
+
+def _norm(values: Tensor) -> Tensor:
+    return values.norm(dim=1, keepdim=True).clamp_min(1e-9)
+
+
+_UNSURE: Mapping[str, Any] = {"certainty": Certainty.APPROXIMATE, "certainties": ()}
 
 
 def _batch(problem: Problem) -> Batch:
@@ -151,14 +203,30 @@ def _rows(problem: Problem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -
     if not alike:
         return torch.empty(0, width)
     rows = model.looked_for(torch.cat(alike)).flatten(1)[:2000]
-    own = torch.cat([truth.inputs for truth in truths]).flatten(1)
-    return rows[torch.cdist(rows, own).amin(1) > 1e-5]
+    return without_once(rows, torch.cat([truth.inputs for truth in truths]).flatten(1))
+
+
+def without_once(rows: Tensor, own: Tensor) -> Tensor:
+    """Take each of ``own`` (M, F) out of ``rows`` (N, F) once: what else equals it does so by chance, or again."""
+    left = torch.ones(len(rows), dtype=torch.bool)
+    same = torch.cdist(rows, own) <= SAME
+    for one in same.T:
+        left[(one & left).nonzero()[:1]] = False
+    return rows[left]
 
 
 def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Row]]:
+    """Count rows that are exact, or nearer to their guess than all others, where chance does not make as many so.
+
+    Args:
+        found: guesses.
+        truths: rows (B, F) in [0, 1], of each upload.
+        others: (N, F) what rows are distinguished from.
+    """
     exact = identified = nothing = failures = 0
     shown: list[Row] = []
-    for guess, truth in zip(found, truths, strict=True):
+    chances, equal = [], Coincidences.counted(_neighbors(others))
+    for place, (guess, truth) in enumerate(zip(found, truths, strict=True)):
         wanted = truth.inputs.flatten(1).float()
         if guess.batch is None or guess.batch.inputs.flatten(1).shape != wanted.shape:
             failures += len(wanted)
@@ -166,13 +234,19 @@ def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others
             continue
         given = guess.batch.inputs.detach().float().flatten(1).clamp(0, 1)
         given = given[assign(given, wanted)] if len(wanted) > 1 else given
-        for row, made in zip(wanted, given, strict=True):
-            is_exact = bool((row - made).abs().max() <= EXACT_ROW)
-            apart = (made - row).norm()
-            near = len(others) >= LEAST_CANDIDATES and bool(apart < torch.cdist(made[None], others).min())
-            exact, identified = exact + is_exact, identified + (near and not is_exact)
-            nothing += not (is_exact or near)
-            shown.append(Row(original=row.tolist(), guess=made.tolist(), read=is_exact or near))
+        is_exact = (given - wanted).abs().amax(1) <= EXACT_ROW
+        foreign = [each.inputs.flatten(1).float() for k, each in enumerate(truths) if k != place]
+        pool = others if len(others) else _of_others(foreign, wanted)
+        chances.append(_chance(given, wanted, pool, equal if is_exact.any() else None))
+        near = ~is_exact & _is_near(given, wanted, others)
+        if chances[-1] >= LEVEL:
+            near[:] = False
+            is_exact[:] &= len(others) < 2 or not equal.of_usual  # others are equal to each other as well
+        exact, identified = exact + int(is_exact.sum()), identified + int(near.sum())
+        nothing += int((~(is_exact | near)).sum())
+        read = (is_exact | near).tolist()
+        rows = zip(wanted.tolist(), given.tolist(), read, strict=True)
+        shown += [Row(original=row, guess=made, read=own) for row, made, own in rows]
     shown.sort(key=lambda one: not one.read)
     counts = Counts(
         exact=exact,
@@ -181,5 +255,43 @@ def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others
         failures=failures,
         groups=len(found),
         candidates=len(others),
+        chance=combined(chances),
     )
     return counts, shown
+
+
+def _is_near(given: Tensor, wanted: Tensor, others: Tensor) -> Tensor:
+    """Say which rows (B, F) are nearer to their guess than all others, and of a large batch by much."""
+    if len(others) < LEAST_CANDIDATES:
+        return torch.zeros(len(given), dtype=torch.bool)
+    apart = others[(torch.cdist(others, wanted) > SAME).all(1)]
+    nearest = torch.cdist(given, apart).amin(1) * (1.0 if len(others) >= MANY * len(given) else NEARER)
+    return (given - wanted).norm(dim=1) < nearest
+
+
+def _of_others(foreign: Sequence[Tensor], wanted: Tensor) -> Tensor:
+    """Return the rows (N, F) of other uploads that are none of the ``wanted`` (B, F)."""
+    rows = torch.cat([wanted[:0], *(each for each in foreign if each.shape[1] == wanted.shape[1])])
+    return rows[(torch.cdist(rows, wanted, p=torch.inf) > EXACT_ROW).all(1)] if len(rows) else rows
+
+
+def _chance(given: Tensor, wanted: Tensor, others: Tensor, equal: Coincidences | None) -> float:
+    """Return the probability that guesses (B, F) fit as many rows that were not attacked as well as the ``wanted``.
+
+    Args:
+        given: in the order of ``wanted``.
+        wanted: the upload's own.
+        others: rows (N, F) that may stand in for its own.
+        equal: how often other rows are equal; ``None`` where no guess is exact.
+    """
+    fit = -torch.cdist(given.double(), torch.cat([wanted, others.to(wanted)]).double()).square().add(1e-6).log()
+    chance = chance_of_upload(fit.numpy(), len(wanted))
+    exact = int(((given - wanted).abs().amax(1) <= EXACT_ROW).sum())
+    return either(chance, equal.chance(exact, len(wanted)) if equal is not None else 1.0)
+
+
+def _neighbors(rows: Tensor) -> np.ndarray:
+    """Count for each of ``rows`` (N, F) the others that would count as exact guesses at it, (N,)."""
+    if len(rows) < 2:
+        return np.zeros(len(rows))
+    return ((torch.cdist(rows.float(), rows.float(), p=torch.inf) <= EXACT_ROW).sum(1) - 1).numpy()

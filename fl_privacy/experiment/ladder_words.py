@@ -1,14 +1,16 @@
 """The words of a text, in no order, from the rows of an embedding that an upload changed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.experiment.ladder_adapters import MOST_TEXTS
 from fl_privacy.experiment.ladder_problem import uploaded_tensors
 from fl_privacy.experiment.ladder_scores import MOST_SHOWN, Scored
+from fl_privacy.metrics.chance import BAND, chance_of_words, combined, words_f1
 from fl_privacy.metrics.outcome import MARGIN_F1
 from fl_privacy.results.counts import Counts
 from fl_privacy.tapping import Watched
@@ -43,17 +45,37 @@ def words_of(found: Sequence[tuple[Watched, Any]], *, uploaded: bool) -> Scored 
         found: what was seen when the client trained, and its answer on one text alone.
         uploaded: look at what it uploads, else at its gradient.
     """
-    read: list[tuple[set[int], set[int]] | None] = []
-    for _, again in found:
+    read: list[tuple[set[int], set[int]]] = []
+    texts: list[list[set[int]]] = []
+    others: list[set[int]] = []
+    for watched, again in found:
         own = _words(again.watched)
         if own is None:
             return None
-        name, truth = own
-        rows = _rows(again, name, uploaded=uploaded)
-        read.append(None if rows is None else (truth, set(rows)))
-    if all(each is None for each in read):
-        return None
-    return scored_words([each for each in read if each is not None], len(read))
+        table, tokens = own
+        rows = _rows(again, table[0], uploaded=uploaded)
+        if rows is not None:
+            texts.append(each_words(tokens, table[1]))
+            read.append((set().union(*texts[-1]), set(rows)))
+        others += [
+            text
+            for batch in watched.batches
+            for entry in _texts_in(batch, table[1])
+            for text in each_words(entry, table[1])
+        ]
+    return scored_words(read, len(found), others[:MOST_TEXTS], texts) if read else None
+
+
+def each_words(tokens: Tensor, table: nn.Embedding) -> list[set[int]]:
+    """Return the different words of each of the texts (N, L)."""
+    return [set(text) - {table.padding_idx or 0} for text in tokens.tolist()]
+
+
+def _texts_in(batch: Any, table: nn.Embedding) -> list[Tensor]:
+    """Return the texts (N, L) of a batch that choose rows of ``table``: the tensor with the largest numbers."""
+    whole = [t for t in tensors_in(batch) if t.dtype in (torch.int64, torch.int32) and t.dim() == 2 and t.numel()]
+    fitting = [t for t in whole if int(t.min()) >= 0 and int(t.max()) < table.num_embeddings]
+    return [max(fitting, key=lambda t: int(t.max()))] if fitting else []
 
 
 def words_in_training(client: Any) -> tuple[set[int], set[int]] | None:
@@ -111,8 +133,8 @@ def _tables(seen: Watched) -> list[tuple[str, nn.Embedding]]:
     ]
 
 
-def _words(seen: Watched) -> tuple[str, set[int]] | None:
-    """Name of the vocabulary's embedding, and the words that entered."""
+def _words(seen: Watched) -> tuple[tuple[str, nn.Embedding], Tensor] | None:
+    """Return the vocabulary's embedding with its name, and the tokens (N, L) that entered."""
     program = seen.program
     if program is None:
         return None
@@ -124,9 +146,7 @@ def _words(seen: Watched) -> tuple[str, set[int]] | None:
     tokens = max(whole, key=lambda t: int(t.max()))
     if int(tokens.max()) >= table.num_embeddings or int(tokens.min()) < 0:
         return None
-    words = set(tokens.unique().tolist())
-    words.discard(table.padding_idx if table.padding_idx is not None else 0)
-    return name, words
+    return (name, table), tokens
 
 
 def _rows(again: Any, name: str, *, uploaded: bool) -> list[int] | None:
@@ -179,23 +199,67 @@ def _moved(value: Tensor, before: Tensor, seen: Watched) -> Tensor:
     return min(left, key=lambda change: float(change.norm(dim=1).median()))
 
 
-def _f1(truth: set[int], guess: set[int]) -> float:
-    common = len(truth & guess)
-    return 2 * common / (len(truth) + len(guess)) if truth or guess else 0.0
+def scored_words(
+    read: Sequence[tuple[set[int], set[int]]],
+    total: int,
+    others: Sequence[set[int]] = (),
+    texts: Sequence[Sequence[set[int]]] | None = None,
+) -> Scored:
+    """Score pairs of an upload's words and those read.
 
+    Args:
+        read: the words of each upload's texts, and those named.
+        total: uploads, also those of which nothing could be said.
+        others: words of other texts of the same clients, which may stand in for an upload's own.
+        texts: of each upload the words of each of its texts; ``None`` where each has one.
+    """
 
-def scored_words(read: Sequence[tuple[set[int], set[int]]], total: int) -> Scored:
-    """Score pairs of a text's words and those read, of ``total`` texts."""
+    def same(one: set[int], other: set[int]) -> bool:
+        return words_f1(one, other) >= READ_F1
 
-    def counted(pairs: Sequence[tuple[set[int], set[int]]], controls: Sequence[float]) -> Counts:
-        good = sum(_f1(*pair) >= max(READ_F1, c + MARGIN_F1) for pair, c in zip(pairs, controls, strict=True))
-        return Counts(recognizable=good, nothing=len(pairs) - good, failures=total - len(pairs), groups=len(pairs))
+    def chance(place: int, guess: set[int]) -> tuple[float, bool]:
+        own = [read[place][0]] if texts is None else texts[place]
+        foreign = [truth for k, (truth, _) in enumerate(read) if k != place and not same(truth, read[place][0])]
+        found = chance_of_words(guess, own, pool := left or foreign)
+        return found, bool(pool) and found > max(1 - BAND, 1.5 / (1 + len(pool)))
 
-    turned = [(truth, read[(k + 1) % len(read)][1]) for k, (truth, _) in enumerate(read)] if len(read) > 1 else []
-    controls = [_f1(*pair) for pair in turned] or [0.0]
-    shown = [
-        Words(original=sorted(truth), guess=sorted(guess), read=_f1(truth, guess) >= max(READ_F1, c + MARGIN_F1))
-        for (truth, guess), c in zip(read, controls, strict=True)
+    def counted(good: Sequence[bool], chances: list[float]) -> Counts:
+        return Counts(
+            recognizable=sum(good),
+            nothing=len(good) - sum(good),
+            failures=total - len(good),
+            groups=len(good),
+            chance=combined(chances),
+        )
+
+    left = list(others)
+    for text in [truth for truth, _ in read] if texts is None else [text for own in texts for text in own]:
+        if text in left:
+            left.remove(text)  # what else equals it is equal by chance, or loaded again
+    turned = [_next_other(read, place, same) for place in range(len(read))]
+    pairs = list(zip(read, turned, strict=True))
+    controls = [0.0 if guess is None else words_f1(truth, guess) for (truth, _), guess in pairs]
+    chances = [chance(place, guess) for place, (_, guess) in enumerate(read)]
+    good = [
+        words_f1(*pair) >= max(READ_F1, control + MARGIN_F1) and not is_chance
+        for pair, control, (_, is_chance) in zip(read, controls, chances, strict=True)
     ]
-    control = counted(turned, [0.0] * len(turned)) if turned else None
-    return Scored(counts=counted(read, controls), control=control, shown=shown[:MOST_SHOWN])
+    shown = [
+        Words(original=sorted(truth), guess=sorted(guess), read=own)
+        for (truth, guess), own in zip(read, good, strict=True)
+    ]
+    apart = [control >= READ_F1 for control, guess in zip(controls, turned, strict=True) if guess is not None]
+    return Scored(
+        counts=counted(good, [found for found, _ in chances]),
+        control=counted(apart, []) if apart else None,
+        shown=shown[:MOST_SHOWN],
+    )
+
+
+def _next_other(
+    read: Sequence[tuple[set[int], set[int]]], place: int, same: Callable[[set[int], set[int]], bool]
+) -> set[int] | None:
+    """Return the words named of the next upload whose words are others; ``None`` if there is none."""
+    own = read[place][0]
+    following = (read[(place + step) % len(read)] for step in range(1, len(read)))
+    return next((guess for truth, guess in following if not same(truth, own)), None)

@@ -10,13 +10,23 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from fl_privacy.metrics.chance import Coincidences, chance_of_upload, chance_of_words, either
 from fl_privacy.metrics.comparison import Identified
 from fl_privacy.metrics.identification import aligned, control, identify
 from fl_privacy.metrics.matching import Match
 from fl_privacy.metrics.outcome import PROVEN_PSNR, ROUNDING
 from fl_privacy.metrics.public_images import PublicImages
-from fl_privacy.metrics.tables import control_cells, exact_rows
-from fl_privacy.metrics.texts import Language, most_frequent, token_f1, token_precision, token_recall, widened, without
+from fl_privacy.metrics.tables import control_cells, exact_rows, misfit
+from fl_privacy.metrics.texts import (
+    Language,
+    most_frequent,
+    shared_tokens,
+    token_f1,
+    token_precision,
+    token_recall,
+    widened,
+    without,
+)
 from fl_privacy.schema import Schema
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
@@ -30,6 +40,9 @@ _DIGITS = 4
 Controls = Mapping[VictimId, Tensor]
 """(K, C, H, W) guesses that never saw the update, for some victims."""
 
+NEARLY = 0.03
+"""Root mean squared difference up to which two images are nearly the same, 30 dB."""
+
 OTHER_UPDATES, MOST_CONTROLS = 3, 8
 """Other clients' updates whose guesses are controls, and how many guesses at most."""
 
@@ -42,6 +55,7 @@ class Others:
         candidates: images that an original is distinguished from; ``None`` where there are none, or texts are attacked.
         texts: (N, L) public tokens, -1 where there is none, whose frequencies are the control of texts.
         rows: (M, C) public cells of a table, whose rows are the control of rows.
+        labels: (M,) their classes; ``None`` where they have none.
         moved: whether the model may have seen the originals scaled and rotated, in a way that nobody knows.
         controls: for some victims (K, C, H, W) further guesses that never saw the update, such as what the same attack
             with the same prior makes of another client's.
@@ -51,6 +65,7 @@ class Others:
     candidates: PublicImages | None = None
     texts: Tensor | None = None
     rows: Tensor | None = None
+    labels: Tensor | None = None
     moved: bool = False
     controls: Controls = field(default_factory=dict)
     beside: Callable[[int], PublicImages | None] | None = None
@@ -84,8 +99,9 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 
 
 def _share(ones: Tensor, others: Tensor) -> bool:
-    """Say whether an image is in both, to the rounding of pixels."""
-    return bool((torch.cdist(ones.flatten(1).float(), others.flatten(1).float(), p=torch.inf) <= ROUNDING).any())
+    """Say whether an image, or one that is nearly the same, is in both."""
+    apart = torch.cdist(ones.flatten(1).float(), others.flatten(1).float()) / ones[0].numel() ** 0.5
+    return bool((apart <= NEARLY).any())
 
 
 def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor | None = None) -> list[Figures]:
@@ -116,7 +132,7 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
         nearest[rest] = rest[seen.guess]
         for place, own in zip(rest.tolist(), _of_each(seen), strict=True):
             figures[place] |= own
-        nearest_ones = [place for place in rest.tolist() if figures[place].get("rank") == 1]
+        nearest_ones = [place for place in rest.tolist() if figures[place].get("best_rank") == 1]
         for place, lead in zip(nearest_ones, _control_leads(originals[nearest_ones], extra, others), strict=False):
             figures[place] |= _rounded(control_lead=lead)
     for place in exact.nonzero().flatten().tolist():
@@ -137,26 +153,65 @@ def correlation(one: Tensor, other: Tensor) -> float:
     return found if math.isfinite(found) else 0.0
 
 
+MOST_OTHERS = 10_000, 2000
+"""Public examples that may stand in for a single attacked one, and for those of a batch."""
+
+
+def _stand_ins(others: Tensor, number: int) -> Tensor:
+    """Return the public examples that may stand in for ``number`` attacked ones."""
+    most = MOST_OTHERS[number > 1]
+    return others[torch.linspace(0, len(others) - 1, most).long()] if len(others) > most else others
+
+
 def compare_texts(match: Match, others: Others, language: Language | None = None) -> list[Figures]:
-    """Compute the control of each text of a victim that has a guess: token F1 of the most frequent public tokens."""
+    """Compute the figures of each text of a victim that has a guess.
+
+    ``control_f1`` is the token F1 of the most frequent public tokens, ``chance`` the probability with which the guesses
+    fit as many public texts as well.
+    """
     truths = match.originals[match.found]
-    if others.texts is None:
+    if others.texts is None or not len(truths):
         return [{} for _ in truths]
     special = language.special if language else frozenset[int]()
-    truths = without(truths, special)
-    guesses = most_frequent(without(others.texts.long(), special), (truths >= 0).sum(1))
-    return [_rounded(control_f1=value) for value in token_f1(*widened([guesses, truths])).tolist()]
+    truths, guesses = without(truths, special), without(match.guesses[match.found], special)
+    public = without(others.texts.long(), special)
+    usual = most_frequent(public, (truths >= 0).sum(1))
+    pool = torch.cat(widened([truths, _stand_ins(public, len(truths))]))
+    chance = chance_of_upload(shared_tokens(guesses, pool).numpy(), len(truths))
+    exact = int((torch.eq(*widened([guesses, truths]))).all(1).sum())
+    chance = either(chance, _coincidences(public).chance(exact, len(truths)) if exact else 1.0)
+    return [
+        {**_rounded(control_f1=value), "chance": round(chance, _DIGITS_OF_CHANCE)}
+        for value in token_f1(*widened([usual, truths])).tolist()
+    ]
+
+
+def _coincidences(public: Tensor) -> Coincidences:
+    """Count how often public examples (N, F) are equal."""
+    _, of, times = torch.unique(public, dim=0, return_inverse=True, return_counts=True)
+    return Coincidences.counted((times[of] - 1).numpy())
 
 
 def compare_rows(match: Match, others: Others, schema: Schema) -> list[Figures]:
-    """Compute the figures of each row of a victim that has a guess: whether it is exact, and its controls."""
+    """Compute the figures of each row of a victim that has a guess: whether it is exact, its control and its chance.
+
+    ``chance`` is the probability with which the guesses fit as many public rows as well.
+    """
     found = match.found
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     exact = exact_rows(schema, guesses, truths)[found].tolist()
-    if others.rows is None or not len(others.rows):
+    if others.rows is None or not len(others.rows) or not exact:
         return [{"exact": bool(each)} for each in exact]
     control = control_cells(others.rows, truths, schema)[found].tolist()
-    return [{"exact": bool(each), **_rounded(control_cells=own)} for each, own in zip(exact, control, strict=True)]
+    pool, classes = torch.cat([truths[found], _stand_ins(others.rows, len(found))]), None
+    if others.labels is not None:
+        classes = torch.cat([match.labels[found].long(), _stand_ins(others.labels, len(found)).long()]).tolist()
+    chance = chance_of_upload(-misfit(schema, guesses[found], pool).T.numpy(), len(found), classes=classes)
+    chance = either(chance, _coincidences(others.rows).chance(sum(exact), len(found)) if any(exact) else 1.0)
+    return [
+        {"exact": bool(each), **_rounded(control_cells=own), "chance": round(chance, _DIGITS_OF_CHANCE)}
+        for each, own in zip(exact, control, strict=True)
+    ]
 
 
 def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
@@ -169,8 +224,8 @@ def _of_each(seen: Identified) -> list[Figures]:
     for place, likeness in enumerate(seen.likeness.tolist()):
         own = {**_rounded(likeness=likeness), "candidates": seen.candidates}
         if seen.rank is not None and seen.lead is not None and seen.foreign is not None:
-            own |= {"rank": int(seen.rank[place]), **_rounded(lead=float(seen.lead[place]))}
-            own |= _rounded(foreign=float(seen.foreign[place])) if own["rank"] == 1 else {}
+            own |= {"best_rank": int(seen.rank[place]), **_rounded(lead=float(seen.lead[place]))}
+            own |= _rounded(foreign=float(seen.foreign[place])) if own["best_rank"] == 1 else {}
         figures.append(own)
     return figures
 
@@ -191,7 +246,7 @@ def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:
     """Return the figures of an exact guess: nothing can be nearer than the original itself."""
     if candidates is None:
         return {"likeness": 1.0, "candidates": 0}
-    return {"likeness": 1.0, "candidates": int((~candidates.equal(originals)).sum()), "rank": 1}
+    return {"likeness": 1.0, "candidates": int((~candidates.equal(originals)).sum()), "best_rank": 1}
 
 
 def _rounded(**values: float) -> Figures:
@@ -199,6 +254,7 @@ def _rounded(**values: float) -> Figures:
 
 
 _DIGITS_OF_F1 = 6
+_DIGITS_OF_CHANCE = 9
 
 
 def bag_figures(
@@ -208,7 +264,8 @@ def bag_figures(
 
     Special tokens, which every text has, count as none. Beside the metrics: ``words_there`` different words of the
     texts, of which ``words_read`` were read, ``words_false`` read and in none of them, ``words_of`` how many texts they
-    are of, and ``word_control_f1`` of as many of the most frequent public words as the texts have.
+    are of, ``word_control_f1`` of as many of the most frequent public words as the texts have, and ``word_chance``: the
+    probability with which the words read fit those of as many public texts as well.
 
     Returns:
         Two empty ones where nobody looked for words.
@@ -231,8 +288,13 @@ def bag_figures(
         "words_there": total, "words_read": common, "words_false": number - common, "words_of": len(truth)
     }  # fmt: skip
     if others is not None and others.texts is not None:
-        control = _frequent_kinds(without(others.texts.long(), special), total)
+        public = without(others.texts.long(), special)
+        control = _frequent_kinds(public, total)
         figures["word_control_f1"] = round(float(token_f1(*widened([control, kinds[1]]))), _DIGITS_OF_F1)
+        texts = [set(text[text >= 0].tolist()) for text in _stand_ins(public, len(truth))]
+        own = [set(text[text >= 0].tolist()) for text in without(truth.inputs.cpu().long(), special)]
+        chance = chance_of_words(set(kinds[0][kinds[0] >= 0].tolist()), own, texts, few=True)
+        figures["word_chance"] = round(chance, _DIGITS_OF_CHANCE)
     return values, figures
 
 

@@ -25,8 +25,8 @@ class Statistic:
 
     Attributes:
         mean: arithmetic mean.
-        ci95: 95 % confidence interval of the mean within what the values can be; ``None`` for a single group or an
-            infinite value.
+        ci95: 95 % confidence interval of the mean within what the values can be; ``None`` for a single group, an
+            infinite value, or where few values are far from all others (``is_split``) and the median says more.
         n: size of the sample.
         groups: how many of its parts are independent of each other.
         median: the middle.
@@ -52,10 +52,11 @@ def aggregate(
     """Compute the statistic of ``values``, NaN left out; ``None`` where nothing is left.
 
     The interval is Student's t. Values of one group, as the images of one upload or one image in several rounds, are
-    not independent: with groups it is the cluster-robust t interval of G groups (Liang and Zeger 1986; Cameron and
-    Miller 2015, "A Practitioner's Guide to Cluster-Robust Inference", eq. 11 with the factor G / (G - 1)): the variance
-    of the mean is G / (G - 1) times the sum over the groups of their squared sums of deviations, over n^2, with G - 1
-    degrees of freedom. With a group for each value this is the plain interval.
+    not independent: with groups it is the cluster-robust t interval CR2 of Bell and McCaffrey 2002 ("Bias reduction in
+    standard errors for linear regression with multi-stage samples"): of G groups of n_g among n values, the variance of
+    the mean is the sum over the groups of their squared sums of deviations, over n (n - n_g), with as many degrees of
+    freedom as Satterthwaite's approximation gives it, at most G - 1. With groups of one size this is the t interval of
+    their means.
 
     Args:
         values: the sample.
@@ -85,6 +86,32 @@ def aggregate(
         min=float(sample.min()),
         max=float(sample.max()),
     )
+
+
+FAR = 0.6
+"""Share of the range that a gap spans which cuts off a few values far from all others."""
+
+LEAST_SPLIT = 8
+"""Independent groups from which on such a gap is looked for: of fewer, values that spread evenly have one as well."""
+
+
+def is_split(values: Sequence[float], *, groups: int) -> bool:
+    """Say whether a few values are far from all others, as of few exact guesses among bad ones.
+
+    The interval of a mean then holds the truth far less often than it says; the median and the share of those few do.
+    Zeros and ones are no such values: their mean is a share.
+
+    >>> is_split([11.0, 9.0, 12.0, 10.0, 13.0, 8.0, 9.5, 100.0], groups=8)
+    True
+    """
+    known = np.sort([value for value in values if not math.isnan(value)])
+    if groups < LEAST_SPLIT or len(known) < LEAST_SPLIT or set(known.tolist()) <= {0.0, 1.0}:
+        return False
+    if math.isinf(known[-1]) or math.isinf(known[0]):
+        return bool(np.isinf(known).sum() <= len(known) / 3)
+    gaps = np.diff(known)
+    place = int(gaps.argmax()) + 1
+    return bool(gaps.max() > FAR * (known[-1] - known[0]) and min(place, len(known) - place) <= len(known) / 3)
 
 
 def pmm(accuracy: float, undefended_accuracy: float) -> float:
@@ -117,40 +144,47 @@ def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
     return float(_special().betaincinv(seen + 1, number - seen, 0.95))
 
 
-def wilson_interval(count: int, n: int, *, groups: int | None = None) -> tuple[float, float]:
-    """Return the 95 % interval of a share of which ``count`` of ``n`` were seen (Wilson 1927, score interval).
+def binomial_tail(count: int, n: int, share: float) -> float:
+    """Return the probability that at least ``count`` of ``n`` happen by chance, each with probability ``share``.
+
+    It is summed from the tail itself, so that small ones are right as well.
+
+    >>> round(binomial_tail(1, 10, 1 / 1001), 4)
+    0.0099
+    >>> f"{binomial_tail(6, 6, 0.001):.3g}"
+    '1e-18'
+    """
+    if count <= 0:
+        return 1.0
+    if count > n or share <= 0:
+        return 0.0
+    return float(_special().betainc(count, n - count + 1, min(share, 1.0)))
+
+
+def poisson_tail(count: int, mean: float) -> float:
+    """Return the probability that at least ``count`` of rare events happen, of which ``mean`` are expected.
+
+    >>> round(poisson_tail(1, 0.01), 4)
+    0.01
+    """
+    return 1.0 if count <= 0 else float(_special().gammainc(count, mean))
+
+
+def share_interval(count: int, n: int, *, groups: int | None = None) -> tuple[float, float]:
+    """Return the 95 % interval of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934).
 
     Args:
         count: of those seen.
         n: how many were looked at, at least 1.
-        groups: how many of them are independent; fewer than ``n`` count as that many.
+        groups: how many of them are independent; fewer than ``n`` count as that many, of which the share is rounded
+            down for the lower end and up for the upper one.
 
-    >>> [round(end, 2) for end in wilson_interval(0, 4)]
-    [0.0, 0.49]
+    >>> [round(end, 2) for end in share_interval(0, 4)]
+    [0.0, 0.6]
     """
     number = n if groups is None else min(n, groups)
-    share, square = count / n, _NORMAL_975**2
-    center = (share + square / (2 * number)) / (1 + square / number)
-    half = _NORMAL_975 * math.sqrt(share * (1 - share) / number + square / (4 * number**2)) / (1 + square / number)
-    return max(0.0, center - half) if count else 0.0, min(1.0, center + half) if count < n else 1.0
-
-
-def binomial_tail(count: int, n: int, share: float) -> float:
-    """Return the probability that at least ``count`` of ``n`` happen by chance, each with probability ``share``.
-
-    >>> round(binomial_tail(1, 10, 1 / 1001), 4)
-    0.0099
-    """
-    if count <= 0:
-        return 1.0
-    below = (math.comb(n, k) * share**k * (1 - share) ** (n - k) for k in range(count))
-    return max(0.0, 1.0 - math.fsum(below))
-
-
-def share_interval(count: int, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934)."""
-    counts = np.asarray([count])
-    return float(binomial_lower(counts, n, 0.025)[0]), float(binomial_upper(counts, n, 0.025)[0])
+    low, high = (np.asarray([edge(count * number / n)]) for edge in (math.floor, math.ceil))
+    return float(binomial_lower(low, number, 0.025)[0]), float(binomial_upper(high, number, 0.025)[0])
 
 
 def binomial_lower(counts: np.ndarray, n: int, error: float) -> np.ndarray:
@@ -174,12 +208,17 @@ def _interval(
     sample: np.ndarray, labels: np.ndarray, mean: float, within: tuple[float, float]
 ) -> tuple[float, float] | None:
     """Compute the interval over groups numbered from 0 in ``labels``; ``None`` for fewer than two."""
-    number = int(labels.max()) + 1
-    if number < 2 or not math.isfinite(mean):
+    sizes = np.bincount(labels).astype(float)
+    if len(sizes) < 2 or not math.isfinite(mean):
         return None
-    deviations = np.bincount(labels, weights=sample - mean)
-    variance = number / (number - 1) * float(np.square(deviations).sum()) / sample.size**2
-    half = float(_special().stdtrit(number - 1, 0.975)) * math.sqrt(variance)
+    share = sizes / sample.size
+    weights = 1 / (sample.size * np.sqrt(1 - share))
+    variance = float(np.square(weights * np.bincount(labels, weights=sample - mean)).sum())
+    # of the groups' weighted sums, were all values independent: G = diag(a) - b b', by its traces
+    alone, together = weights**2 * sizes, weights * sizes / math.sqrt(sample.size)
+    trace = alone.sum() - np.square(together).sum()
+    squared = np.square(alone).sum() - 2 * (alone * together**2).sum() + np.square(together).sum() ** 2
+    half = float(_special().stdtrit(trace**2 / squared, 0.975)) * math.sqrt(variance)
     return max(mean - half, within[0]), min(mean + half, within[1])
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from fl_privacy.metrics.chance import BAND
 from fl_privacy.metrics.intervals import binomial_tail
 from fl_privacy.metrics.registry import METRICS, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.victim_ids import Certainty
@@ -52,8 +53,8 @@ FEW_WORDS = 3
 BY_FREQUENCY = 0.02
 """Probability with which as many of the words named would be right by their frequency, at most."""
 
-BAND = 0.95
-"""Share of guesses without the update that read no more cells of a row than its control."""
+ROUNDED = 1e-4
+"""By how much shares of cells are more than a control that is recorded with four decimals."""
 
 ROUNDING = 0.5 / 255
 """Largest error of a pixel that vanishes when pixels are stored in 8 bits."""
@@ -90,6 +91,7 @@ READ = frozenset({Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE})
 OUTCOME_COLUMNS = (
     "exact",
     "likeness",
+    "best_rank",
     "rank",
     "lead",
     "candidates",
@@ -106,8 +108,14 @@ OUTCOME_COLUMNS = (
     "words_false",
     "words_of",
     "word_control_f1",
+    "chance",
+    "word_chance",
 )
-"""Figures of a record that only this rule needs."""
+"""Figures of a record that only this rule needs.
+
+``best_rank`` is the original's place among itself and the candidates, by the best of several ways of comparing: that of
+an empty guess is 1 more often than once in as many candidates. Older versions called it ``rank``.
+"""
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
@@ -157,8 +165,12 @@ def _of_text(record: Mapping[str, Any]) -> Outcome | None:
 
 def _beats_frequency(record: Mapping[str, Any]) -> bool:
     """Say whether tokens, or words in no order, were read by a margin over what their frequency gives away."""
-    pairs = ((TEXT_METRIC, "control_f1"), (WORDS_METRIC, "word_control_f1"))
-    read = [(METRICS[name], _number(record, name), _number(record, control)) for name, control in pairs]
+    pairs = ((TEXT_METRIC, "control_f1", "chance"), (WORDS_METRIC, "word_control_f1", "word_chance"))
+    read = [
+        (METRICS[name], _number(record, name), _number(record, control))
+        for name, control, chance in pairs
+        if not _is_chance(record, chance)
+    ]
     return any(
         found is not None and control is not None and metric.is_leak(found) and found >= control + MARGIN_F1
         for metric, found, control in read
@@ -170,13 +182,20 @@ def _of_row(record: Mapping[str, Any]) -> Outcome | None:
     found, control = _number(record, TABLE_METRIC), _number(record, "control_cells")
     if found is None or control is None:
         return None
-    return Outcome.RECOGNIZABLE if found > control + 1e-9 else Outcome.NOTHING
+    beyond = found > control + ROUNDED and not _is_chance(record, "chance")
+    return Outcome.RECOGNIZABLE if beyond else Outcome.NOTHING
+
+
+def _is_chance(record: Mapping[str, Any], name: str) -> bool:
+    """Say whether one guess in twenty without the update comes to as much of the upload, where that was measured."""
+    chance = _number(record, name)
+    return chance is not None and chance > 1 - BAND
 
 
 def words_are_read(record: Mapping[str, Any]) -> bool:
     """Say whether the words found in an upload's texts, in no order, are more than their frequency gives away."""
     found, control = _number(record, WORDS_METRIC), _number(record, "word_control_f1")
-    if found is None or control is None:
+    if found is None or control is None or _is_chance(record, "word_chance"):
         return False
     return (METRICS[WORDS_METRIC].is_leak(found) and found >= control + MARGIN_F1) or _few_are_sure(record, control)
 
@@ -209,7 +228,7 @@ def _is_nearest(record: Mapping[str, Any]) -> bool:
     """Say whether the original is nearer to a guess than all candidates, and not for what they share."""
     sure = (_number(record, "lead") or 0.0) >= SURE
     alike = (_number(record, "likeness") or 0.0) >= LIKENESS and not _is_of_others(record)
-    return record.get("rank") == 1 and (sure or alike)
+    return record.get("best_rank", record.get("rank")) == 1 and (sure or alike)
 
 
 def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:

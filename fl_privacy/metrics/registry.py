@@ -329,6 +329,7 @@ NOT_METRICS = frozenset(
         *("label", "label_source", "certainty", "member", "attack_loss"),
         *(
             "exact",
+            "best_rank",
             "rank",
             "lead",
             "candidates",
@@ -339,7 +340,7 @@ NOT_METRICS = frozenset(
             "control_cells",
             "foreign",
         ),
-        *("words_read", "words_there", "words_false", "words_of", "word_control_f1"),
+        *("words_read", "words_there", "words_false", "words_of", "word_control_f1", "chance", "word_chance"),
     }
 )
 """What else is recorded of an image; no metric goes by one of these names."""

@@ -82,17 +82,28 @@ def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], li
 
 
 def auc(found: Separation) -> Estimate:
-    """Compute the area under the curve, with the interval of DeLong, DeLong and Clarke-Pearson (1988)."""
+    """Compute the area under the curve, with the interval of DeLong, DeLong and Clarke-Pearson (1988).
+
+    It is the wider one of that and the same on the scale of logits, which holds near 1, where errors are lopsided.
+    """
     positives, negatives = np.sort(found.positives), np.sort(found.negatives)
     of_positives = _share_below(negatives, positives)
     of_negatives = 1 - _share_below(positives, negatives)
     value = float(of_positives.mean())
     spread = sum(float(s.var(ddof=1)) / len(s) for s in (of_positives, of_negatives) if len(s) > 1)
-    low, high = value - Z95 * math.sqrt(spread), value + Z95 * math.sqrt(spread)
+    half = Z95 * math.sqrt(spread)
+    low, high = value - half, value + half
+    if spread > 0 and 0 < value < 1:
+        logit, wide = math.log(value / (1 - value)), half / (value * (1 - value))
+        low, high = min(low, _share_of(logit - wide)), max(high, _share_of(logit + wide))
     if spread == 0:  # all alike, as of a curve in the corner: as sure as of the smaller sample
         number = min(len(positives), len(negatives))
         low, high = share_interval(round(value * number), number)
     return Estimate(value=value, low=max(0.0, low), high=min(1.0, high), chance=0.5)
+
+
+def _share_of(logit: float) -> float:
+    return 0.5 * (1 + math.tanh(logit / 2))
 
 
 def tpr_at(found: Separation, fpr: float) -> Estimate | None:

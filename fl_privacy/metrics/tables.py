@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
+from fl_privacy.metrics.chance import BAND
 from fl_privacy.metrics.matching import Match, hard_labels, pair_labels
-from fl_privacy.metrics.outcome import BAND
 from fl_privacy.schema import Schema
 from fl_privacy.types import Batch, Reconstruction
 
@@ -63,11 +63,16 @@ def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
         from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
     except ImportError as error:
         raise UserError("Matching rows needs scipy, which is not installed; run `pip install scipy`.") from error
-    wrong = (~right_cells(schema, guesses[None], truths[:, None])).sum(-1).double()
-    far = torch.cdist(schema.encode(truths).double(), schema.encode(guesses).double(), p=1)
-    rows, columns = linear_sum_assignment((wrong + _BY_VALUE * far / (1 + far)).numpy())
+    rows, columns = linear_sum_assignment(misfit(schema, guesses, truths).numpy())
     order[torch.as_tensor(rows)] = torch.as_tensor(columns)
     return order
+
+
+def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
+    """Return what guesses (G, C) are assigned to rows (B, C) by: cells that are wrong, then values; (B, G) float64."""
+    wrong = (~right_cells(schema, guesses[None], truths[:, None])).sum(-1).double()
+    far = torch.cdist(schema.encode(truths).double(), schema.encode(guesses).double(), p=1)
+    return wrong + _BY_VALUE * far / (1 + far)
 
 
 def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> Match:

@@ -81,6 +81,16 @@ def token_f1(guesses: Tensor, truths: Tensor) -> Tensor:
     return _share(2 * _common(guesses, truths), _count(guesses) + _count(truths))
 
 
+def shared_tokens(guesses: Tensor, texts: Tensor) -> Tensor:
+    """Compute the token F1 of each guess (G, L) with each of many texts (N, W); (G, N) float64."""
+    found = torch.zeros(len(guesses), len(texts), dtype=torch.float64)
+    for place, guess in enumerate(guesses):
+        tokens, times = guess[guess >= 0].unique(return_counts=True)
+        for token, most in zip(tokens.tolist(), times.tolist(), strict=True):
+            found[place] += (texts == token).sum(1).clamp(max=most)
+    return _share(2 * found, _count(guesses)[:, None] + _count(texts))
+
+
 def rouge_1(guesses: Tensor, truths: Tensor) -> Tensor:
     """Compute the F1 of words (Lin 2004); (N,) float64."""
     return token_f1(guesses, truths)

@@ -31,7 +31,7 @@ from fl_privacy.experiment.unattacked import at_random, others_among
 from fl_privacy.interception.recognition import recognize_training
 from fl_privacy.metrics import METRICS, Metric, Statistic, VictimScore, aggregate, evaluate_all
 from fl_privacy.metrics.controls import Others
-from fl_privacy.metrics.intervals import wilson_interval
+from fl_privacy.metrics.intervals import share_at_most
 from fl_privacy.metrics.outcome import READ, Outcome, outcome_of
 from fl_privacy.models import normalized
 from fl_privacy.plan import Normalization
@@ -82,7 +82,7 @@ class Measurement:
             return f"an unknown number of {len(self.values)} images"
         if self.read:
             return f"{self.read} of {len(self.values)} images"
-        upper = wilson_interval(0, len(self.values), groups=len(set(self.uploads)))[1]
+        upper = share_at_most(0, len(self.values), groups=len(set(self.uploads)))
         return f"none of {len(self.values)} images (up to {100 * upper:.0f} % of such images may be)"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.foreign_files import expect_file_name
+from fl_privacy.metrics.intervals import LEAST_SPLIT
 from fl_privacy.metrics.roc import balanced_accuracy_bound
 from fl_privacy.modality import ROWS, TEXTS
 from fl_privacy.report.claims import claim_views
@@ -160,6 +161,7 @@ def _facts(run: Run, verdict: Verdict, kind: str) -> list[Fact]:
         if worst is None or statistic is None:
             continue
         spread = f"95 % CI {interval(statistic, name)}, " if statistic.ci95 else ""
+        spread = spread or f"{interval(statistic, name)}, " * (statistic.groups >= LEAST_SPLIT)
         note = _of(worst, found, f"{spread}n = {statistic.n}")
         named = "Labels found" if name == "label_correct" else f"Mean {title_within(name)}"
         facts.append(Fact(named, metric(statistic.mean, name), note))
@@ -220,9 +222,7 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
     """List what may still happen where the page is believed, with the figures that bound it."""
     lines, found = [basis] if basis else [], verdict.readings
     if verdict.most is not None:
-        lines.append(
-            f"Of all such {kind}s, up to {100 * verdict.counts.interval[1]:.0f} % may be read (95 % confidence)."
-        )
+        lines.append(f"Of all such {kind}s, up to {100 * verdict.counts.at_most:.0f} % may be read (95 % confidence).")
     for name in dict.fromkeys(reading.main for reading in found):
         if measured := [s.max for reading in found if (s := reading.statistic(name)) is not None]:
             lines.append(f"The {kind} that was read best came to {title_within(name)} {metric(max(measured), name)}.")

@@ -164,7 +164,7 @@ def _at_most(counts: Counts, kind: str) -> str:
 
 
 def _upper(counts: Counts) -> str:
-    return f"{100 * counts.interval[1]:.0f} %"
+    return f"{100 * counts.at_most:.0f} %"
 
 
 def read_in_words(counts: Counts) -> str:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from fl_privacy.metrics import METRICS, Statistic, decimals
+from fl_privacy.metrics.intervals import LEAST_SPLIT
 from fl_privacy.metrics.registry import IMAGE_METRIC, LARGEST_PSNR
 
 MISSING = "\N{EN DASH}"
@@ -65,9 +66,9 @@ def below(upper: float, mean: float, name: str) -> str:
 
 
 def interval(statistic: Statistic, name: str) -> str:
-    """Format the 95 % confidence interval in brackets, without unit."""
+    """Format the 95 % confidence interval in brackets, without unit; the median where the mean has none that holds."""
     if statistic.ci95 is None:
-        return MISSING
+        return MISSING if statistic.groups < LEAST_SPLIT else f"median {_digits(name)(statistic.median)}"
     show = _digits(name)
     return "[{}, {}]".format(*map(show, statistic.ci95))
 

@@ -28,7 +28,8 @@ READ_MEANS: Mapping[str, str] = {
     ),
     "row": (
         "A row counts as read where each of its features is right to a hundredth of the feature's range, or where it is"
-        " nearer to the guess than {} others are."
+        " nearer to the guess than {} others are; guesses that fit other rows as well, drawn in their place, count for"
+        " nothing."
     ),
     "text": "A text counts as read where four fifths of its different words are right; their order is not asked for.",
 }

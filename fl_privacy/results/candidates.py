@@ -6,14 +6,14 @@ Which of the questions beside images were answered better than by chance.
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist
 
 from fl_privacy.inference.kinds import About
 from fl_privacy.metrics import FEW
-from fl_privacy.metrics.intervals import wilson_interval
+from fl_privacy.metrics.intervals import share_at_most
 from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.results.findings import Finding, Measure
 from fl_privacy.results.readings import WORST, Extent, Reading, extent_of, leaks_most, main_of, most_exposed, worst_by
+from fl_privacy.results.rule import sure_end
 
 HEADLINE: Mapping[str, str] = {
     "membership": "tpr_at_1_percent",
@@ -35,10 +35,6 @@ TOLD: Mapping[str, str] = {
 """What was asked -> what the server can tell, in a headline."""
 
 
-_QUANTILE = NormalDist().inv_cdf(0.975)
-"""By which a 95 % interval is as wide as it is."""
-
-
 def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
     """Say whether chance is outside of the interval of the measure called ``name``, on the side that leaks.
 
@@ -48,10 +44,9 @@ def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
         among: measures of which the best is looked at: the interval is as much wider as lets chance make any of them
             seem better no more often than a single one (Bonferroni, for normal errors).
     """
-    wider = -NormalDist().inv_cdf(0.025 / max(1, among)) / _QUANTILE
     if name in LOW_LEAKS:
-        return measure.value + wider * (measure.high - measure.value) < measure.chance
-    return measure.value - wider * (measure.value - measure.low) > measure.chance
+        return sure_end(measure.value, measure.high, among=among) < measure.chance
+    return sure_end(measure.value, measure.low, among=among) > measure.chance
 
 
 def number_of_measures(findings: Sequence[Finding]) -> int:
@@ -158,8 +153,8 @@ class Candidate:
 
     @property
     def at_most(self) -> float:
-        """Return the upper end of the 95 % interval of the share that was reconstructed."""
-        return wilson_interval(self.read, self.images, groups=self.groups or None)[1] if self.images else 1.0
+        """Return the share that is reconstructed at most, by 95 % confidence."""
+        return share_at_most(self.read, self.images, groups=self.groups or None) if self.images else 1.0
 
     @property
     def extent(self) -> Extent:

@@ -1,16 +1,15 @@
-"""How many of the attacked examples one attacker read in one round, and whether chance explains it."""
+"""How many of the attacked examples one attacker read in one round, and how probable that is by chance."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fl_privacy.metrics.intervals import binomial_tail, wilson_interval
+from fl_privacy.metrics.chance import combined, either
+from fl_privacy.metrics.intervals import binomial_tail, share_at_most, share_interval
 from fl_privacy.metrics.outcome import Outcome, chance_of, outcome_of, words_are_read
 from fl_privacy.metrics.registry import TEXT_METRIC
 from fl_privacy.modality import MODALITIES
-
-LEVEL = 0.05
-"""Probability with which chance alone may make as many identified as were: beyond, it is more than chance."""
+from fl_privacy.victim_ids import Certainty
 
 _JUDGED_SINCE = ("likeness", "control_psnr", "control_f1", "control_cells")
 """Columns that records of older versions do not have."""
@@ -50,6 +49,8 @@ class Counts:
         words: of texts, read in no order.
         luck: probability that guesses without the update make at least as many recognizable; 0 where one of them beats
             its control by a margin.
+        chance: probability that guesses without the update, assigned and judged in the same way, come to as much; 1
+            where nothing was there to find it by, ``None`` where the kinds of counts say it.
     """
 
     exact: int = 0
@@ -63,6 +64,7 @@ class Counts:
     candidates: int = 0
     words: Words = field(default_factory=Words)
     luck: float = 0.0
+    chance: float | None = None
 
     @property
     def read(self) -> int:
@@ -92,15 +94,23 @@ class Counts:
     @property
     def interval(self) -> tuple[float, float]:
         """Return the 95 % interval of ``share``, over independent uploads; (0, 1) where none was judged."""
-        return wilson_interval(self.read, self.judged, groups=self.groups or None) if self.judged else (0.0, 1.0)
+        return share_interval(self.read, self.judged, groups=self.groups or None) if self.judged else (0.0, 1.0)
+
+    @property
+    def at_most(self) -> float:
+        """Return the largest share that is reconstructed, by one-sided 95 % confidence; 1 where none was judged."""
+        return share_at_most(self.read, self.judged, groups=self.groups or None) if self.judged else 1.0
 
     @property
     def by_chance(self) -> float:
         """Return the probability that guesses without the update identify, or recognize, at least as many.
 
-        Each identifies with probability 1 / (candidates + 1). Exact ones are no matter of chance, nor are recognizable
-        ones that beat their own control by a margin; of others see ``luck``.
+        Of rows and texts it is ``chance``. Of images each identifies with probability 1 / (candidates + 1); exact ones
+        are no matter of chance, nor are recognizable ones that beat their own control by a margin; of others see
+        ``luck``.
         """
+        if self.chance is not None:
+            return self.chance
         if self.exact:
             return 0.0
         if self.recognizable:
@@ -143,7 +153,22 @@ def counts_of(records: Sequence[Mapping[str, Any]]) -> Counts:
         candidates=min(candidates, default=0),
         words=_words_of(records),
         luck=_luck_of(judged),
+        chance=_chance_of([record for _, record in judged]),
     )
+
+
+def _chance_of(judged: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return ``Counts.chance`` of rows and texts; ``None`` of images, and of records of older versions.
+
+    What is proven is no matter of chance.
+    """
+    known = [record for record in judged if "chance" in record]
+    if not known:
+        return None
+    if any(record.get("certainty") == Certainty.PROVEN and outcome_of(record) is Outcome.EXACT for record in judged):
+        return 0.0
+    asked = {str(r["id"]): [r[name] for name in ("chance", "word_chance") if r.get(name) is not None] for r in known}
+    return combined([either(*each) for each in asked.values()])
 
 
 def _luck_of(judged: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> float:

@@ -23,11 +23,6 @@ class Measure:
     chance: float
     bound: float | None = None
 
-    @property
-    def is_above_chance(self) -> bool:
-        """Say whether it is above chance with 97.5 % confidence."""
-        return self.low > self.chance
-
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:

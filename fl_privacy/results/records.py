@@ -79,7 +79,11 @@ _MODE = Literal["train", "eval"] | None
 OPTIONAL: dict[str, dict[str, Any]] = {
     "attack": {"batch_norm": _MODE},
     "image": dict.fromkeys(
-        ("candidates", "control_cells", "words_read", "words_there", "words_false", "words_of"), Number
+        (
+            *("candidates", "control_cells", "words_read", "words_there", "words_false", "words_of"),
+            *("chance", "word_chance"),
+        ),
+        Number,
     ),
 }
 """Kind -> fields that a record of it may lack."""

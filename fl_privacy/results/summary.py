@@ -5,11 +5,11 @@ What the records of a run add up to; the same for a finished run and for the res
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from fl_privacy.metrics import METRICS, NOT_METRICS, Statistic, aggregate, pmm
-from fl_privacy.metrics.intervals import ANY_VALUE
+from fl_privacy.metrics.intervals import ANY_VALUE, is_split
 from fl_privacy.metrics.outcome import OUTCOME_COLUMNS
 from fl_privacy.metrics.registry import LARGEST_PSNR
 from fl_privacy.metrics.roc import promises_little
@@ -402,7 +402,8 @@ def _statistics(
         within = METRICS[name].range if name in METRICS else _RANGES.get(name, ANY_VALUE)
         statistic = aggregate([v for _, v in pairs], groups=[group(record) for record, _ in pairs], within=within)
         if statistic is not None:
-            found[name] = statistic
+            split = name in METRICS and is_split([v for _, v in pairs], groups=statistic.groups)
+            found[name] = replace(statistic, ci95=None) if split else statistic
     return found
 
 

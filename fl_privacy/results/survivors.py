@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fl_privacy.metrics.roc import Z95, Estimate, Separation, auc
+from fl_privacy.results.rule import sure_end
 
 LEAST_FREE = 5
 """Independent numbers below which a correlation says nothing."""
@@ -21,9 +22,6 @@ LEAST_CLIENTS = 3
 
 MOST_OUTPUTS = 4
 """Times as many outputs as classes up to which an array is taken for the bias of outputs."""
-
-_Z_OF_THREE = 2.128
-"""Deviations that one of three questions passes by chance once in twenty times."""
 
 TITLES = {
     "classes": "Which client has more of which class than others",
@@ -72,7 +70,7 @@ class Survivor:
         """Say whether the upload reveals more than guessing and than the control."""
         if self.found is None or self.control is None:
             return False
-        least = self.found.value - (self.found.value - self.found.low) * _Z_OF_THREE / Z95
+        least = sure_end(self.found.value, self.found.low, among=len(TITLES))
         return least > self.found.chance and least > self.control.value
 
     def as_plain(self) -> Mapping[str, Any]:

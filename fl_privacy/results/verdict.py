@@ -1,4 +1,4 @@
-"""What may be said of a run: the one rule, computed once, that every page, line and file repeats.
+"""What may be said of a run: computed once, by the one rule of ``results.rule``; every page, line and file repeats it.
 
 Red takes something that was read beyond chance. Green takes a guarantee of differential privacy that bounds what is
 shown. Everything else is gray: that an attack read nothing tells of the attack.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fl_privacy.metrics.roc import identification_bound
 from fl_privacy.modality import IMAGES, Modality
 from fl_privacy.results.candidates import disproves, told_apart
-from fl_privacy.results.counts import LEVEL, Counts
+from fl_privacy.results.counts import Counts
 from fl_privacy.results.findings import Finding
 from fl_privacy.results.readings import (
     AttackedUploads,
@@ -28,6 +28,7 @@ from fl_privacy.results.readings import (
     most_exposed,
     readings_of,
 )
+from fl_privacy.results.rule import above_chance
 from fl_privacy.results.summary import Recognized, Spent, Summary
 from fl_privacy.victim_ids import Certainty
 
@@ -204,8 +205,8 @@ def tone_of(found: Sequence[Reading], source: AttackedUploads = AttackedUploads.
 
 
 def is_read(found: Sequence[Reading]) -> bool:
-    """Say whether any of ``found`` leaks, and more than chance allows all of them together (Bonferroni)."""
-    return any(r.counts.read and r.counts.by_chance < LEVEL / len(found) for r in found)
+    """Say whether any of ``found`` leaks, and more than chance allows all of them together."""
+    return any(above_chance(reading.counts, among=len(found)) for reading in found)
 
 
 def lacks_truth(counts: Counts) -> bool:

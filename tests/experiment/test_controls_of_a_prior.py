@@ -5,7 +5,7 @@ import torch
 
 from fl_privacy.data import load_data
 from fl_privacy.experiment.attack_stage import Judge
-from fl_privacy.metrics.controls import Others
+from fl_privacy.metrics.controls import Others, other_updates
 from fl_privacy.metrics.outcome import Outcome, outcome_of
 from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.types import Batch, Reconstruction, VictimId
@@ -36,3 +36,12 @@ def test_a_generator_that_always_makes_the_same_image_reads_nobody(prior, expect
     record = {"failure": first.failure, "certainty": first.certainty, **first.values, **first.compared}
     assert outcome_of(record) is expected
     assert ("control_lead" in record) is prior
+
+
+def test_an_update_of_nearly_the_same_image_is_no_control():
+    image = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    truths = [image, (image + 0.01).clamp(0, 1), 1 - image]
+    victims = [VictimId(client, 1, 0) for client in range(3)]
+    controls = other_updates(victims, [torch.full_like(image, 0.1 * k) for k in range(3)], truths)
+    assert controls[victims[0]].unique().tolist() == pytest.approx([0.2])
+    assert controls[victims[2]].unique().tolist() == pytest.approx([0.0, 0.1])

@@ -8,7 +8,7 @@ from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
-from fl_privacy.experiment.fitted_uploads import FittedUploads
+from fl_privacy.experiment.fitted_uploads import FittedUploads, _chance_there
 from fl_privacy.tapping.fitted import Fitted, FittedBy
 
 MODELS = Path(__file__).parents[1] / "trees" / "models"
@@ -118,6 +118,18 @@ def test_a_row_for_another_and_a_row_alone_are_read_of_sums() -> None:
         (rung,) = kept.climb(clients=1, seed=0, seconds=60.0)
         assert (rung.counts.exact, rung.counts.judged) == (number, number)
         assert rung.read_beyond_chance and rung.source.startswith("means and variances")
+
+
+def test_a_row_of_values_that_many_have_is_in_a_table_by_chance() -> None:
+    rng = np.random.default_rng(0)
+    binary, numbers = rng.integers(0, 2, (60, 4)).astype(float), rng.normal(size=(60, 6))
+    assert _chance_there(binary[0], binary, rng) > 0.5
+    assert _chance_there(numbers[0], numbers, rng) < 0.001 < _chance_there(numbers[0] + 1, numbers, rng) == 1.0
+    kept = FittedUploads()
+    for last in (59, 60):
+        _sums(kept, binary[:last], binary[:last, 0].astype(int))
+    (rung,) = kept.climb(clients=1, seed=0, seconds=60.0)
+    assert rung.counts is not None and rung.counts.read == 1 and not rung.read_beyond_chance
 
 
 def test_values_that_are_none_are_a_reason_on_their_own_rung() -> None:

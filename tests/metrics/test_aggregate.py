@@ -1,10 +1,13 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from fl_privacy.metrics import METRICS, aggregate, pmm, share_at_most
+from fl_privacy.metrics.intervals import is_split, share_interval
+from fl_privacy.report.numbers import MISSING, interval
 
 
 def test_interval_is_that_of_students_t():
@@ -51,30 +54,45 @@ def test_the_interval_of_equal_groups_is_that_of_their_means():
     assert found.ci95[1] - found.ci95[0] > 1.5 * (alone.ci95[1] - alone.ci95[0])
 
 
-def test_the_interval_of_unequal_groups_is_that_of_the_sandwich():
-    values, groups = [1.0, 2.0, 4.0, 8.0, 16.0, 3.0], ["a", "a", "a", "b", "b", "c"]
-    design, outcome = np.ones((6, 1)), np.asarray(values)
-    bread = np.linalg.inv(design.T @ design)
-    residuals = outcome - outcome.mean()
-    scores = [design[np.asarray(groups) == g].T @ residuals[np.asarray(groups) == g] for g in "abc"]
-    robust = (3 / 2 * bread @ sum(np.outer(s, s) for s in scores) @ bread).item()
-    expected = stats.t.interval(0.95, 2, loc=outcome.mean(), scale=math.sqrt(robust))
-    assert aggregate(values, groups=groups).ci95 == pytest.approx(expected)
+def test_the_interval_of_unequal_groups_is_that_of_bell_and_mccaffrey():
+    """CR2 and Satterthwaite's degrees of freedom as they are printed, by matrices."""
+    values, groups = np.random.default_rng(0).normal(size=31), np.repeat(np.arange(5), [1, 2, 4, 8, 16])
+    hat = np.full((31, 31), 1 / 31)
+    residuals, variance, vectors = (np.eye(31) - hat) @ values, 0.0, []
+    for group in range(5):
+        own = np.flatnonzero(groups == group)
+        powers, base = np.linalg.eigh(np.eye(len(own)) - hat[np.ix_(own, own)])
+        adjusted = base @ np.diag(powers**-0.5) @ base.T @ np.ones(len(own)) / 31
+        variance += float(adjusted @ residuals[own]) ** 2
+        vectors.append((np.eye(31) - hat)[:, own] @ adjusted)
+    roots = np.linalg.eigvalsh(np.array(vectors) @ np.array(vectors).T)
+    freedom = roots.sum() ** 2 / np.square(roots).sum()
+    expected = stats.t.interval(0.95, freedom, loc=values.mean(), scale=math.sqrt(variance))
+    assert aggregate(values, groups=groups.tolist()).ci95 == pytest.approx(expected)
 
 
-def test_the_interval_of_groups_holds_what_it_promises():
-    rng = np.random.default_rng(2)
-    groups = np.repeat(np.arange(12), [1, 2, 3, 4] * 3).tolist()
+@pytest.mark.parametrize("sizes", [[1, 2, 3, 4] * 3, [1, 1, 4, 4, 8, 8], [1, 2, 4, 8, 16, 32], [1, 1, 1, 1, 1, 20]])
+def test_the_interval_of_groups_holds_what_it_promises(sizes):
+    rng, groups = np.random.default_rng(2), np.repeat(np.arange(len(sizes)), sizes).tolist()
     covered, naive = 0, 0
-    for _ in range(1000):
-        values = rng.normal(0, 1, 12)[groups] + rng.normal(0, 0.2, len(groups))
+    for _ in range(600):
+        values = rng.normal(0, 2, len(sizes))[groups] + rng.normal(0, 1, len(groups))
         for kind in (groups, None):
             low, high = aggregate(values, groups=kind).ci95
             if kind:
                 covered += low < 0 < high
             else:
                 naive += low < 0 < high
-    assert 0.90 < covered / 1000 < 0.97 and naive / 1000 < 0.88
+    assert 0.92 < covered / 600 < 0.98 and naive / 600 < 0.9
+
+
+@pytest.mark.parametrize("number", [4, 5, 8])
+def test_intervals_of_shares_of_few_hold_what_they_promise(number):
+    for share in np.linspace(0.02, 0.98, 25):
+        weights = stats.binom.pmf(range(number + 1), number, share)
+        two = [low <= share <= high for low, high in (share_interval(k, number) for k in range(number + 1))]
+        one = [share <= share_at_most(k, number) for k in range(number + 1)]
+        assert weights @ two >= 0.95 and weights @ one >= 0.95
 
 
 def test_the_same_image_twice_is_one_image():
@@ -98,3 +116,15 @@ def test_what_was_not_seen_may_still_be_there():
     assert share_at_most(10, 10) == 1.0
     assert share_at_most(0, 12, groups=3) == pytest.approx(share_at_most(0, 3))
     assert share_at_most(1, 12, groups=3) == pytest.approx(share_at_most(1, 3))
+
+
+def test_a_few_exact_ones_among_many_bad_ones_have_a_median_and_no_interval():
+    rng = np.random.default_rng(0)
+    bad = rng.normal(12, 3, 17).tolist()
+    assert is_split([*bad, 95.0, 100.0], groups=19) and is_split([*bad, math.inf], groups=18)
+    assert not is_split([*bad, 95.0, 100.0], groups=2), "two uploads"
+    assert not is_split([*bad[:8], *([95.0] * 8)], groups=16), "as many of both"
+    assert not is_split([0.0] * 17 + [1.0], groups=18), "a share"
+    assert sum(is_split(rng.normal(size=12).tolist(), groups=12) for _ in range(300)) <= 3
+    statistic = replace(aggregate([*bad, 100.0]), ci95=None)
+    assert interval(statistic, "psnr").startswith("median 1") and interval(aggregate([1.0]), "psnr") == MISSING

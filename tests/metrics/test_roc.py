@@ -45,6 +45,14 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     assert held["auc"] >= 53 and held["tpr"] >= 53
 
 
+@pytest.mark.parametrize(("number", "shift"), [(24, 2.0), (24, 3.0), (100, 3.0), (100, 4.0)])
+def test_intervals_of_an_auc_near_one_hold_the_truth(number: int, shift: float) -> None:
+    truth, rng = stats.norm.cdf(shift / np.sqrt(2)), np.random.default_rng(0)
+    drawn = ((rng.normal(shift, 1, number), rng.normal(0, 1, number)) for _ in range(500))
+    found = [auc(Separation(positives=members, negatives=others)) for members, others in drawn]
+    assert np.mean([one.low <= truth <= one.high for one in found]) >= 0.93
+
+
 def test_tpr_at_an_fpr_is_the_largest_there_is() -> None:
     found = normal(1.5)
     for rate in (0.01, 0.1):

@@ -112,7 +112,13 @@ def test_a_papers_own_count_stands_in_its_row_and_decides_nothing(tmp_path):
     nothing = [json.loads(line) for line in records]
     for one in nothing:
         if one["kind"] == "image":
-            one |= {"rank": 40, "aligned_psnr": 13.0, "aligned_ssim": 0.2, "control_psnr": 16.0, "control_ssim": 0.5}
+            one |= {
+                "best_rank": 40,
+                "aligned_psnr": 13.0,
+                "aligned_ssim": 0.2,
+                "control_psnr": 16.0,
+                "control_ssim": 0.5,
+            }
     (blurred / "metrics.jsonl").write_text("\n".join(map(json.dumps, nothing)) + "\n")
     assert said_of(blurred).tone == "open" and said_of(blurred).text.startswith("None of 6")
     text = write_report([blurred]).read_text()

@@ -84,7 +84,7 @@ def compared(noise, values):
     """With 1,000 others and with a control that never saw the update."""
     return {
         "likeness": max(0.0, 1 - noise),
-        "rank": 1 if noise < 0.4 else 40,
+        "best_rank": 1 if noise < 0.4 else 40,
         "lead": 2.0 if noise < 0.4 else 0.0,
         "candidates": 1000,
         "aligned_psnr": values["psnr"],

@@ -75,7 +75,8 @@ def test_records_of_older_versions_have_no_color():
 
 def test_nothing_read_says_how_little_that_says():
     low, high = Counts(nothing=4, groups=4).interval
-    assert low == 0 and high == pytest.approx(0.49, abs=0.005)
+    assert low == 0 and high == pytest.approx(0.60, abs=0.005)
+    assert Counts(nothing=4, groups=4).at_most == pytest.approx(0.53, abs=0.005) and Counts().at_most == 1.0
     assert Counts(nothing=8, groups=1).interval[1] > 0.75, "eight images of one upload are one"
 
 
@@ -243,7 +244,7 @@ def test_few_words_of_one_of_many_uploads_are_no_leak():
     lucky, unread = few | {"words_read": 3, "words_false": 0}, few | {"words_read": 1, "words_false": 5}
     found = counts_of(images(lucky, *[unread] * 49))
     assert found.read == 1 and verdict_on(found).ground is Ground.BY_CHANCE
-    assert verdict_on(counts_of(images(lucky, *[unread] * 4))).tone == "leak"
+    assert verdict_on(counts_of(images(lucky))).tone == "leak"
     assert verdict_on(counts_of(images(few | {"words_read": 20, "words_false": 0}, *[unread] * 49))).tone == "leak"
     assert verdict_on(counts_of(images(TEXT | {"words_of": 1}, *[unread] * 49))).tone == "leak"
 

@@ -1,0 +1,191 @@
+"""No page is red by chance: random guesses over rows, words and images, in batches of 1 to 64, through verdicts."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fl_privacy.experiment.ladder import Rung
+from fl_privacy.experiment.ladder_scores import _count_rows, score
+from fl_privacy.experiment.ladder_words import scored_words
+from fl_privacy.metrics import evaluate_all
+from fl_privacy.metrics.controls import Others
+from fl_privacy.metrics.public_images import PublicImages
+from fl_privacy.results.counts import Counts, counts_of
+from fl_privacy.results.readings import AttackFacts
+from fl_privacy.results.rule import LEVEL, above_chance
+from fl_privacy.results.summary import summarize
+from fl_privacy.results.verdict import judged
+from fl_privacy.types import Batch, Reconstruction, VictimId
+from tests.tables.tables import dataset
+
+UPLOADS = {1: 6}
+
+
+def guessed(inputs: Tensor, place: int = 0, **more: object) -> Reconstruction:
+    batch = Batch(inputs, torch.zeros(len(inputs)).long())
+    return Reconstruction(id=VictimId(place, 1, 0), batch=batch, **more)  # type: ignore[arg-type]
+
+
+def is_red(found: list[Reconstruction], truths: list[Batch], **given: object) -> bool:
+    """Judge as a run does, from scores over records to the verdict."""
+    scores = evaluate_all(found, truths, **given)  # type: ignore[arg-type]
+    records = [
+        {
+            **{"kind": "image", "attacker": "plain", "id": str(one.id), "round": 1, "client": 0, "member": ""},
+            **{"image": image.image, **image.values, **image.compared, "certainty": image.certainty, "failure": None},
+        }
+        for one in scores
+        for image in one.images
+    ]
+    summary = summarize(records, finished=True, undefended_accuracy=None, total_seconds=None)
+    return judged(summary, AttackFacts()).tone == "leak"
+
+
+def rows_page(size: int, rng: torch.Generator, *, read: bool = False) -> bool:
+    data = DATA
+    others = Others(rows=data.train.schema.cells(data.test.inputs))
+    found, truths = [], []
+    for place in range(UPLOADS.get(size, 1)):
+        truths.append(data.train.batch(torch.randperm(len(data.train), generator=rng)[:size]))
+        public = data.test.inputs[torch.randint(len(data.test), (size,), generator=rng)]
+        found.append(guessed(truths[-1].inputs.flip(0) if read else public, place))
+    return is_red(found, truths, schema=data.train.schema, others=others)
+
+
+def texts_page(size: int, rng: torch.Generator, *, read: bool = False) -> bool:
+    def texts(number: int) -> Tensor:
+        return torch.rand(number, 6, generator=rng).pow(3).mul(60).long() + 1  # frequent and seldom words
+
+    others, found, truths = Others(texts=texts(300)), [], []
+    for place in range(UPLOADS.get(size, 1)):
+        own, public = texts(size), texts(size)
+        tokens = own.flip(0) if read else public
+        found.append(guessed(tokens, place, words=tokens.unique()))
+        truths.append(Batch(own, torch.zeros(size).long()))
+    return is_red(found, truths, others=others)
+
+
+def images_page(size: int, rng: torch.Generator, *, read: bool = False) -> bool:
+    found, truths = [], []
+    for place in range(UPLOADS.get(size, 1)):
+        own, public = (torch.rand(size, 1, 8, 8, generator=rng) for _ in range(2))
+        found.append(guessed(own.flip(0) if read else public, place))
+        truths.append(Batch(own, torch.zeros(size).long()))
+    return is_red(found, truths, others=IMAGES)
+
+
+DATA = dataset()
+IMAGES = Others(
+    candidates=PublicImages(images=torch.rand(120, 1, 8, 8, generator=torch.Generator().manual_seed(9)), name="noise")
+)
+
+
+@pytest.mark.parametrize(
+    ("page", "size", "pages"),
+    [
+        *((rows_page, size, pages) for size, pages in ((1, 40), (4, 40), (16, 20), (64, 8))),
+        *((texts_page, size, pages) for size, pages in ((1, 40), (4, 40), (16, 20), (64, 4))),
+        *((images_page, size, pages) for size, pages in ((1, 8), (4, 8), (64, 1))),
+    ],
+)
+def test_pages_of_random_guesses_are_not_red_and_of_originals_they_are(page: object, size: int, pages: int) -> None:
+    rng = torch.Generator().manual_seed(size)
+    assert callable(page)
+    assert sum(page(size, rng) for _ in range(pages)) <= (1 if pages >= 20 else 0)
+    assert page(size, rng, read=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "others", "width"), [(1, 150, 4), (8, 60, 2), (32, 60, 30), (64, 288, 30), (64, 288, 3)]
+)
+def test_rows_of_an_app_are_not_read_by_random_guesses(size: int, others: int, width: int) -> None:
+    read = red = 0
+    for seed in range(20):
+        rng = torch.Generator().manual_seed(seed)
+        truth, guess, public = (torch.rand(n, width, generator=rng) for n in (size, size, others))
+        counts, _ = _count_rows([guessed(guess)], [Batch(truth, torch.zeros(size))], public)
+        read += counts.read
+        red += Rung(name="batch", kind="row", counts=counts).read_beyond_chance
+    assert red == 0 and read <= 0.002 * 20 * size + 1
+    counts, shown = _count_rows([guessed(truth.flip(0))], [Batch(truth, torch.zeros(size))], public)
+    assert counts.exact == size == sum(one.read for one in shown)
+    assert Rung(name="batch", kind="row", counts=counts).read_beyond_chance is (
+        size > 1 or counts.by_chance < LEVEL / 6
+    )
+    near = truth + 0.05 * torch.randn(truth.shape, generator=rng)
+    counts, _ = _count_rows([guessed(near.flip(0))], [Batch(truth, torch.zeros(size))], public)
+    assert width < 30 or others < 100 or counts.identified == size
+
+
+def test_rows_of_few_values_are_equal_by_chance() -> None:
+    red = 0
+    for seed in range(10):
+        rng = torch.Generator().manual_seed(seed)
+        truth, guess, public = (torch.rand(n, 4, generator=rng).round() for n in (16, 16, 200))
+        counts, _ = _count_rows([guessed(guess)], [Batch(truth, torch.zeros(16))], public)
+        assert counts.read == 0, "chance has as many equal"
+        red += Rung(name="batch", kind="row", counts=counts).read_beyond_chance
+    assert red == 0
+
+
+def test_without_a_control_nothing_is_more_than_chance() -> None:
+    truth = torch.rand(4, 5)
+    counts, _ = _count_rows([guessed(truth)], [Batch(truth, torch.zeros(4))], torch.empty(0, 5))
+    assert counts.exact == 4 and not Rung(name="batch", kind="row", counts=counts).read_beyond_chance
+    alone = scored_words([({1, 2, 3, 4}, {1, 2, 3, 4})], 1)
+    assert alone.counts.read == 1 and alone.control is None
+    assert not Rung(name="one", kind="text", counts=alone.counts, control=alone.control).read_beyond_chance
+    other = [{k, k + 1, k + 2, k + 3} for k in range(10, 2000, 3)]
+    beside = scored_words([({1, 2, 3, 4}, {1, 2, 3, 4})], 1, other)
+    assert Rung(name="one", kind="text", counts=beside.counts).read_beyond_chance
+    everybodys = scored_words([({1, 2, 3, 4}, {1, 2, 3, 4})], 1, [{1, 2, 3, 4, k} for k in range(10, 600)])
+    assert not Rung(name="one", kind="text", counts=everybodys.counts).read_beyond_chance
+
+
+def problem(kind: str, truth: Tensor) -> SimpleNamespace:
+    shape = tuple(truth.shape[1:])
+    model = SimpleNamespace(looked_for=lambda x: x, shapes=[shape])
+    return SimpleNamespace(kind=kind, truth=truth, labels=None, whole=False, model=model, input_shape=shape)
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("image", (1, 8, 8)), ("row", (9,))])
+@pytest.mark.parametrize("shift", [0.0, 0.004])
+def test_uploads_of_the_same_example_are_no_control(kind: str, shape: tuple[int, ...], shift: float) -> None:
+    data = torch.rand(60, *shape, generator=torch.Generator().manual_seed(0)).mul(0.9)
+    truths = [data[:1] + shift * k / 4 for k in range(4)] + [data[5:6]]
+    found = [guessed(truth.clone(), place) for place, truth in enumerate(truths)]
+    scored = score([problem(kind, truth) for truth in truths], found, [data], 0)  # type: ignore[arg-type]
+    assert scored.counts.read == 5 and scored.control is not None
+    assert (scored.control.read, scored.control.judged) == (0, 5), "beside the only other one"
+    assert Rung(name="one", kind=kind, counts=scored.counts, control=scored.control).read_beyond_chance  # type: ignore[arg-type]
+    alike = score([problem(kind, truth) for truth in truths[:4]], found[:4], [data], 0)  # type: ignore[arg-type]
+    assert alike.counts.read == 4 and alike.control is None
+    assert Rung(name="one", kind=kind, counts=alike.counts).read_beyond_chance  # type: ignore[arg-type]
+
+
+def test_texts_of_the_same_words_are_no_control() -> None:
+    own, other = {1, 2, 3, 4, 5}, {11, 12, 13, 14, 15}
+    found = scored_words([(own, own), (own | {6}, own), (own, own), (other, other)], 4)
+    assert found.counts.read == 4 and found.control is not None and found.control.read == 0
+    assert scored_words([(own, own)] * 3, 3).control is None
+
+
+def test_one_rule_takes_the_control_and_the_number_of_questions() -> None:
+    six, control = Counts(exact=6, groups=6), Counts(exact=1, nothing=5, groups=6)
+    assert above_chance(six) and above_chance(six, control=control, among=6)
+    assert not above_chance(six, control=six)
+    assert not above_chance(Counts(exact=2, nothing=4, groups=6), control=control)
+    assert not above_chance(Counts(nothing=6, groups=6)) and not above_chance(Counts(exact=6, chance=1.0))
+    lucky = Counts(identified=1, nothing=5, candidates=1000, groups=6)
+    assert above_chance(lucky) and not above_chance(lucky, among=6)
+
+
+def test_older_records_of_rows_are_judged_by_their_band() -> None:
+    row = {"id": "a", "cells_right": 0.9, "row_right": 0.0, "control_cells": 0.5, "certainty": "approximate"}
+    assert counts_of([row]).recognizable == 1 and counts_of([row]).chance is None
+    assert counts_of([row | {"chance": 0.2}]).recognizable == 0
+    known = counts_of([row | {"chance": 0.001}, row | {"chance": 0.001, "image": 1}])
+    assert known.recognizable == 2 and known.by_chance == pytest.approx(0.001), "one upload"
+    assert counts_of([row | {"exact": True, "certainty": "proven", "row_right": 1.0, "chance": 0.5}]).by_chance == 0.0
