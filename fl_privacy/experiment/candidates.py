@@ -30,7 +30,7 @@ _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"
 """Data sets that packages ship."""
 
 
-def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str, moved: bool = False) -> Others:
+def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Others:
     """Take ``number`` of the public ``examples`` at random; of texts, their frequencies.
 
     Args:
@@ -38,16 +38,15 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
         number: of images; 0 takes none.
         seed: of the choice.
         name: of the data set.
-        moved: whether the model may have seen the originals scaled and rotated.
     """
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if (few := _FEW.get(examples.modality)) is not None:
         return few(examples, order[:_MOST_TEXTS])
     chosen = order[: at_most(number, examples.input_shape)].sort().values
     if not len(chosen):
-        return Others(moved=moved)
+        return Others()
     batch = examples.batch(chosen)
-    return Others(candidates=_shared(batch.inputs, batch.labels, f"public images of {name}"), moved=moved)
+    return Others(candidates=_shared(batch.inputs, batch.labels, f"public images of {name}"))
 
 
 _LATEST: OrderedDict[bytes, PublicImages] = OrderedDict()

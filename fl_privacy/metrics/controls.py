@@ -41,7 +41,6 @@ class Others:
         candidates: images that an original is distinguished from; ``None`` where there are none, or texts are attacked.
         texts: (N, L) public tokens, -1 where there is none, whose frequencies are the control of texts.
         rows: (M, C) public cells of a table, whose rows are the control of rows.
-        moved: whether the model may have seen the originals scaled and rotated, in a way that nobody knows.
         controls: for some victims (K, C, H, W) further guesses that never saw the update, such as what the same attack
             with the same prior makes of another client's.
         beside: client -> the candidates for its images, where these are not the same for all.
@@ -50,7 +49,6 @@ class Others:
     candidates: PublicImages | None = None
     texts: Tensor | None = None
     rows: Tensor | None = None
-    moved: bool = False
     controls: Controls = field(default_factory=dict)
     beside: Callable[[int], PublicImages | None] | None = None
 
@@ -111,7 +109,7 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
         figures[place] = {"exact": bool(exact[place]), **_rounded(control_psnr=top_psnr, control_ssim=top_ssim)}
     nearest = torch.arange(len(found))
     if (rest := (~exact).nonzero().flatten()).numel():
-        seen = identify(guesses[rest], originals[rest], others.candidates, scaled=others.moved)
+        seen = identify(guesses[rest], originals[rest], others.candidates)
         nearest[rest] = rest[seen.guess]
         for place, own in zip(rest.tolist(), _of_each(seen), strict=True):
             figures[place] |= own
@@ -172,7 +170,7 @@ def _control_leads(originals: Tensor, extra: Sequence[Tensor], others: Others) -
     """
     if not len(originals) or not extra or others.candidates is None:
         return []
-    found = [identify(each[None], originals, others.candidates, scaled=others.moved).lead for each in extra]
+    found = [identify(each[None], originals, others.candidates).lead for each in extra]
     leads = [lead for lead in found if lead is not None]
     return torch.stack(leads).amax(0).tolist() if leads else []
 

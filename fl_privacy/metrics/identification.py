@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.comparison import Identified, Look, largest
+from fl_privacy.metrics.comparison import Identified, Look, best_of, largest
 from fl_privacy.metrics.images import psnr, ssim
 from fl_privacy.metrics.looks import COARSE, FINE, Moved, Standing, shift_reach, small
-from fl_privacy.metrics.outcome import SURE
+from fl_privacy.metrics.outcome import LEAD, SURE
 from fl_privacy.metrics.public_images import PublicImages
+from fl_privacy.metrics.turning import LEAST_SIDE, Gallery, Turning
 
 REFERENCE = 200
 """Candidates by whose correlations it is judged what is usual."""
@@ -23,58 +24,97 @@ REFERENCE = 200
 NEAREST = 60
 """Candidates looked at closely: those nearest to the guesses at a coarse look."""
 
+USUAL_TURNED = 100
+"""The same, of guesses that are turned."""
+
 HOPELESS = 0.1
 """Share of the candidates that are nearer at a coarse look, from which on no closer look is taken."""
 
 
 def identify(
-    guesses: Tensor, originals: Tensor, candidates: PublicImages | None = None, *, scaled: bool = False
+    guesses: Tensor, originals: Tensor, candidates: PublicImages | None = None, *, apart: Tensor | None = None
 ) -> Identified:
     """Compare the guesses at a batch with its originals and with ``candidates``, up to harmless changes.
 
-    These are the negative and any other change of brightness and contrast, a shift by up to a tenth of the width, the
-    mirror image, blur, the loss of one half, and the order within the batch. A guess and another image are compared in
-    several ways (``fl_privacy.metrics.looks``), in each of which candidates get the same tries as the original: of all
-    changes, the best for each counts. The strength of an image is Fisher's z of its correlation relative to mean and
-    spread over ``REFERENCE`` candidates; the original has to lead in one way. Among the candidates are their mean and
-    that of each of their classes, so that a guess that shows what a class has in common is nearer to that.
+    These are the negative and any other change of brightness and contrast, a shift by up to a tenth of the width,
+    mirrors and quarter turns, rotation by up to 15 degrees, a cut of 70 % or more, a frame, blur, coarse pixels, the
+    loss of one half, another order of tiles, and the order within the batch. A guess and another image are compared in
+    several ways (``fl_privacy.metrics.looks``, ``turning``), in each of which candidates get the same tries as the
+    original: of all changes, the best for each counts. The strength of an image is Fisher's z of its correlation
+    relative to mean and spread over ``REFERENCE`` candidates; the original has to lead in one way. Among the candidates
+    are their mean and that of each of their classes, so that a guess that shows what a class has in common is nearer to
+    that.
 
     Everything is looked at coarsely first. Where that leaves in doubt which is nearest, the original and the nearest
-    candidates are looked at closely; what was far at the first look stays behind them.
+    candidates are looked at closely; what was far at the first look stays behind them. Where no original is surely
+    found so, guesses are also turned, cut and taken to pieces.
 
     Args:
         guesses: (G, C, H, W) in [0, 1], at a batch.
         originals: (B, C, H, W) in [0, 1].
         candidates: what else a guess could be of; those that are one of ``originals`` are left out.
-        scaled: also scale and rotate, where the model may have seen another cut of the originals.
+        apart: (A, C, H, W) others that are left out.
 
     Raises:
         UserError: candidates have another shape.
     """
     others = _expect_alike(candidates, originals)
-    if others is None or not bool((left := ~others.equal(originals)).any()):
+    if others is None:
+        return _likeness(guesses, originals)
+    left = ~others.equal(originals if apart is None else torch.cat([originals, apart]))
+    if not bool(left.any()):
         return _likeness(guesses, originals)
     images = left.nonzero().flatten()
-    means = torch.arange(len(left), len(others.rivals))
+    rivals = torch.cat([images, torch.arange(len(left), len(others.rivals))])
     usual = images[torch.linspace(0, len(images) - 1, min(REFERENCE, len(images))).long()]
     coarse = Look(
-        guesses=guesses,
-        originals=originals,
-        others=others,
-        rivals=torch.cat([images, means]),
-        usual=usual,
-        sight=COARSE,
-        scaled=scaled,
-    )
+        guesses=guesses, originals=originals, others=others, rivals=rivals, usual=usual, sight=COARSE
+    )  # fmt: skip
     found = coarse.ranked(len(images))
     assert found.lead is not None
     settled = (found.lead >= SURE) | (coarse.behind() > HOPELESS * len(images))
-    if bool(settled.all()):
+    if not bool(settled.all()):
+        chosen = torch.tensor(sorted({*usual.tolist(), *coarse.nearest(NEAREST).tolist()}))
+        found = _either(settled, found, replace(coarse, rivals=chosen, sight=FINE).ranked(len(images)))
+    return _turned(found, coarse, len(images))
+
+
+def _turned(found: Identified, look: Look, candidates: int) -> Identified:
+    """Also turn, cut and take to pieces the guesses, for originals that were not surely ``found``."""
+    assert found.lead is not None
+    doubtful = (found.lead < SURE).nonzero().flatten()
+    if not len(doubtful) or min(look.originals.shape[-2:]) < LEAST_SIDE:
         return found
-    chosen = torch.tensor(sorted({*usual.tolist(), *coarse.nearest(NEAREST).tolist()}))
-    closer = replace(coarse, rivals=chosen, sight=FINE, turns=coarse.best_turns).ranked(len(images))
-    either = {each: torch.where(settled, getattr(found, each), getattr(closer, each)) for each in _FIGURES}
-    return Identified(**either, candidates=len(images))
+    gallery, usual = Gallery(look.originals[doubtful]), look.usual[:: REFERENCE // USUAL_TURNED].contiguous()
+    ways = [
+        Turning(guess=guess, originals=gallery, others=look.others.gallery, rivals=look.rivals, usual=usual).ways()
+        for guess in torch.split(look.guesses, 1)
+    ]
+    turned = best_of(ways, candidates)
+    assert turned.lead is not None
+    if bool((turned.lead < SURE).any()):
+        ways = [[*own, *(near for way in own if (near := way.closer()) is not None)] for own in ways]
+        turned = best_of(ways, candidates)
+    assert turned.lead is not None and turned.foreign is not None and found.foreign is not None
+    before = Identified(**{each: getattr(found, each)[doubtful] for each in _FIGURES}, candidates=candidates)
+    assert before.lead is not None and before.foreign is not None
+    both = torch.minimum(before.lead, turned.lead) >= LEAD
+    best = _either(before.lead >= turned.lead, before, turned)
+    best = replace(
+        best,
+        likeness=torch.where(both, torch.maximum(before.likeness, turned.likeness), best.likeness),
+        foreign=torch.where(both, torch.fmin(before.foreign, turned.foreign), best.foreign),
+    )
+    return Identified(
+        **{each: getattr(found, each).index_copy(0, doubtful, getattr(best, each)) for each in _FIGURES},
+        candidates=candidates,
+    )
+
+
+def _either(first: Tensor, one: Identified, other: Identified) -> Identified:
+    """Take the figures of ``one`` where ``first`` (B,) is true, else those of ``other``."""
+    either = {each: torch.where(first, getattr(one, each), getattr(other, each)) for each in _FIGURES}
+    return Identified(**either, candidates=one.candidates)
 
 
 _FIGURES = ("guess", "likeness", "rank", "lead", "foreign")

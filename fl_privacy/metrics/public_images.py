@@ -6,7 +6,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fl_privacy.metrics.looks import Sight, Standing, turned, turns
+from fl_privacy.metrics.looks import Sight, Standing
+from fl_privacy.metrics.turning import Gallery
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,7 +26,6 @@ class PublicImages:
     name: str = "public images"
     controls: dict[tuple[bytes, int | None], tuple[float, float]] = field(default_factory=dict, repr=False)
     _looks: dict[Sight, Standing] = field(default_factory=dict, init=False, repr=False)
-    _turned: dict[Sight, list[Standing]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def mean(self) -> Tensor:
@@ -51,13 +51,10 @@ class PublicImages:
         """Return rows of ``rivals`` to compare with, kept once they are made."""
         return self._looks.setdefault(sight, Standing(self.rivals, sight))
 
-    def turned(self, sight: Sight) -> list[Standing]:
-        """Return rows of ``rivals``, scaled and rotated by each of the turns in order; kept once they are made."""
-        if sight not in self._turned:
-            number = len(turns(1, 1))
-            every = [torch.full((len(self.rivals),), turn) for turn in range(number)]
-            self._turned[sight] = [Standing(turned(self.rivals, turn), sight) for turn in every]
-        return self._turned[sight]
+    @cached_property
+    def gallery(self) -> Gallery:
+        """Return ``rivals`` to compare with in all poses."""
+        return Gallery(self.rivals)
 
     @cached_property
     def _places(self) -> dict[bytes, list[int]]:
