@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 MOST = 1000
 """PublicImages, unless a run says otherwise."""
 
+MOST_NEAR = 10_000
+"""Public images among which the one nearest to an original is looked for, at most."""
+
 _MOST_VALUES = 1 << 26
 """Pixels of all candidates; more of them are not taken, whatever their number."""
 
@@ -46,7 +49,9 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
     if not len(chosen):
         return Others()
     batch = examples.batch(chosen)
-    return Others(candidates=_shared(batch.inputs, batch.labels, f"public images of {name}"))
+    images = images_of(examples)
+    more = None if images is None else images.images[order[:MOST_NEAR]]
+    return Others(candidates=_shared(batch.inputs, batch.labels, f"public images of {name}", more))
 
 
 _LATEST: OrderedDict[bytes, PublicImages] = OrderedDict()
@@ -56,9 +61,9 @@ _MOST_LATEST, _MOST_KEPT = 2, 1 << 22
 """How many, and of how many pixels at most: what is larger is not kept."""
 
 
-def _shared(images: Tensor, labels: Tensor | None, name: str) -> PublicImages:
+def _shared(images: Tensor, labels: Tensor | None, name: str, more: Tensor | None = None) -> PublicImages:
     """Make public images, or take those of an earlier job that are the same: rows to compare with are made once."""
-    made = PublicImages(images=images, labels=labels, name=name)
+    made = PublicImages(images=images, labels=labels, name=name, more=more)
     if images.numel() > _MOST_KEPT:
         return made
     told = [tensor.contiguous().cpu() for tensor in (images, labels) if tensor is not None]

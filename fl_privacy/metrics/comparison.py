@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fl_privacy.metrics.looks import Moved, Sight, Standing
+from fl_privacy.metrics.looks import Moved, Sight, Standing, largest
 from fl_privacy.metrics.outcome import LEAD
 from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.metrics.turning import Way
@@ -20,7 +20,7 @@ LUCK = 0.3
 """Of lead, by which the best of e = 2.7 guesses is ahead of one, or one that is compared with so many fewer candidates:
 1 over the largest of 1,000 normal strengths, since the gap between the largest two is exponential."""
 
-LUCK_OF_MORE = LUCK * math.log(4)
+LUCK_OF_MORE = LUCK * math.log(10)
 """Of lead, by which the best of further ways to compare is ahead of one."""
 
 ENOUGH = 1000
@@ -190,12 +190,6 @@ def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
 def luck(guesses: int, candidates: int) -> float:
     """Return the lead that several guesses, or few candidates, gain by luck."""
     return LUCK * math.log(guesses * max(1.0, ENOUGH / max(1, candidates)))
-
-
-def largest(places: Tensor, rows: Tensor) -> Tensor:
-    """Return the largest absolute correlation (N,) of ``places`` (V, D) with each of ``rows`` (N, D)."""
-    best: Tensor = (places @ rows.T).abs_().amax(0)
-    return best
 
 
 def relative(own: Tensor, rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 How much of the words of an upload's texts was read, in no order, beside what their frequency alone tells.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fl_privacy.metrics.comparison import Identified
-from fl_privacy.metrics.identification import aligned, control, identify
+from fl_privacy.metrics.identification import aligned, control, identify, near_lead
 from fl_privacy.metrics.matching import Match
-from fl_privacy.metrics.outcome import ROUNDING
+from fl_privacy.metrics.outcome import LEAD, MARGIN_PSNR, ROUNDING
 from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.metrics.tables import control_cells, exact_rows
 from fl_privacy.metrics.texts import Language, most_frequent, token_f1, token_precision, token_recall, widened, without
@@ -28,6 +29,12 @@ _DIGITS = 4
 
 Controls = Mapping[VictimId, Tensor]
 """(K, C, H, W) guesses that never saw the update, for some victims."""
+
+CLOSER = 10 ** (-MARGIN_PSNR / 10)
+"""Share of what the nearest public image leaves unexplained of an original, that a guess may leave, at most."""
+
+TWIN = 6.0
+"""Lead of the nearest public image at an original from which on it shows the same scene."""
 
 OTHER_UPDATES, MOST_CONTROLS = 3, 8
 """Other clients' updates whose guesses are controls, and how many guesses at most."""
@@ -113,9 +120,9 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
         nearest[rest] = rest[seen.guess]
         for place, own in zip(rest.tolist(), _of_each(seen), strict=True):
             figures[place] |= own
-        nearest_ones = [place for place in rest.tolist() if figures[place].get("rank") == 1]
-        for place, lead in zip(nearest_ones, _control_leads(originals[nearest_ones], extra, others), strict=False):
-            figures[place] |= _rounded(control_lead=lead)
+        for place in (place for place in rest.tolist() if figures[place].get("rank") == 1):
+            lead = _control_lead(originals[place], figures[place], extra, others)
+            figures[place] |= _rounded(control_lead=lead) if lead > -math.inf else {}
     for place in exact.nonzero().flatten().tolist():
         figures[place] |= _of_exact(originals, others.candidates)
     for place, truth in enumerate(originals):
@@ -163,16 +170,21 @@ def _of_each(seen: Identified) -> list[Figures]:
     return figures
 
 
-def _control_leads(originals: Tensor, extra: Sequence[Tensor], others: Others) -> list[float]:
-    """Return the largest lead of guesses at other updates at each of ``originals`` (B, C, H, W), one guess at a time.
+def _control_lead(original: Tensor, own: Figures, extra: Sequence[Tensor], others: Others) -> float:
+    """Return the largest lead at ``original`` (C, H, W) of guesses that never saw its update; minus infinity if none.
 
-    Nothing is returned where there are no such guesses, or no candidates.
+    These are guesses at other updates, one at a time, and the nearest public image, unless the guess, by its ``own``
+    likeness, is closer to the original than that by a margin. Where it is not, it has to lead by more than that image
+    does, and no lead is enough where that is a twin.
     """
-    if not len(originals) or not extra or others.candidates is None:
-        return []
-    found = [identify(each[None], originals, others.candidates).lead for each in extra]
-    leads = [lead for lead in found if lead is not None]
-    return torch.stack(leads).amax(0).tolist() if leads else []
+    if others.candidates is None:
+        return -math.inf
+    found = [identify(each[None], original[None], others.candidates).lead for each in extra]
+    lead, near = near_lead(original, others.candidates)
+    leads = [float(each) for each in found if each is not None]
+    if 1 - own["likeness"] ** 2 > CLOSER * (1 - near**2):
+        leads.append(float(own["lead"]) if lead >= TWIN else lead - LEAD)
+    return max(leads, default=-math.inf)
 
 
 def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:

@@ -3,6 +3,7 @@
 A guess laid on its original by the best harmless change, and what a guess without any update reaches so.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -11,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.comparison import Identified, Look, best_of, largest
+from fl_privacy.metrics.comparison import Identified, Look, best_of
 from fl_privacy.metrics.images import psnr, ssim
-from fl_privacy.metrics.looks import COARSE, FINE, Moved, Standing, shift_reach, small
+from fl_privacy.metrics.looks import COARSE, FINE, Moved, Standing, largest, shift_reach, small
 from fl_privacy.metrics.outcome import LEAD, SURE
 from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.metrics.turning import LEAST_SIDE, Gallery, Turning
@@ -142,14 +143,14 @@ def _expect_alike(candidates: PublicImages | None, originals: Tensor) -> PublicI
     return candidates
 
 
-_SIGHT = replace(FINE, between=False)
+_SIGHT, _FAR = replace(FINE, between=False), replace(COARSE, between=False)
 
 
 def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
     """Return the largest PSNR in decibel and SSIM of a guess over harmless changes.
 
     These are none, and a linear change of each channel's intensity (least squares) of the guess as it is, mirrored, and
-    mirrored or not at the shift where it correlates best with the original.
+    mirrored, turned by quarters or neither, at the shift where it correlates best with the original.
 
     Args:
         guess: (C, H, W) in [0, 1].
@@ -172,7 +173,8 @@ def control(
     Args:
         original: (C, H, W) in [0, 1].
         label: its class; ``None`` where nobody knows it.
-        candidates: public images, whose mean and mean of the class are tried; without, the image's mean color alone.
+        candidates: public images, whose mean and mean of the class are tried, and the one nearest to the original;
+            without, the image's mean color alone.
         extra: (C, H, W) further guesses without the update, such as the same attack on another client's.
     """
     key = original.numpy().tobytes(), label
@@ -180,24 +182,44 @@ def control(
         return candidates.controls[key]
     own_color = original.mean((1, 2), keepdim=True).expand_as(original)
     found = [(float(psnr(own_color[None], original[None])), float(ssim(own_color[None], original[None])))]
-    found += [aligned(guess, original) for guess in [*_public(label, candidates), *extra]]
+    found += [aligned(guess, original) for guess in [*_public(original, label, candidates), *extra]]
     best_psnr, best_ssim = (max(values) for values in zip(*found, strict=True))
     if candidates is not None and not len(extra):
         candidates.controls[key] = best_psnr, best_ssim
     return best_psnr, best_ssim
 
 
-def _public(label: int | None, candidates: PublicImages | None) -> Iterator[Tensor]:
+def _public(original: Tensor, label: int | None, candidates: PublicImages | None) -> Iterator[Tensor]:
     if candidates is None:
         return
     yield candidates.mean
     of_class = None if label is None else candidates.class_mean(label)
     if of_class is not None:
         yield of_class
+    nearest = candidates.nearest(original) if candidates.images.shape[1:] == original.shape else None
+    if nearest is not None:
+        yield nearest[0]
+
+
+def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
+    """Return lead and likeness of the public image that is nearest to ``original`` (C, H, W), as a guess at it."""
+    key = original.numpy().tobytes()
+    if key not in candidates.near:
+        found = None
+        if (nearest := candidates.nearest(original)) is not None:
+            apart = torch.cat([nearest[0][None], nearest[1]])
+            found = identify(nearest[0][None], original[None], candidates, apart=apart)
+        is_first = found is not None and found.lead is not None and found.rank == 1
+        candidates.near[key] = (float(found.lead), float(found.likeness)) if is_first else (-math.inf, 0.0)
+    return candidates.near[key]
 
 
 def _best_place(guess: Tensor, original: Tensor) -> Tensor:
-    """Mirror ``guess`` (C, H, W) or not, and shift it to where it correlates best with ``original``."""
+    """Mirror and turn ``guess`` (C, H, W) or not, and shift it to where it correlates best with ``original``."""
+    square = guess.shape[-2] == guess.shape[-1]
+    upright = [guess, guess.flip(-2), *((guess.mT, guess.mT.flip(-2)) if square else ())]
+    coarse = Standing(original[None], _FAR).rows(0, 0)
+    guess = max(upright, key=lambda each: float(largest(Moved(each[None], _FAR).rows(0, 0), coarse)))
     places, still = Moved(guess[None], _SIGHT).rows(0, 0), Standing(original[None], _SIGHT).rows(0, 0)[0]
     height, width = small(original[None], _SIGHT.side).shape[-2:]
     edge_y, edge_x = shift_reach(height), shift_reach(width)

@@ -123,6 +123,12 @@ class Moved:
         return torch.cat([self._grays, *between])
 
 
+def largest(places: Tensor, rows: Tensor) -> Tensor:
+    """Return the largest absolute correlation (N,) of ``places`` (V, D) with each of ``rows`` (N, D)."""
+    best: Tensor = (places @ rows.T).abs_().amax(0)
+    return best
+
+
 def small(images: Tensor, side: int) -> Tensor:
     """Average images (N, C, H, W) down to at most ``side`` pixels a side."""
     height, width = images.shape[-2:]

@@ -213,7 +213,7 @@ def _is_nearest(record: Mapping[str, Any]) -> bool:
 
 
 def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:
-    """Say whether a guess leads by more than guesses at other clients' updates do, where these were compared."""
+    """Say whether a guess leads by more than guesses that never saw the update do, where these were compared."""
     control = _number(record, "control_lead")
     return control is None or lead >= control + LEAD
 
@@ -226,6 +226,8 @@ def _is_of_others(record: Mapping[str, Any]) -> bool:
 
 def _is_recognizable(record: Mapping[str, Any]) -> bool:
     if (_number(record, "candidates") or 0.0) >= LEAST_CANDIDATES and not _is_nearest(record):
+        return False
+    if not _leads_controls(record, _number(record, "lead") or 0.0):
         return False
     beats = {name: _beats(record, name, margin) for name, margin in (("psnr", MARGIN_PSNR), ("ssim", MARGIN_SSIM))}
     lpips = _number(record, "lpips")

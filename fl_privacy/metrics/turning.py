@@ -282,7 +282,7 @@ class Turning:
             side=NEAR,
             taken=taken,
             gray=gray,
-            first=first.indices if bool((found[:number] >= first.values[: AMONG][-1]).any()) else torch.empty(0).long(),
+            first=first.indices if bool((found[:number] >= first.values[:AMONG][-1]).any()) else torch.empty(0).long(),
         )
         return made.refined() if len(made.first) else made
 
@@ -301,7 +301,15 @@ class Turning:
         pieces = _tiles(grays(self.guess.float()), grid)
         own = _arranged(pieces, self.originals.tiles(grid)).amax(0)
         rest = _arranged(pieces, self.others.tiles(grid)[self.rivals]).amax(0)
-        return _Tiled(own=own, rest=rest, rivals=self.rivals, usual=torch.searchsorted(self.rivals, self.usual), turning=self, grid=grid, pieces=pieces)
+        return _Tiled(
+            own=own,
+            rest=rest,
+            rivals=self.rivals,
+            usual=torch.searchsorted(self.rivals, self.usual),
+            turning=self,
+            grid=grid,
+            pieces=pieces,
+        )
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
