@@ -63,6 +63,12 @@ class Identified:
     foreign: Tensor | None = None
     candidates: int = 0
 
+    @property
+    def figures(self) -> dict[str, Tensor]:
+        """Return by name those of each original that are known."""
+        named = {name: getattr(self, name) for name in ("guess", "likeness", "rank", "lead", "foreign")}
+        return {name: figure for name, figure in named.items() if figure is not None}
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Look:

@@ -72,18 +72,18 @@ def identify(
         guesses=guesses, originals=originals, others=others, rivals=rivals, usual=usual, sight=COARSE
     )  # fmt: skip
     found = coarse.ranked(len(images))
-    assert found.lead is not None
-    settled = (found.lead >= SURE) | (coarse.behind() > HOPELESS * len(images))
+    settled = (found.figures["lead"] >= SURE) | (coarse.behind() > HOPELESS * len(images))
     if not bool(settled.all()):
         chosen = torch.tensor(sorted({*usual.tolist(), *coarse.nearest(NEAREST).tolist()}))
-        found = _either(settled, found, replace(coarse, rivals=chosen, sight=FINE).ranked(len(images)))
+        closer = replace(coarse, rivals=chosen, sight=FINE).ranked(len(images)).figures
+        either = {name: torch.where(settled, figure, closer[name]) for name, figure in found.figures.items()}
+        found = Identified(**either, candidates=len(images))
     return _turned(found, coarse, len(images))
 
 
 def _turned(found: Identified, look: Look, candidates: int) -> Identified:
     """Also turn, cut and take to pieces the guesses, for originals that were not surely ``found``."""
-    assert found.lead is not None
-    doubtful = (found.lead < SURE).nonzero().flatten()
+    doubtful = (found.figures["lead"] < SURE).nonzero().flatten()
     if not len(doubtful) or min(look.originals.shape[-2:]) < LEAST_SIDE:
         return found
     gallery, usual = Gallery(look.originals[doubtful]), look.usual[:: REFERENCE // USUAL_TURNED].contiguous()
@@ -92,33 +92,16 @@ def _turned(found: Identified, look: Look, candidates: int) -> Identified:
         for guess in torch.split(look.guesses, 1)
     ]
     turned = best_of(ways, candidates)
-    assert turned.lead is not None
-    if bool((turned.lead < SURE).any()):
+    if bool((turned.figures["lead"] < SURE).any()):
         ways = [[*own, *(near for way in own if (near := way.closer()) is not None)] for own in ways]
         turned = best_of(ways, candidates)
-    assert turned.lead is not None and turned.foreign is not None and found.foreign is not None
-    before = Identified(**{each: getattr(found, each)[doubtful] for each in _FIGURES}, candidates=candidates)
-    assert before.lead is not None and before.foreign is not None
-    both = torch.minimum(before.lead, turned.lead) >= LEAD
-    best = _either(before.lead >= turned.lead, before, turned)
-    best = replace(
-        best,
-        likeness=torch.where(both, torch.maximum(before.likeness, turned.likeness), best.likeness),
-        foreign=torch.where(both, torch.fmin(before.foreign, turned.foreign), best.foreign),
-    )
-    return Identified(
-        **{each: getattr(found, each).index_copy(0, doubtful, getattr(best, each)) for each in _FIGURES},
-        candidates=candidates,
-    )
-
-
-def _either(first: Tensor, one: Identified, other: Identified) -> Identified:
-    """Take the figures of ``one`` where ``first`` (B,) is true, else those of ``other``."""
-    either = {each: torch.where(first, getattr(one, each), getattr(other, each)) for each in _FIGURES}
-    return Identified(**either, candidates=one.candidates)
-
-
-_FIGURES = ("guess", "likeness", "rank", "lead", "foreign")
+    one, other = {name: figure[doubtful] for name, figure in found.figures.items()}, turned.figures
+    best = {name: torch.where(one["lead"] >= other["lead"], one[name], other[name]) for name in one}
+    both = torch.minimum(one["lead"], other["lead"]) >= LEAD
+    best["likeness"] = torch.where(both, torch.maximum(one["likeness"], other["likeness"]), best["likeness"])
+    best["foreign"] = torch.where(both, torch.fmin(one["foreign"], other["foreign"]), best["foreign"])
+    figures = {name: figure.index_copy(0, doubtful, best[name]) for name, figure in found.figures.items()}
+    return Identified(**figures, candidates=candidates)
 
 
 def _likeness(guesses: Tensor, originals: Tensor) -> Identified:
@@ -205,12 +188,12 @@ def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]
     """Return lead and likeness of the public image that is nearest to ``original`` (C, H, W), as a guess at it."""
     key = original.numpy().tobytes()
     if key not in candidates.near:
-        found = None
+        candidates.near[key] = -math.inf, 0.0
         if (nearest := candidates.nearest(original)) is not None:
             apart = torch.cat([nearest[0][None], nearest[1]])
             found = identify(nearest[0][None], original[None], candidates, apart=apart)
-        is_first = found is not None and found.lead is not None and found.rank == 1
-        candidates.near[key] = (float(found.lead), float(found.likeness)) if is_first else (-math.inf, 0.0)
+            if found.rank is not None and found.rank == 1:
+                candidates.near[key] = float(found.figures["lead"]), float(found.likeness)
     return candidates.near[key]
 
 

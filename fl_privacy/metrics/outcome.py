@@ -38,6 +38,9 @@ MARGIN_PSNR = 3.5
 FAR_PSNR = 5.0
 """Decibel above the control's from which on it does not matter what else a guess shows."""
 
+MUCH_PSNR = 10.0
+"""The same, from which on it does not matter how far guesses without the update lead: they are not as close."""
+
 MARGIN_SSIM = 0.25
 """Structural similarity above the control's."""
 
@@ -215,7 +218,7 @@ def _is_nearest(record: Mapping[str, Any]) -> bool:
 def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:
     """Say whether a guess leads by more than guesses that never saw the update do, where these were compared."""
     control = _number(record, "control_lead")
-    return control is None or lead >= control + LEAD
+    return control is None or lead >= control + LEAD or _beats(record, "psnr", MUCH_PSNR)
 
 
 def _is_of_others(record: Mapping[str, Any]) -> bool:

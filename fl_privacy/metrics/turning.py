@@ -99,7 +99,7 @@ USUAL_CLOSELY = 40
 REFINED = 10
 """Candidates for which these are tried: the nearest."""
 
-AMONG = 5
+AMONG = 8
 """Place among the candidates from which on they are not tried, since the original stays behind."""
 
 
@@ -109,6 +109,7 @@ def poses(*, few: bool) -> Poses:
     ones = [(1.0, 0.0, SLID), *((cut, 0.0, slack) for cut, slack in CUTS), *((frame, 0.0, SLID) for frame in FRAMES)]
     angles = ANGLES[1:2] if few else ANGLES
     ones += [(1.0, sign * angle, SLID) for angle in angles for sign in (-1, 1)]
+    ones += [(scale, sign * ANGLES[1], SLID) for scale in (CUTS[0][0], FRAMES[0]) for sign in (-1, 1)]
     ones = ones if not few else [one for one in ones if one[0] in (1.0, 0.8, 1.25)]
     plain = [torch.diag(torch.tensor([x, y])) for x in (1.0, -1.0) for y in (1.0, -1.0)]
     flips = torch.stack([*plain, *(each.flip(0) for each in plain)])
