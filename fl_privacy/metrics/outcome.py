@@ -19,6 +19,11 @@ LIKENESS = 0.5
 LEAD = 0.6
 """Standard deviations of the candidates by which the original is nearer than the nearest of them, at least."""
 
+CHANCE, CHANCE_FALLS = 0.02, 0.6
+"""Probability with which a guess that never saw the update is identified, and the lead by which it is e times less.
+
+Of the kind that is most often identified, an image of the original's class; see ``experiments/verdict_chance.py``."""
+
 LEAST_CANDIDATES = 100
 """Other images that the original has to be nearer than, at least: with fewer, chance alone finds too many."""
 
@@ -185,12 +190,15 @@ def words_are_read(record: Mapping[str, Any]) -> bool:
 
 
 def chance_of(record: Mapping[str, Any]) -> float:
-    """Return the probability with which a guess without the update makes a recognizable example so.
+    """Return the probability with which a guess without the update is read as far as this example.
 
-    It is 0 where a control is beaten by a margin; of rows what the band leaves, of few words that of so many right.
+    Of an identified image that of a lead as large; of rows what the band leaves, of few words that of so many right. It
+    is 0 where a control is beaten by a margin.
     """
     if TABLE_METRIC in record:
         return 1 - BAND
+    if TEXT_METRIC not in record and _is_identified(record):
+        return CHANCE * math.exp(-((_number(record, "lead") or 0.0) - LEAD) / CHANCE_FALLS)
     if TEXT_METRIC not in record or _beats_frequency(record):
         return 0.0
     right, wrong = (int(_number(record, name) or 0) for name in ("words_read", "words_false"))

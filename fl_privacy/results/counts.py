@@ -48,6 +48,8 @@ class Counts:
         groups: independent uploads behind those that were judged.
         candidates: fewest others that a guess was compared with; 0 where it was compared with none.
         words: of texts, read in no order.
+        identified_by_chance: probability that guesses without the update identify as many, by leads as large; ``None``
+            where leads are unknown.
         luck: probability that guesses without the update make at least as many recognizable; 0 where one of them beats
             its control by a margin.
     """
@@ -63,6 +65,7 @@ class Counts:
     candidates: int = 0
     words: Words = field(default_factory=Words)
     luck: float = 0.0
+    identified_by_chance: float | None = None
 
     @property
     def read(self) -> int:
@@ -98,13 +101,16 @@ class Counts:
     def by_chance(self) -> float:
         """Return the probability that guesses without the update identify, or recognize, at least as many.
 
-        Each identifies with probability 1 / (candidates + 1). Exact ones are no matter of chance, nor are recognizable
-        ones that beat their own control by a margin; of others see ``luck``.
+        Each identifies with a probability that falls with the lead, see ``outcome.chance_of``; where leads are unknown,
+        1 / (candidates + 1). Exact ones are no matter of chance, nor are recognizable ones that beat their own control
+        by a margin; of others see ``luck``.
         """
         if self.exact:
             return 0.0
         if self.recognizable:
             return self.luck
+        if self.identified_by_chance is not None:
+            return self.identified_by_chance
         return binomial_tail(self.identified, self.judged, 1 / (self.candidates + 1))
 
     def as_plain(self) -> dict[str, Any]:
@@ -143,7 +149,17 @@ def counts_of(records: Sequence[Mapping[str, Any]]) -> Counts:
         candidates=min(candidates, default=0),
         words=_words_of(records),
         luck=_luck_of(judged),
+        identified_by_chance=_chance_of_identified(judged),
     )
+
+
+def _chance_of_identified(judged: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> float | None:
+    """Return ``Counts.identified_by_chance``: of the one with the largest lead, or of all, whichever is less."""
+    chances = sorted(chance_of(record) for outcome, record in judged if outcome is Outcome.IDENTIFIED)
+    if not chances:
+        return None
+    ends = {1: chances[0], len(chances): chances[-1]}
+    return min(1.0, len(ends) * min(binomial_tail(number, len(judged), p) for number, p in ends.items()))
 
 
 def _luck_of(judged: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> float:
