@@ -33,18 +33,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", default=DATA)
     parser.add_argument("--guesses", type=int, default=300, help="of each kind and set")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     takes_rows(parser)
     asked = parser.parse_args()
     rows = RowFile(asked.out)
     torch.set_num_threads(1)
     for name in asked.data:
         s, candidates = subjects(name, "test", AT_ONCE)
-        for kind, make in KINDS.items():
+        for kind in asked.kinds:
             key = {"data": name, "kind": kind}
             row = rows.find(key) or {"guesses": 0, "recognizable": 0, **{f"lead {lead:g}": 0 for lead in LEADS}}
             while row["guesses"] < asked.guesses:
                 s.rng.manual_seed(1_000 + row["guesses"])
-                records = judged(make(s).float(), s, Others(candidates=candidates))
+                records = judged(KINDS[kind](s).float(), s, Others(candidates=candidates))
                 outcomes = [outcome_of(record) for record in records]
                 leads = [r["lead"] for r, o in zip(records, outcomes, strict=True) if o is Outcome.IDENTIFIED]
                 found = {f"lead {lead:g}": sum(own >= lead for own in leads) for lead in LEADS}

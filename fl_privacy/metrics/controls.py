@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_privacy.metrics.comparison import Identified
 from fl_privacy.metrics.identification import aligned, control, identify, near_lead
 from fl_privacy.metrics.matching import Match
-from fl_privacy.metrics.outcome import LEAD, MARGIN_PSNR, ROUNDING
+from fl_privacy.metrics.outcome import LEAD, MARGIN_PSNR, ROUNDING, SAME
 from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.metrics.tables import control_cells, exact_rows
 from fl_privacy.metrics.texts import Language, most_frequent, token_f1, token_precision, token_recall, widened, without
@@ -173,16 +173,16 @@ def _of_each(seen: Identified) -> list[Figures]:
 def _control_lead(original: Tensor, own: Figures, extra: Sequence[Tensor], others: Others) -> float:
     """Return the largest lead at ``original`` (C, H, W) of guesses that never saw its update; minus infinity if none.
 
-    These are guesses at other updates, one at a time, and the nearest public image, unless the guess, by its ``own``
-    likeness, is closer to the original than that by a margin. Where it is not, it has to lead by more than that image
-    does, and no lead is enough where that is a twin.
+    These are guesses at other updates, one at a time, and the nearest public image if hardly anything else is on it
+    than on the original, or it is a twin. By that image's lead a guess has to lead more, unless it is closer to the
+    original by a margin, by its ``own`` likeness; next to a twin no lead is enough.
     """
     if others.candidates is None:
         return -math.inf
     found = [identify(each[None], original[None], others.candidates).lead for each in extra]
     lead, near = near_lead(original, others.candidates)
     leads = [float(each) for each in found if each is not None]
-    if 1 - own["likeness"] ** 2 > CLOSER * (1 - near**2):
+    if (near >= SAME or lead >= TWIN) and 1 - own["likeness"] ** 2 > CLOSER * (1 - near**2):
         leads.append(float(own["lead"]) if lead >= TWIN else lead - LEAD)
     return max(leads, default=-math.inf)
 

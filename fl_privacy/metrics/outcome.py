@@ -20,9 +20,12 @@ LEAD = 0.6
 """Standard deviations of the candidates by which the original is nearer than the nearest of them, at least."""
 
 CHANCE, CHANCE_FALLS = 0.02, 0.6
-"""Probability with which a guess that never saw the update is identified, and the lead by which it is e times less.
+"""Probability with which an image of the original's class, that never saw the update, is identified, and the lead by
+which it is e times less.
 
-Of the kind that is most often identified, an image of the original's class; see ``experiments/verdict_chance.py``."""
+The first is above the 95 % bound of what ``experiments/verdict_chance.py`` counts, but for pictures of the same person
+taken together; the second is cautious: twice ``comparison.LUCK``.
+"""
 
 LEAST_CANDIDATES = 100
 """Other images that the original has to be nearer than, at least: with fewer, chance alone finds too many."""
