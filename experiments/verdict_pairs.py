@@ -17,6 +17,7 @@ import torch
 from row_file import Row, RowFile, takes_rows
 from torch import Tensor
 from verdict_kinds import EMPTY, HELD_EMPTY, HELD_READ, MORE_EMPTY, MORE_READ, READ, Make, Subjects
+from verdict_turned import ALIKE_EMPTY, TURNED_READ
 
 from fl_privacy.data import Examples, load_data
 from fl_privacy.metrics.controls import Others
@@ -26,7 +27,7 @@ from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.metrics.scores import evaluate_all
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
-DATA = ("mnist", "fashion_mnist", "cifar10_exact", "olivetti", "tiny_imagenet")
+DATA = ("mnist", "fashion_mnist", "cifar10_exact", "olivetti", "lfw", "tiny_imagenet")
 KINDS: Mapping[str, Mapping[str, Make]] = {
     "to be read": READ,
     "not to be read": EMPTY,
@@ -34,6 +35,8 @@ KINDS: Mapping[str, Mapping[str, Make]] = {
     "not to be read, further": MORE_EMPTY,
     "to be read, held back": HELD_READ,
     "not to be read, held back": HELD_EMPTY,
+    "to be read, turned or in pieces": TURNED_READ,
+    "not to be read, alike": ALIKE_EMPTY,
 }
 CANDIDATES, SPARE = 1000, 400
 
@@ -114,16 +117,15 @@ def main() -> None:
     parser.add_argument("--split", choices=("train", "test"), default="test")
     parser.add_argument("--groups", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--kinds", nargs="+", help="of the groups, these kinds only")
-    parser.add_argument("--moved", action="store_true", help="also scaled and rotated")
     takes_rows(parser)
     asked = parser.parse_args()
     rows = RowFile(asked.out)
     torch.set_num_threads(1)
     for images, name in product(asked.images, asked.data):
         s, candidates = subjects(name, asked.split, images)
-        others = Others(candidates=candidates, moved=asked.moved)
+        others = Others(candidates=candidates)
         for group, kind in ((g, k) for g in asked.groups for k in KINDS[g] if not asked.kinds or k in asked.kinds):
-            key = {"data": name, "group": group, "kind": kind, "split": asked.split, "moved": asked.moved}
+            key = {"data": name, "group": group, "kind": kind, "split": asked.split}
             row = rows.find(key)
             if (more := extended(row, kind, KINDS[group][kind], s, others)) is not None:
                 row = rows.add(key, {k: v for k, v in more.items() if k not in key})

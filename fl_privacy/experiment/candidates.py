@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 MOST = 1000
 """PublicImages, unless a run says otherwise."""
 
+MOST_NEAR = 10_000
+"""Public images among which the one nearest to an original is looked for, at most."""
+
 _MOST_VALUES = 1 << 26
 """Pixels of all candidates; more of them are not taken, whatever their number."""
 
@@ -30,7 +33,7 @@ _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"
 """Data sets that packages ship."""
 
 
-def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str, moved: bool = False) -> Others:
+def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Others:
     """Take ``number`` of the public ``examples`` at random; of texts, their frequencies.
 
     Args:
@@ -38,16 +41,17 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
         number: of images; 0 takes none.
         seed: of the choice.
         name: of the data set.
-        moved: whether the model may have seen the originals scaled and rotated.
     """
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if (few := _FEW.get(examples.modality)) is not None:
         return few(examples, order[:_MOST_TEXTS])
     chosen = order[: at_most(number, examples.input_shape)].sort().values
     if not len(chosen):
-        return Others(moved=moved)
+        return Others()
     batch = examples.batch(chosen)
-    return Others(candidates=_shared(batch.inputs, batch.labels, f"public images of {name}"), moved=moved)
+    images = images_of(examples)
+    more = None if images is None else images.images[order[:MOST_NEAR]]
+    return Others(candidates=_shared(batch.inputs, batch.labels, f"public images of {name}", more))
 
 
 _LATEST: OrderedDict[bytes, PublicImages] = OrderedDict()
@@ -57,9 +61,9 @@ _MOST_LATEST, _MOST_KEPT = 2, 1 << 22
 """How many, and of how many pixels at most: what is larger is not kept."""
 
 
-def _shared(images: Tensor, labels: Tensor | None, name: str) -> PublicImages:
+def _shared(images: Tensor, labels: Tensor | None, name: str, more: Tensor | None = None) -> PublicImages:
     """Make public images, or take those of an earlier job that are the same: rows to compare with are made once."""
-    made = PublicImages(images=images, labels=labels, name=name)
+    made = PublicImages(images=images, labels=labels, name=name, more=more)
     if images.numel() > _MOST_KEPT:
         return made
     told = [tensor.contiguous().cpu() for tensor in (images, labels) if tensor is not None]

@@ -200,7 +200,6 @@ class Setup:
                 self.config.candidates,
                 seed=self.config.seed,
                 name=self.dataset.name,
-                moved=self.transforms,
             ),
             augments=self.transforms and not (self.defense.examples or self.defense.data),
         )

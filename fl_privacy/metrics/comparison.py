@@ -1,16 +1,17 @@
 """Guesses compared in every way, at one sight, with originals and with what these are to be distinguished from."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from fl_privacy.metrics.looks import Moved, Sight, Standing, turned
+from fl_privacy.metrics.looks import Moved, Sight, Standing, largest
 from fl_privacy.metrics.outcome import LEAD
 from fl_privacy.metrics.public_images import PublicImages
+from fl_privacy.metrics.turning import Way
 
 RIVALS = 10
 """Nearest candidates that what a guess shows beyond the original is compared with."""
@@ -19,13 +20,16 @@ LUCK = 0.3
 """Of lead, by which the best of e = 2.7 guesses is ahead of one, or one that is compared with so many fewer candidates:
 1 over the largest of 1,000 normal strengths, since the gap between the largest two is exponential."""
 
+LUCK_OF_MORE = LUCK * math.log(10)
+"""Of lead, by which the best of further ways to compare is ahead of one."""
+
 ENOUGH = 1000
 """Candidates beside which a lead is not reduced."""
 
 _CEILING = 0.9995
 """Correlations beyond are the same, to rounding of pixels."""
 
-_TIE = 1e-3
+TIE = 1e-3
 """Difference in spreads of the candidates that is rounding."""
 
 _LEAST_SPREAD = 0.01
@@ -59,18 +63,11 @@ class Identified:
     foreign: Tensor | None = None
     candidates: int = 0
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Turns:
-    """The turn by which each image is most like a guess.
-
-    Attributes:
-        own: (G, B) of the originals.
-        rest: (G, R) of the rivals.
-    """
-
-    own: Tensor
-    rest: Tensor
+    @property
+    def figures(self) -> dict[str, Tensor]:
+        """Return by name those of each original that are known."""
+        named = {name: getattr(self, name) for name in ("guess", "likeness", "rank", "lead", "foreign")}
+        return {name: figure for name, figure in named.items() if figure is not None}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,8 +81,6 @@ class Look:
         rivals: (R,) indices of these, sorted.
         usual: (U,) those among them by whose correlations it is judged what is usual.
         sight: how closely.
-        scaled: also scale and rotate originals and rivals.
-        turns: the only ones that are tried; ``None`` tries every turn.
     """
 
     guesses: Tensor
@@ -94,18 +89,15 @@ class Look:
     rivals: Tensor
     usual: Tensor
     sight: Sight
-    scaled: bool = False
-    turns: Turns | None = None
 
     def ranked(self, candidates: int) -> Identified:
         """Rank the originals; ``candidates`` is the number of rivals that are no means."""
         raw, own, rest = (each.flatten(0, 1) for each in self._strengths)
-        luck = LUCK * math.log(len(self.guesses) * max(1.0, ENOUGH / max(1, candidates)))
-        leads = own - rest.amax(1, keepdim=True) - luck
+        leads = own - rest.amax(1, keepdim=True) - luck(len(self.guesses), candidates)
         lead, first = leads.max(0)
         place = torch.where(lead >= LEAD, raw.masked_fill(leads < LEAD, -1.0).argmax(0), first)
         best = own.gather(0, place[None])[0]
-        rank = 1 + (rest[place] >= best[:, None] - _TIE).sum(1)
+        rank = 1 + (rest[place] >= best[:, None] - TIE).sum(1)
         either = zip(first.tolist(), place.tolist(), rank.tolist(), strict=True)
         return Identified(
             guess=place // self._strengths[1].shape[1],
@@ -129,17 +121,7 @@ class Look:
     def behind(self) -> Tensor:
         """Count the rivals nearer to the guesses than each original (B,), each by its nearest way."""
         own, best = self._strengths[1].flatten(0, 1).amax(0), self._strengths[2].flatten(0, 1).amax(0)
-        return (best[None] >= own[:, None] - _TIE).sum(1)
-
-    @cached_property
-    def best_turns(self) -> Turns | None:
-        """Return, by every turn, those in which originals and all of ``others.rivals`` are most like each guess."""
-        if not self.scaled:
-            return None
-        found = [by_pair[0] for by_pair in self._by_turn]
-        rest = torch.zeros(len(found), len(self.others.rivals), dtype=torch.long)
-        rest[:, self.rivals] = torch.stack([rest.argmax(0) for _, rest in found])
-        return Turns(own=torch.stack([own.argmax(0) for own, _ in found]), rest=rest)
+        return (best[None] >= own[:, None] - TIE).sum(1)
 
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,7 +130,7 @@ class Look:
         raws, owns, rests = [], [], []
         for number in range(len(self.guesses)):
             own, rest = (torch.stack(each) for each in zip(*self._correlations(number), strict=True))
-            strengths = _relative(own, rest, at)
+            strengths = relative(own, rest, at)
             raws.append(own)
             owns.append(strengths[0])
             rests.append(strengths[1])
@@ -160,31 +142,6 @@ class Look:
         for of, to, window in self.sight.ways:
             places = seen.rows(of, window)
             yield largest(places, self._own.rows(to, window)), largest(places, self._rest(to, window))
-        for of, to in self.sight.turned if self.scaled else ():
-            if self.turns is None:
-                own, rest = self._by_turn[number][self.sight.turned.index((of, to))]
-                yield own.amax(0), rest.amax(0)
-            else:
-                places = seen.rows(of, 0)
-                yield (
-                    largest(places, self._turned_own[number].rows(to, 0)),
-                    largest(places, self._turned_rest[number].rows(to, 0)),
-                )
-
-    @cached_property
-    def _by_turn(self) -> list[list[tuple[Tensor, Tensor]]]:
-        """Return by guess and pair of blurs the largest correlations (T, B) and (T, R) by every turn."""
-        sight, every = replace(self.sight, between=False), self.others.turned(self.sight)
-        found = []
-        for guess in torch.split(self.guesses, 1):
-            seen, by_pair = Moved(guess, sight), []
-            for of, to in sight.turned:
-                places = seen.rows(of, 0)
-                own = [largest(places, standing.rows(to, 0)) for standing in self._turned_everyhow]
-                rest = [largest(places, standing.rows(to, 0))[self.rivals] for standing in every]
-                by_pair.append((torch.stack(own), torch.stack(rest)))
-            found.append(by_pair)
-        return found
 
     @cached_property
     def _own(self) -> Standing:
@@ -194,53 +151,54 @@ class Look:
         rows = self.others.standing(self.sight).rows(blur, window)
         return rows if len(rows) == len(self.rivals) else rows[self.rivals]
 
-    @cached_property
-    def _turned_everyhow(self) -> list[Standing]:
-        number, many = len(self.others.turned(self.sight)), len(self.originals)
-        return [Standing(turned(self.originals, torch.full((many,), turn)), self.sight) for turn in range(number)]
-
-    @cached_property
-    def _turned_own(self) -> list[Standing]:
-        assert self.turns is not None
-        return [Standing(turned(self.originals, turn), self.sight) for turn in self.turns.own]
-
-    @cached_property
-    def _turned_rest(self) -> list[Standing]:
-        assert self.turns is not None
-        images = self.others.rivals[self.rivals]
-        return [Standing(turned(images, turn[self.rivals]), self.sight) for turn in self.turns.rest]
-
     def _foreign(self, original: int, at: int) -> float:
         """Return how much a guess shows of others beyond an original, by the guess and way ``at``."""
         number, way = divmod(at, self._strengths[1].shape[1])
         seen = Moved(self.guesses[number : number + 1], self.sight)
         near = self._strengths[2][number, way].topk(min(RIVALS, len(self.rivals))).indices
         own, rivals = self.originals[original : original + 1], self.others.rivals[self.rivals[near]]
-        ways = list(self.sight.ways)
-        if way < len(ways):
-            of, to, window = ways[way]
-        else:
-            of, to, window = *self.sight.turned[way - len(ways)], 0
-            turn = self._turn(number, original, way - len(ways))
-            own, rivals = turned(own, turn), turned(rivals, turn.expand(len(rivals)))
+        of, to, window = list(self.sight.ways)[way]
         rows = seen.rows(of, window)
         truth = Standing(own, self.sight).rows(to, window)[0]
         shown = rows[int((rows @ truth).abs().argmax())]
-        return _shared_beyond(shown, truth, Standing(rivals, self.sight).rows(to, window))
-
-    def _turn(self, number: int, original: int, pair: int) -> Tensor:
-        if self.turns is not None:
-            return self.turns.own[number, original][None]
-        return self._by_turn[number][pair][0][:, original].argmax()[None]
+        return shared_beyond(shown, truth, Standing(rivals, self.sight).rows(to, window))
 
 
-def largest(places: Tensor, rows: Tensor) -> Tensor:
-    """Return the largest absolute correlation (N,) of ``places`` (V, D) with each of ``rows`` (N, D)."""
-    best: Tensor = (places @ rows.T).abs_().amax(0)
-    return best
+def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
+    """Rank originals by the best of further ways, (guesses, ways); a lead in these counts ``LUCK_OF_MORE`` less.
+
+    Args:
+        ways: of each guess.
+        candidates: the number of rivals that are no means.
+    """
+    every = [(number, way) for number, own in enumerate(ways) for way in own]
+    strengths = [relative(way.own[None], way.rest[None], way.usual) for _, way in every]
+    leads = torch.stack([own[0] - rest.amax() for own, rest in strengths]) - luck(len(ways), candidates) - LUCK_OF_MORE
+    lead, place = leads.max(0)
+    guess, likeness, rank, foreign = [], [], [], []
+    for original, at in enumerate(place.tolist()):
+        (number, way), (own, rest) = every[at], strengths[at]
+        guess.append(number)
+        likeness.append(float(way.own[original].clamp(0, 1)))
+        rank.append(1 + int((rest >= own[0, original] - TIE).sum()))
+        near = way.rivals[rest[0].topk(min(RIVALS, len(way.rivals))).indices]
+        foreign.append(shared_beyond(*way.rows(original, near)) if rank[-1] == 1 else math.nan)
+    return Identified(
+        guess=torch.tensor(guess),
+        likeness=torch.tensor(likeness),
+        rank=torch.tensor(rank),
+        lead=lead,
+        foreign=torch.tensor(foreign),
+        candidates=candidates,
+    )
 
 
-def _relative(own: Tensor, rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
+def luck(guesses: int, candidates: int) -> float:
+    """Return the lead that several guesses, or few candidates, gain by luck."""
+    return LUCK * math.log(guesses * max(1.0, ENOUGH / max(1, candidates)))
+
+
+def relative(own: Tensor, rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
     """Turn correlations (W, B) and (W, R) into Fisher's z relative to what is usual of that guess in that way."""
     z_own, z_rest = (torch.atanh(found.clamp(max=_CEILING)) for found in (own, rest))
     every = z_rest[:, usual]
@@ -248,7 +206,7 @@ def _relative(own: Tensor, rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]
     return (z_own - mean) / spread, (z_rest - mean) / spread
 
 
-def _shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
+def shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
     """Return the largest partial correlation of ``shown`` (D,) with ``rivals`` (K, D), given ``truth`` (D,).
 
     All rows have length 1.

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fl_privacy.metrics.chance import Coincidences, chance_of_upload, chance_of_words, either
 from fl_privacy.metrics.comparison import Identified
-from fl_privacy.metrics.identification import aligned, control, identify
+from fl_privacy.metrics.identification import aligned, control, identify, near_lead
 from fl_privacy.metrics.matching import Match
-from fl_privacy.metrics.outcome import PROVEN_PSNR, ROUNDING
+from fl_privacy.metrics.outcome import LEAD, MARGIN_PSNR, PROVEN_PSNR, ROUNDING, SAME
 from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.metrics.tables import control_cells, exact_rows, misfit
 from fl_privacy.metrics.texts import (
@@ -43,6 +43,12 @@ Controls = Mapping[VictimId, Tensor]
 NEARLY = 0.03
 """Root mean squared difference up to which two images are nearly the same, 30 dB."""
 
+CLOSER = 10 ** (-MARGIN_PSNR / 10)
+"""Share of what the nearest public image leaves unexplained of an original, that a guess may leave, at most."""
+
+TWIN = 6.0
+"""Lead of the nearest public image at an original from which on it shows the same scene."""
+
 OTHER_UPDATES, MOST_CONTROLS = 3, 8
 """Other clients' updates whose guesses are controls, and how many guesses at most."""
 
@@ -56,7 +62,6 @@ class Others:
         texts: (N, L) public tokens, -1 where there is none, whose frequencies are the control of texts.
         rows: (M, C) public cells of a table, whose rows are the control of rows.
         labels: (M,) their classes; ``None`` where they have none.
-        moved: whether the model may have seen the originals scaled and rotated, in a way that nobody knows.
         controls: for some victims (K, C, H, W) further guesses that never saw the update, such as what the same attack
             with the same prior makes of another client's.
         beside: client -> the candidates for its images, where these are not the same for all.
@@ -66,7 +71,6 @@ class Others:
     texts: Tensor | None = None
     rows: Tensor | None = None
     labels: Tensor | None = None
-    moved: bool = False
     controls: Controls = field(default_factory=dict)
     beside: Callable[[int], PublicImages | None] | None = None
 
@@ -128,13 +132,13 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
         figures[place] = {"exact": bool(exact[place]), **_rounded(control_psnr=top_psnr, control_ssim=top_ssim)}
     nearest = torch.arange(len(found))
     if (rest := (~exact).nonzero().flatten()).numel():
-        seen = identify(guesses[rest], originals[rest], others.candidates, scaled=others.moved)
+        seen = identify(guesses[rest], originals[rest], others.candidates)
         nearest[rest] = rest[seen.guess]
         for place, own in zip(rest.tolist(), _of_each(seen), strict=True):
             figures[place] |= own
-        nearest_ones = [place for place in rest.tolist() if figures[place].get("best_rank") == 1]
-        for place, lead in zip(nearest_ones, _control_leads(originals[nearest_ones], extra, others), strict=False):
-            figures[place] |= _rounded(control_lead=lead)
+        for place in (place for place in rest.tolist() if figures[place].get("best_rank") == 1):
+            lead = _control_lead(originals[place], figures[place], extra, others)
+            figures[place] |= _rounded(control_lead=lead) if lead > -math.inf else {}
     for place in exact.nonzero().flatten().tolist():
         figures[place] |= _of_exact(originals, others.candidates)
     for place, truth in enumerate(originals):
@@ -230,16 +234,21 @@ def _of_each(seen: Identified) -> list[Figures]:
     return figures
 
 
-def _control_leads(originals: Tensor, extra: Sequence[Tensor], others: Others) -> list[float]:
-    """Return the largest lead of guesses at other updates at each of ``originals`` (B, C, H, W), one guess at a time.
+def _control_lead(original: Tensor, own: Figures, extra: Sequence[Tensor], others: Others) -> float:
+    """Return the largest lead at ``original`` (C, H, W) of guesses that never saw its update; minus infinity if none.
 
-    Nothing is returned where there are no such guesses, or no candidates.
+    These are guesses at other updates, one at a time, and the nearest public image if hardly anything else is on it
+    than on the original, or it is a twin. By that image's lead a guess has to lead more, unless it is closer to the
+    original by a margin, by its ``own`` likeness; next to a twin no lead is enough.
     """
-    if not len(originals) or not extra or others.candidates is None:
-        return []
-    found = [identify(each[None], originals, others.candidates, scaled=others.moved).lead for each in extra]
-    leads = [lead for lead in found if lead is not None]
-    return torch.stack(leads).amax(0).tolist() if leads else []
+    if others.candidates is None:
+        return -math.inf
+    found = [identify(each[None], original[None], others.candidates).lead for each in extra]
+    lead, near = near_lead(original, others.candidates)
+    leads = [float(each) for each in found if each is not None]
+    if (near >= SAME or lead >= TWIN) and 1 - own["likeness"] ** 2 > CLOSER * (1 - near**2):
+        leads.append(float(own["lead"]) if lead >= TWIN else lead - LEAD)
+    return max(leads, default=-math.inf)
 
 
 def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:

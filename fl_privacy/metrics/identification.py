@@ -3,6 +3,7 @@
 A guess laid on its original by the best harmless change, and what a guess without any update reaches so.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -11,11 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.comparison import Identified, Look, largest
+from fl_privacy.metrics.comparison import Identified, Look, best_of
 from fl_privacy.metrics.images import psnr, ssim
-from fl_privacy.metrics.looks import COARSE, FINE, Moved, Standing, shift_reach, small
-from fl_privacy.metrics.outcome import SURE
+from fl_privacy.metrics.looks import COARSE, FINE, Moved, Standing, largest, shift_reach, small
+from fl_privacy.metrics.outcome import LEAD, SURE
 from fl_privacy.metrics.public_images import PublicImages
+from fl_privacy.metrics.turning import LEAST_SIDE, Gallery, Turning
 
 REFERENCE = 200
 """Candidates by whose correlations it is judged what is usual."""
@@ -23,61 +25,83 @@ REFERENCE = 200
 NEAREST = 60
 """Candidates looked at closely: those nearest to the guesses at a coarse look."""
 
+USUAL_TURNED = 100
+"""The same, of guesses that are turned."""
+
 HOPELESS = 0.1
 """Share of the candidates that are nearer at a coarse look, from which on no closer look is taken."""
 
 
 def identify(
-    guesses: Tensor, originals: Tensor, candidates: PublicImages | None = None, *, scaled: bool = False
+    guesses: Tensor, originals: Tensor, candidates: PublicImages | None = None, *, apart: Tensor | None = None
 ) -> Identified:
     """Compare the guesses at a batch with its originals and with ``candidates``, up to harmless changes.
 
-    These are the negative and any other change of brightness and contrast, a shift by up to a tenth of the width, the
-    mirror image, blur, the loss of one half, and the order within the batch. A guess and another image are compared in
-    several ways (``fl_privacy.metrics.looks``), in each of which candidates get the same tries as the original: of all
-    changes, the best for each counts. The strength of an image is Fisher's z of its correlation relative to mean and
-    spread over ``REFERENCE`` candidates; the original has to lead in one way. Among the candidates are their mean and
-    that of each of their classes, so that a guess that shows what a class has in common is nearer to that.
+    These are the negative and any other change of brightness and contrast, a shift by up to a tenth of the width,
+    mirrors and quarter turns, rotation by up to 15 degrees, a cut of 70 % or more, a frame, blur, coarse pixels, the
+    loss of one half, another order of tiles, and the order within the batch. A guess and another image are compared in
+    several ways (``fl_privacy.metrics.looks``, ``turning``), in each of which candidates get the same tries as the
+    original: of all changes, the best for each counts. The strength of an image is Fisher's z of its correlation
+    relative to mean and spread over ``REFERENCE`` candidates; the original has to lead in one way. Among the candidates
+    are their mean and that of each of their classes, so that a guess that shows what a class has in common is nearer to
+    that.
 
     Everything is looked at coarsely first. Where that leaves in doubt which is nearest, the original and the nearest
-    candidates are looked at closely; what was far at the first look stays behind them.
+    candidates are looked at closely; what was far at the first look stays behind them. Where no original is surely
+    found so, guesses are also turned, cut and taken to pieces.
 
     Args:
         guesses: (G, C, H, W) in [0, 1], at a batch.
         originals: (B, C, H, W) in [0, 1].
         candidates: what else a guess could be of; those that are one of ``originals`` are left out.
-        scaled: also scale and rotate, where the model may have seen another cut of the originals.
+        apart: (A, C, H, W) others that are left out.
 
     Raises:
         UserError: candidates have another shape.
     """
     others = _expect_alike(candidates, originals)
-    if others is None or not bool((left := ~others.equal(originals)).any()):
+    if others is None:
+        return _likeness(guesses, originals)
+    left = ~others.equal(originals if apart is None else torch.cat([originals, apart]))
+    if not bool(left.any()):
         return _likeness(guesses, originals)
     images = left.nonzero().flatten()
-    means = torch.arange(len(left), len(others.rivals))
+    rivals = torch.cat([images, torch.arange(len(left), len(others.rivals))])
     usual = images[torch.linspace(0, len(images) - 1, min(REFERENCE, len(images))).long()]
     coarse = Look(
-        guesses=guesses,
-        originals=originals,
-        others=others,
-        rivals=torch.cat([images, means]),
-        usual=usual,
-        sight=COARSE,
-        scaled=scaled,
-    )
+        guesses=guesses, originals=originals, others=others, rivals=rivals, usual=usual, sight=COARSE
+    )  # fmt: skip
     found = coarse.ranked(len(images))
-    assert found.lead is not None
-    settled = (found.lead >= SURE) | (coarse.behind() > HOPELESS * len(images))
-    if bool(settled.all()):
+    settled = (found.figures["lead"] >= SURE) | (coarse.behind() > HOPELESS * len(images))
+    if not bool(settled.all()):
+        chosen = torch.tensor(sorted({*usual.tolist(), *coarse.nearest(NEAREST).tolist()}))
+        closer = replace(coarse, rivals=chosen, sight=FINE).ranked(len(images)).figures
+        either = {name: torch.where(settled, figure, closer[name]) for name, figure in found.figures.items()}
+        found = Identified(**either, candidates=len(images))
+    return _turned(found, coarse, len(images))
+
+
+def _turned(found: Identified, look: Look, candidates: int) -> Identified:
+    """Also turn, cut and take to pieces the guesses, for originals that were not surely ``found``."""
+    doubtful = (found.figures["lead"] < SURE).nonzero().flatten()
+    if not len(doubtful) or min(look.originals.shape[-2:]) < LEAST_SIDE:
         return found
-    chosen = torch.tensor(sorted({*usual.tolist(), *coarse.nearest(NEAREST).tolist()}))
-    closer = replace(coarse, rivals=chosen, sight=FINE, turns=coarse.best_turns).ranked(len(images))
-    either = {each: torch.where(settled, getattr(found, each), getattr(closer, each)) for each in _FIGURES}
-    return Identified(**either, candidates=len(images))
-
-
-_FIGURES = ("guess", "likeness", "rank", "lead", "foreign")
+    gallery, usual = Gallery(look.originals[doubtful]), look.usual[:: REFERENCE // USUAL_TURNED].contiguous()
+    ways = [
+        Turning(guess=guess, originals=gallery, others=look.others.gallery, rivals=look.rivals, usual=usual).ways()
+        for guess in torch.split(look.guesses, 1)
+    ]
+    turned = best_of(ways, candidates)
+    if bool((turned.figures["lead"] < SURE).any()):
+        ways = [[*own, *(near for way in own if (near := way.closer()) is not None)] for own in ways]
+        turned = best_of(ways, candidates)
+    one, other = {name: figure[doubtful] for name, figure in found.figures.items()}, turned.figures
+    best = {name: torch.where(one["lead"] >= other["lead"], one[name], other[name]) for name in one}
+    both = torch.minimum(one["lead"], other["lead"]) >= LEAD
+    best["likeness"] = torch.where(both, torch.maximum(one["likeness"], other["likeness"]), best["likeness"])
+    best["foreign"] = torch.where(both, torch.fmin(one["foreign"], other["foreign"]), best["foreign"])
+    figures = {name: figure.index_copy(0, doubtful, best[name]) for name, figure in found.figures.items()}
+    return Identified(**figures, candidates=candidates)
 
 
 def _likeness(guesses: Tensor, originals: Tensor) -> Identified:
@@ -102,14 +126,14 @@ def _expect_alike(candidates: PublicImages | None, originals: Tensor) -> PublicI
     return candidates
 
 
-_SIGHT = replace(FINE, between=False)
+_SIGHT, _FAR = replace(FINE, between=False), replace(COARSE, between=False)
 
 
 def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
     """Return the largest PSNR in decibel and SSIM of a guess over harmless changes.
 
     These are none, and a linear change of each channel's intensity (least squares) of the guess as it is, mirrored, and
-    mirrored or not at the shift where it correlates best with the original.
+    mirrored, turned by quarters or neither, at the shift where it correlates best with the original.
 
     Args:
         guess: (C, H, W) in [0, 1].
@@ -132,7 +156,8 @@ def control(
     Args:
         original: (C, H, W) in [0, 1].
         label: its class; ``None`` where nobody knows it.
-        candidates: public images, whose mean and mean of the class are tried; without, the image's mean color alone.
+        candidates: public images, whose mean and mean of the class are tried, and the one nearest to the original;
+            without, the image's mean color alone.
         extra: (C, H, W) further guesses without the update, such as the same attack on another client's.
     """
     key = original.numpy().tobytes(), label
@@ -140,24 +165,44 @@ def control(
         return candidates.controls[key]
     own_color = original.mean((1, 2), keepdim=True).expand_as(original)
     found = [(float(psnr(own_color[None], original[None])), float(ssim(own_color[None], original[None])))]
-    found += [aligned(guess, original) for guess in [*_public(label, candidates), *extra]]
+    found += [aligned(guess, original) for guess in [*_public(original, label, candidates), *extra]]
     best_psnr, best_ssim = (max(values) for values in zip(*found, strict=True))
     if candidates is not None and not len(extra):
         candidates.controls[key] = best_psnr, best_ssim
     return best_psnr, best_ssim
 
 
-def _public(label: int | None, candidates: PublicImages | None) -> Iterator[Tensor]:
+def _public(original: Tensor, label: int | None, candidates: PublicImages | None) -> Iterator[Tensor]:
     if candidates is None:
         return
     yield candidates.mean
     of_class = None if label is None else candidates.class_mean(label)
     if of_class is not None:
         yield of_class
+    nearest = candidates.nearest(original) if candidates.images.shape[1:] == original.shape else None
+    if nearest is not None:
+        yield nearest[0]
+
+
+def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
+    """Return lead and likeness of the public image that is nearest to ``original`` (C, H, W), as a guess at it."""
+    key = original.numpy().tobytes()
+    if key not in candidates.near:
+        candidates.near[key] = -math.inf, 0.0
+        if (nearest := candidates.nearest(original)) is not None:
+            apart = torch.cat([nearest[0][None], nearest[1]])
+            found = identify(nearest[0][None], original[None], candidates, apart=apart)
+            if found.rank is not None and found.rank == 1:
+                candidates.near[key] = float(found.figures["lead"]), float(found.likeness)
+    return candidates.near[key]
 
 
 def _best_place(guess: Tensor, original: Tensor) -> Tensor:
-    """Mirror ``guess`` (C, H, W) or not, and shift it to where it correlates best with ``original``."""
+    """Mirror and turn ``guess`` (C, H, W) or not, and shift it to where it correlates best with ``original``."""
+    square = guess.shape[-2] == guess.shape[-1]
+    upright = [guess, guess.flip(-2), *((guess.mT, guess.mT.flip(-2)) if square else ())]
+    coarse = Standing(original[None], _FAR).rows(0, 0)
+    guess = max(upright, key=lambda each: float(largest(Moved(each[None], _FAR).rows(0, 0), coarse)))
     places, still = Moved(guess[None], _SIGHT).rows(0, 0), Standing(original[None], _SIGHT).rows(0, 0)[0]
     height, width = small(original[None], _SIGHT.side).shape[-2:]
     edge_y, edge_x = shift_reach(height), shift_reach(width)

@@ -2,7 +2,7 @@
 
 What is compared is the normalized correlation of two images of a few pixels, as they are and without their coarse
 brightness. Its absolute value is the same for negatives and for any change of brightness and contrast. One of the two
-images is taken mirrored, shifted by up to a tenth of its width, and on request scaled and rotated.
+images is taken mirrored and shifted by up to a tenth of its width.
 """
 
 from collections.abc import Iterator
@@ -16,17 +16,11 @@ from torch.nn import functional
 BLURS = (0.0, 1.0, 2.0)
 """Standard deviations in pixels by which an image is blurred."""
 
-MOSAIC = len(BLURS)
-"""Index of the image of half the resolution, beside those that are blurred."""
+MOSAICS = ((2, False, False), (3, False, False), (3, False, True), (3, True, False), (4, False, False))
+"""Pixels of the squares of which an image is made, whether whole ones alone are stretched to its size, and whether
+they begin on its right; at indices beyond those of blurs."""
 
-ANGLES = (-15.0, -10.0, -5.0, 0.0, 5.0, 10.0, 15.0)
-"""Degrees, where only the stored image is known."""
-
-ZOOMS = (
-    *((0.8, 0, 0), (0.9, 0, 0), (1.0, 0, 0), (1.12, 0, 0)),
-    *((1.25, down, right) for down, right in ((0, 0), (-1, -1), (-1, 1), (1, -1), (1, 1))),
-)
-"""Likewise scale, and which part of an enlarged image is seen: its middle, or a corner."""
+_MOSAIC = len(BLURS)
 
 WINDOWS = 5
 """The whole and its four halves."""
@@ -34,7 +28,7 @@ WINDOWS = 5
 _DETAIL = 1.5
 """Standard deviation in pixels of the coarse brightness."""
 
-_LEAST_CONTRAST = 0.1 / 255
+LEAST_CONTRAST = 0.1 / 255
 """Standard deviation of pixels below which there is nothing to see."""
 
 
@@ -47,7 +41,6 @@ class Sight:
         pairs: which blur of the moved image is compared with which blur of the other, since reconstructions are
             blurred, or noisy; each in every window.
         whole: as ``pairs``, the whole only.
-        turned: as ``whole``, the whole only, where the other is scaled and rotated.
         gap: pixels that a half of an image is short of its middle, so that the other half shows in none of them.
         between: whether an image that is averaged down is also shifted by half a pixel of what that makes.
     """
@@ -55,7 +48,6 @@ class Sight:
     side: int
     pairs: tuple[tuple[int, int], ...]
     whole: tuple[tuple[int, int], ...]
-    turned: tuple[tuple[int, int], ...]
     gap: int
     between: bool
 
@@ -69,12 +61,11 @@ class Sight:
             yield of, to, 0
 
 
-COARSE = Sight(side=16, pairs=((0, 0), (0, 1)), whole=(), turned=((0, 0),), gap=1, between=True)
+COARSE = Sight(side=16, pairs=((0, 0), (0, 1)), whole=(), gap=1, between=True)
 FINE = Sight(
     side=32,
     pairs=((0, 0), (2, 2)),
-    whole=((0, 1), (0, 2), (0, MOSAIC), (1, 1)),
-    turned=((0, 0), (2, 2)),
+    whole=((0, 1), (0, 2), (1, 1), *((0, _MOSAIC + number) for number in range(len(MOSAICS)))),
     gap=2,
     between=True,
 )
@@ -96,7 +87,7 @@ class Standing:
         if (blur, window) not in self._made:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
             edges = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
-            inner = _inner(_with_detail(_unsharp(gray, blur)), *edges)
+            inner = _inner(with_detail(_unsharp(gray, blur)), *edges)
             for number, cut in enumerate(_windows(*inner.shape[-2:], self.sight.gap)):
                 self._made[blur, number] = _unit(inner[..., cut[0], cut[1]])
         return self._made[blur, window]
@@ -115,7 +106,7 @@ class Moved:
         """Return rows (V, D) of unit length, made when first asked for."""
         if (blur, window) not in self._made:
             if blur not in self._places:
-                self._places[blur] = _shifted(_with_detail(blurred(self._shown, BLURS[blur])))
+                self._places[blur] = _shifted(with_detail(blurred(self._shown, BLURS[blur])))
             places = self._places[blur]
             used = places if window == 0 else places[: len(self._grays)]
             cut = _windows(*places.shape[-2:], self.sight.gap)[window]
@@ -124,12 +115,18 @@ class Moved:
 
     @cached_property
     def _grays(self) -> Tensor:
-        return _grays(small(self.image.float(), self.sight.side))
+        return grays(small(self.image.float(), self.sight.side))
 
     @cached_property
     def _shown(self) -> Tensor:
         between = _between(self.image, self.sight.side) if self.sight.between else ()
         return torch.cat([self._grays, *between])
+
+
+def largest(places: Tensor, rows: Tensor) -> Tensor:
+    """Return the largest absolute correlation (N,) of ``places`` (V, D) with each of ``rows`` (N, D)."""
+    best: Tensor = (places @ rows.T).abs_().amax(0)
+    return best
 
 
 def small(images: Tensor, side: int) -> Tensor:
@@ -158,15 +155,19 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
     return found.reshape(images.shape)
 
 
-def _unsharp(gray: Tensor, blur: int) -> Tensor:
-    return _mosaic(gray) if blur == MOSAIC else blurred(gray, BLURS[blur])
+def _unsharp(gray: Tensor, look: int) -> Tensor:
+    return blurred(gray, BLURS[look]) if look < _MOSAIC else _mosaic(gray, *MOSAICS[look - _MOSAIC])
 
 
-def _mosaic(gray: Tensor) -> Tensor:
-    """Turn (N, 1, H, W) into squares of 2 x 2 pixels."""
+def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:
+    """Average squares of ``side`` pixels of (N, 1, H, W), see ``MOSAICS``."""
+    if flipped:
+        return _mosaic(gray.flip(-1), side, stretched, False).flip(-1)
     height, width = gray.shape[-2:]
-    halved = functional.avg_pool2d(gray, 2, ceil_mode=True, count_include_pad=False)
-    return functional.interpolate(halved, scale_factor=2)[..., :height, :width]
+    if stretched and min(height, width) >= side:
+        return functional.interpolate(functional.avg_pool2d(gray, side), size=(height, width))
+    few = functional.avg_pool2d(gray, side, ceil_mode=True, count_include_pad=False)
+    return functional.interpolate(few, scale_factor=side)[..., :height, :width]
 
 
 def _between(image: Tensor, side: int) -> Iterator[Tensor]:
@@ -180,7 +181,7 @@ def _between(image: Tensor, side: int) -> Iterator[Tensor]:
         yield small(padded[..., top : top + height, left : left + width], side)
 
 
-def _with_detail(gray: Tensor) -> Tensor:
+def with_detail(gray: Tensor) -> Tensor:
     """Stack images (N, 1, H, W) unchanged and without their coarse brightness, (N, 2, H, W)."""
     return torch.cat([gray, gray - blurred(gray, _DETAIL)], dim=1)
 
@@ -218,7 +219,7 @@ def _unit(looks: Tensor) -> Tensor:
     looks = looks - looks.mean((-2, -1), keepdim=True)
     size = looks.shape[-1] * looks.shape[-2]
     length = torch.linalg.vector_norm(looks, dim=(-2, -1), keepdim=True)
-    rows: Tensor = looks / (length + _LEAST_CONTRAST * size**0.5)
+    rows: Tensor = looks / (length + LEAST_CONTRAST * size**0.5)
     return rows.flatten(-3) / 2**0.5
 
 
@@ -226,7 +227,7 @@ _AGREE = 0.95
 """Correlation from which on what the channels have in common is their mean."""
 
 
-def _grays(image: Tensor) -> Tensor:
+def grays(image: Tensor) -> Tensor:
     """Return the mean of the channels of (1, C, H, W), and their first principal component if different, (G, 1, H, W).
 
     The latter is the same if channels are negative or of other contrast, and leaves out a channel that is noise.
@@ -245,20 +246,3 @@ def _grays(image: Tensor) -> Tensor:
         return mean
     spread = plain.std() / common.std().clamp_min(1e-12)
     return torch.cat([mean, (common * spread).view_as(mean)])
-
-
-def turned(images: Tensor, which: Tensor) -> Tensor:
-    """Scale and rotate each of images (N, C, H, W) by one of ``turns``, indices (N,)."""
-    height, width = images.shape[-2:]
-    grid = functional.affine_grid(turns(height, width)[which], list(images.shape), align_corners=False)
-    return functional.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
-
-
-def turns(height: int, width: int) -> Tensor:
-    """Return affine maps (T, 2, 3) of images of ``height`` x ``width``: every zoom at every angle."""
-    zooms = torch.tensor(ZOOMS).repeat_interleave(len(ANGLES), dim=0)
-    angles = torch.tensor(ANGLES).deg2rad().repeat(len(ZOOMS))
-    scale, down, right = zooms.unbind(1)
-    cosine, sine, room = angles.cos() / scale, angles.sin() / scale, 1 - 1 / scale
-    rows = [cosine, -sine * height / width, room * right, sine * width / height, cosine, room * down]
-    return torch.stack(rows, 1).view(-1, 2, 3)

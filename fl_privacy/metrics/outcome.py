@@ -20,6 +20,14 @@ LIKENESS = 0.5
 LEAD = 0.6
 """Standard deviations of the candidates by which the original is nearer than the nearest of them, at least."""
 
+CHANCE, CHANCE_FALLS = 0.02, 0.6
+"""Probability with which an image of the original's class, that never saw the update, is identified, and the lead by
+which it is e times less.
+
+The first is above the 95 % bound of what ``experiments/verdict_chance.py`` counts, but for pictures of the same person
+taken together; the second is cautious: twice ``comparison.LUCK``.
+"""
+
 LEAST_CANDIDATES = 100
 """Other images that the original has to be nearer than, at least: with fewer, chance alone finds too many."""
 
@@ -38,6 +46,9 @@ MARGIN_PSNR = 3.5
 
 FAR_PSNR = 5.0
 """Decibel above the control's from which on it does not matter what else a guess shows."""
+
+MUCH_PSNR = 10.0
+"""The same, from which on it does not matter how far guesses without the update lead: they are not as close."""
 
 MARGIN_SSIM = 0.25
 """Structural similarity above the control's."""
@@ -201,12 +212,15 @@ def words_are_read(record: Mapping[str, Any]) -> bool:
 
 
 def chance_of(record: Mapping[str, Any]) -> float:
-    """Return the probability with which a guess without the update makes a recognizable example so.
+    """Return the probability with which a guess without the update is read as far as this example.
 
-    It is 0 where a control is beaten by a margin; of rows what the band leaves, of few words that of so many right.
+    Of an identified image that of a lead as large; of rows what the band leaves, of few words that of so many right. It
+    is 0 where a control is beaten by a margin.
     """
     if TABLE_METRIC in record:
         return 1 - BAND
+    if TEXT_METRIC not in record and _is_identified(record):
+        return CHANCE * math.exp(-((_number(record, "lead") or 0.0) - LEAD) / CHANCE_FALLS)
     if TEXT_METRIC not in record or _beats_frequency(record):
         return 0.0
     right, wrong = (int(_number(record, name) or 0) for name in ("words_read", "words_false"))
@@ -232,9 +246,9 @@ def _is_nearest(record: Mapping[str, Any]) -> bool:
 
 
 def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:
-    """Say whether a guess leads by more than guesses at other clients' updates do, where these were compared."""
+    """Say whether a guess leads by more than guesses that never saw the update do, where these were compared."""
     control = _number(record, "control_lead")
-    return control is None or lead >= control + LEAD
+    return control is None or lead >= control + LEAD or _beats(record, "psnr", MUCH_PSNR)
 
 
 def _is_of_others(record: Mapping[str, Any]) -> bool:
@@ -245,6 +259,8 @@ def _is_of_others(record: Mapping[str, Any]) -> bool:
 
 def _is_recognizable(record: Mapping[str, Any]) -> bool:
     if (_number(record, "candidates") or 0.0) >= LEAST_CANDIDATES and not _is_nearest(record):
+        return False
+    if not _leads_controls(record, _number(record, "lead") or 0.0):
         return False
     beats = {name: _beats(record, name, margin) for name, margin in (("psnr", MARGIN_PSNR), ("ssim", MARGIN_SSIM))}
     lpips = _number(record, "lpips")

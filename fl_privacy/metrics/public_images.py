@@ -6,7 +6,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fl_privacy.metrics.looks import Sight, Standing, turned, turns
+from fl_privacy.metrics.looks import COARSE, Moved, Sight, Standing, largest
+from fl_privacy.metrics.outcome import SAME
+from fl_privacy.metrics.turning import Gallery
+
+ALIKE = 3
+"""Images that show the same scene as an original, at most: of more than these, any is as usual as the others."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -17,15 +22,18 @@ class PublicImages:
         images: (N, C, H, W) in [0, 1].
         labels: (N,) their classes; ``None`` where nobody knows them.
         name: what they are, a short phrase.
+        more: (M, C, H, W) of bytes, among which is looked for the one nearest to an original, too.
         controls: largest PSNR and SSIM without an update, by original and label; kept for originals that come again.
+        near: for originals that came before, what the nearest public image reaches as a guess: lead and likeness.
     """
 
     images: Tensor
     labels: Tensor | None = None
     name: str = "public images"
+    more: Tensor | None = None
     controls: dict[tuple[bytes, int | None], tuple[float, float]] = field(default_factory=dict, repr=False)
+    near: dict[bytes, tuple[float, float]] = field(default_factory=dict, repr=False)
     _looks: dict[Sight, Standing] = field(default_factory=dict, init=False, repr=False)
-    _turned: dict[Sight, list[Standing]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def mean(self) -> Tensor:
@@ -51,13 +59,38 @@ class PublicImages:
         """Return rows of ``rivals`` to compare with, kept once they are made."""
         return self._looks.setdefault(sight, Standing(self.rivals, sight))
 
-    def turned(self, sight: Sight) -> list[Standing]:
-        """Return rows of ``rivals``, scaled and rotated by each of the turns in order; kept once they are made."""
-        if sight not in self._turned:
-            number = len(turns(1, 1))
-            every = [torch.full((len(self.rivals),), turn) for turn in range(number)]
-            self._turned[sight] = [Standing(turned(self.rivals, turn), sight) for turn in every]
-        return self._turned[sight]
+    @cached_property
+    def gallery(self) -> Gallery:
+        """Return ``rivals`` to compare with in all poses."""
+        return Gallery(self.rivals)
+
+    def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return what public images are most like ``original`` (C, H, W), but that itself, up to mirror and shift.
+
+        Returns:
+            The nearest (C, H, W), and (K, C, H, W) those among ``images`` that are as good as the same; ``None`` where
+            there is no other image.
+        """
+        places = Moved(original[None], COARSE).rows(0, 0)
+        found = [(self.images, largest(places, self.standing(COARSE).rows(0, 0)[: len(self.images)]))]
+        if self.more is not None:
+            found.append((self.more, largest(places, self._more_rows)))
+        best, itself = [], _as_bytes(original[None])
+        for images, likeness in found:
+            for place in likeness.topk(min(2, len(images))).indices.tolist():
+                image = images[place].float() / (255 if images.dtype == torch.uint8 else 1)
+                if not torch.equal(_as_bytes(image[None]), itself):
+                    best.append((float(likeness[place]), image))
+                    break
+        if not best:
+            return None
+        alike = found[0][1].topk(min(ALIKE, len(self.images)))
+        return max(best, key=lambda one: one[0])[1], self.images[alike.indices[alike.values >= SAME]]
+
+    @cached_property
+    def _more_rows(self) -> Tensor:
+        assert self.more is not None
+        return torch.cat([Standing(part.float() / 255, COARSE).rows(0, 0) for part in torch.split(self.more, 1000)])
 
     @cached_property
     def _places(self) -> dict[bytes, list[int]]:

@@ -47,6 +47,8 @@ class Counts:
         groups: independent uploads behind those that were judged.
         candidates: fewest others that a guess was compared with; 0 where it was compared with none.
         words: of texts, read in no order.
+        identified_by_chance: probability that guesses without the update identify as many, by leads as large; ``None``
+            where leads are unknown.
         luck: probability that guesses without the update make at least as many recognizable; 0 where one of them beats
             its control by a margin.
         chance: probability that guesses without the update, assigned and judged in the same way, come to as much; 1
@@ -65,6 +67,7 @@ class Counts:
     words: Words = field(default_factory=Words)
     luck: float = 0.0
     chance: float | None = None
+    identified_by_chance: float | None = None
 
     @property
     def read(self) -> int:
@@ -105,9 +108,9 @@ class Counts:
     def by_chance(self) -> float:
         """Return the probability that guesses without the update identify, or recognize, at least as many.
 
-        Of rows and texts it is ``chance``. Of images each identifies with probability 1 / (candidates + 1); exact ones
-        are no matter of chance, nor are recognizable ones that beat their own control by a margin; of others see
-        ``luck``.
+        Of rows and texts it is ``chance``. Of images each identifies with a probability that falls with the lead, see
+        ``outcome.chance_of``; if leads are unknown, 1 / (candidates + 1). Exact ones are no matter of chance, nor are
+        recognizable ones that beat their own control by a margin; of others see ``luck``.
         """
         if self.chance is not None:
             return self.chance
@@ -115,6 +118,8 @@ class Counts:
             return 0.0
         if self.recognizable:
             return self.luck
+        if self.identified_by_chance is not None:
+            return self.identified_by_chance
         return binomial_tail(self.identified, self.judged, 1 / (self.candidates + 1))
 
     def as_plain(self) -> dict[str, Any]:
@@ -154,6 +159,7 @@ def counts_of(records: Sequence[Mapping[str, Any]]) -> Counts:
         words=_words_of(records),
         luck=_luck_of(judged),
         chance=_chance_of([record for _, record in judged]),
+        identified_by_chance=_chance_of_identified(judged),
     )
 
 
@@ -169,6 +175,15 @@ def _chance_of(judged: Sequence[Mapping[str, Any]]) -> float | None:
         return 0.0
     asked = {str(r["id"]): [r[name] for name in ("chance", "word_chance") if r.get(name) is not None] for r in known}
     return combined([either(*each) for each in asked.values()])
+
+
+def _chance_of_identified(judged: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> float | None:
+    """Return ``Counts.identified_by_chance``: of the one with the largest lead, or of all, whichever is less."""
+    chances = sorted(chance_of(record) for outcome, record in judged if outcome is Outcome.IDENTIFIED)
+    if not chances:
+        return None
+    ends = {1: chances[0], len(chances): chances[-1]}
+    return min(1.0, len(ends) * min(binomial_tail(number, len(judged), p) for number, p in ends.items()))
 
 
 def _luck_of(judged: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> float:

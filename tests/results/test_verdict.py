@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from fl_privacy.metrics.outcome import CHANCE
 from fl_privacy.metrics.roc import identification_bound
 from fl_privacy.modality import IMAGES, TEXTS
 from fl_privacy.report.headline import headline_of
@@ -30,7 +31,7 @@ NOTHING = {
 }  # fmt: skip
 """A gray square: more than 15 dB, and no more than any gray square has."""
 
-NEGATIVE = NOTHING | {"psnr": 0.9, "likeness": 0.99, "rank": 1, "lead": 0.6}
+NEGATIVE = NOTHING | {"psnr": 0.9, "likeness": 0.99, "rank": 1, "lead": 6.0}
 
 
 def images(*records):
@@ -88,6 +89,16 @@ def test_what_chance_identifies_is_no_leak():
     assert verdict_on(replace(few, recognizable=1)).tone == "leak", "it beats its own control"
     many = [Counts(identified=1, nothing=9, groups=10, candidates=1000)] + [Counts(nothing=10, groups=10)] * 19
     assert verdict_on(*many[:1]).tone == "leak" and verdict_on(*many).ground is Ground.BY_CHANCE
+
+
+def test_a_small_lead_is_chance_and_a_large_one_is_not():
+    near = NEGATIVE | {"lead": 0.6}
+    few = counts_of(images(near, *[NOTHING] * 5))
+    assert few.identified == 1 and few.by_chance == pytest.approx(1 - (1 - CHANCE) ** 6)
+    assert verdict_on(few).ground is Ground.BY_CHANCE
+    assert verdict_on(counts_of(images(NEGATIVE, *[NOTHING] * 63))).ground is Ground.READ
+    several = counts_of(images(*[near] * 4, *[NOTHING] * 4))
+    assert several.by_chance < 1e-4 and verdict_on(several).ground is Ground.READ
 
 
 def test_what_the_server_made_itself_is_no_leak_of_a_client_and_is_said_first():
