@@ -24,8 +24,8 @@ CHANCE, CHANCE_FALLS = 0.02, 0.6
 """Probability with which an image of the original's class, that never saw the update, is identified, and the lead by
 which it is e times less.
 
-The first is above the 95 % bound of what ``experiments/verdict_chance.py`` counts, but for pictures of the same person
-taken together; the second is cautious: twice ``comparison.LUCK``.
+Both are chosen, cautiously: ``experiments/verdict_chance.py`` counts how often such images are identified, and pictures
+of the same person taken together are so more often.
 """
 
 LEAST_CANDIDATES = 100
