@@ -45,7 +45,7 @@ class SharedGradient:
         batch_size: B.
         num_classes: K, the number of outputs.
         loss: the one given.
-        notes: how the batch size was found, a sentence, where it is not that of a single example.
+        notes: how the batch size was found, where it is not that of a single example, or that the rank contradicts it.
     """
 
     model: nn.Module
@@ -88,9 +88,9 @@ def read_gradients(
     elif isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise UserError(f"batch_size is expected to be a whole number of at least 1, but got {batch_size!r}.")
     elif (least := evidence.batch_size() or 1) > batch_size:
-        raise UserError(
-            f"batch_size is expected to be at least {least}, the rank of the gradient of a layer that takes one vector"
-            f" of each example, but got {batch_size}."
+        notes = (
+            f"The gradient of a layer that takes one vector of each example has rank {least}, more than batch_size="
+            f"{batch_size}, which is taken as stated: values that were dropped or rounded raise a rank.",
         )
     assert found is not None
     known = None if loss is None else loss_of(loss, num_classes, next(plain.parameters()))
@@ -242,15 +242,17 @@ class _Evidence:
         A layer's gradient is a sum of one product of two vectors for each example. That of the output layer's columns
         adds up to 0 under cross entropy, which takes one from its rank.
         """
-        told, full = list[int](), 0
+        told, whole, full = list[int](), list[int](), 0
         for name in sorted(self.vectors, key=self._size):
             if told and self._size(name) > _LARGE:
                 break
             rank, room = self._rank(name)
             if 0 < rank <= max(1, room // 2) and rank < room:
                 told.append(rank)
+                whole += [] if self._has_holes(name) else [rank]
             elif rank:
                 full = max(full, rank)
+        told = whole or told
         if told and max(told) >= full and not self._pruned():
             return max(told)
         return 1 if self._is_of_one() else None
@@ -262,12 +264,10 @@ class _Evidence:
 
     def _rank(self, name: str) -> tuple[int, int]:
         """Rank of a layer's gradient and the most that it can be; (0, 0) where that can't be said."""
-        weight, bias = self.gradients.get(f"{name}.weight"), self.gradients.get(f"{name}.bias")
+        weight = self.gradients.get(f"{name}.weight")
         if weight is None or not bool(weight.any()):
             return 0, 0
-        joined = weight.float() if weight.dtype != torch.float64 else weight
-        if bias is not None:
-            joined = torch.cat([joined, bias.to(joined)[:, None]], 1)
+        joined = self._joined(name)
         if not bool(joined.isfinite().all()):
             return 0, 0
         room = min(int(joined.any(1).sum()), int(joined.any(0).sum()))
@@ -280,14 +280,26 @@ class _Evidence:
             return 0, 0
         return rank, room
 
+    def _joined(self, name: str) -> Tensor:
+        """Return a layer's gradient (M, N + 1), the bias last, where there is one."""
+        weight, bias = self.gradients[f"{name}.weight"], self.gradients.get(f"{name}.bias")
+        joined = weight.float() if weight.dtype != torch.float64 else weight
+        return joined if bias is None else torch.cat([joined, bias.to(joined)[:, None]], 1)
+
     def _pruned(self) -> bool:
         """Say whether somebody has put zeros between the values of the output layer's gradient."""
-        for name in self.vectors:
-            weight = self.gradients.get(f"{name}.weight")
-            if weight is not None and weight.shape[0] == self.num_classes:
-                block = weight[weight.any(1)][:, weight.any(0)]
-                return bool((block == 0).float().mean() > 0.01)
-        return False
+        outputs = (n for n in self.vectors if len(self.gradients.get(f"{n}.weight", ())) == self.num_classes)
+        return any(self._has_holes(name) for name in outputs)
+
+    def _has_holes(self, name: str) -> bool:
+        """Say whether a layer's gradient is zero at a neuron and an input of which others are not.
+
+        A zero raises the rank. In front of an output layer there is none unless a defense or somebody's rounding put
+        it there; an earlier layer has some where a neuron sees one example alone, of which the input is zero.
+        """
+        size = self._joined(name).abs()
+        rows = size[size.amax(1) > 1e-30]  # smaller ones are the rounding of a probability of zero
+        return bool((rows[:, rows.any(0)] == 0).any())
 
     def _is_of_one(self) -> bool:
         """Say whether the gradient of one or two outputs is that of a single example, to all digits."""

@@ -8,6 +8,7 @@ from torch import nn
 from fl_privacy import Observation, reconstruct
 from fl_privacy.attacks.gradient_inversion.clients_loss import SOFT_LABELS, WHOLE_LABELS
 from fl_privacy.attacks.gradient_inversion.undisclosed import disclosed
+from fl_privacy.defenses import ClientState, pruning
 from fl_privacy.errors import UserError
 from fl_privacy.losses import CROSS_ENTROPY
 from fl_privacy.types import Certainty
@@ -41,9 +42,32 @@ def test_a_batch_size_that_nothing_tells_is_asked_for() -> None:
         observed(net, images(4), torch.tensor([0, 1, 1, 0]))
 
 
-def test_a_batch_size_below_the_rank_is_refused() -> None:
-    with pytest.raises(UserError, match="at least 3"):
-        observed(connected(), images(3), torch.tensor([0, 1, 1]), batch_size=1)
+def test_a_stated_batch_size_wins_over_the_rank_with_a_note() -> None:
+    seen = observed(connected(), images(3), torch.tensor([0, 1, 1]), batch_size=1)
+    assert seen.upload.num_examples == 1 and "has rank 3, more than batch_size=1" in seen.notes[0]
+
+
+def pruned_gradients(net: nn.Module, rate: float) -> dict[str, torch.Tensor]:
+    gradients = torch.autograd.grad(F.cross_entropy(net(images(1)), torch.tensor([1])), list(net.parameters()))
+    named = dict(zip(dict(net.named_parameters()), gradients, strict=True))
+    return pruning(rate=rate).upload[0](named, ClientState(), torch.Generator())  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5, 0.9])
+def test_zeros_of_a_defense_are_no_further_examples(rate: float) -> None:
+    """Half of the bias or of a row at zero raises the rank; of one image it is not that of two or of fourteen."""
+    net = connected()
+    pruned = pruned_gradients(net, rate)
+    with pytest.raises(UserError, match="batch_size is expected"):
+        Observation.of_gradients(net, pruned, input_shape=SHAPE)
+    assert Observation.of_gradients(net, pruned, input_shape=SHAPE, batch_size=1).upload.num_examples == 1
+
+
+def test_small_values_dropped_from_an_early_layer_alone_are_no_further_examples() -> None:
+    net = connected()
+    gradients = list(torch.autograd.grad(F.cross_entropy(net(images(1)), torch.tensor([1])), list(net.parameters())))
+    gradients[0] = gradients[0] * (gradients[0].abs() > gradients[0].abs().quantile(0.7))
+    assert Observation.of_gradients(net, gradients, input_shape=SHAPE).upload.num_examples == 1
 
 
 @pytest.mark.parametrize("told", [{}, {"loss": "bce"}, {"loss": nn.BCEWithLogitsLoss()}])
