@@ -126,16 +126,14 @@ def named_tensors(model: nn.Module, gradients: Mapping[str, Any] | Sequence[Any]
     """
     inner, plain = unwrapped(model), plain_names(unwrapped(model))
     own = {plain[name]: p for name, p in inner.named_parameters(remove_duplicate=False)}
-    unique = [plain[name] for name, _ in inner.named_parameters()]
     if not isinstance(gradients, Mapping):
         values = list(gradients)
-        if len(values) != len(unique):
-            raise UserError(
-                f"A gradient is expected for each of {len(unique)} parameters, but got {len(values)};"
-                " torch.autograd.grad(loss, model.parameters()) has them."
-            )
-        gradients = dict(zip(unique, values, strict=True))
-    gradients = {name: as_tensor(value) for name, value in gradients.items()}
+        gradients = dict(zip(_names_in_order(inner, len(values)), values, strict=True))
+    gradients = {
+        name: as_tensor(value)
+        for name, value in gradients.items()
+        if value is not None or name not in plain or own[plain[name]].requires_grad
+    }
     wrapped = {name: plain.get(name, name) for name in gradients}
     if model is not inner:
         outer = plain_names(model)
@@ -148,6 +146,22 @@ def named_tensors(model: nn.Module, gradients: Mapping[str, Any] | Sequence[Any]
             raise UserError(f"The gradient {name} is expected to be {wanted}, but is {what}; name those there are.")
     renamed = {wrapped[name]: g.detach() for name, g in gradients.items()}
     return once_each(inner, renamed) if plain == {name: name for name in plain} else renamed
+
+
+def _names_in_order(inner: nn.Module, count: int) -> list[str]:
+    """Return the names of all parameters, or of those that are trained where there are ``count`` of these."""
+    trained = [name for name, p in inner.named_parameters() if p.requires_grad]
+    names = [name for name, _ in inner.named_parameters()]
+    if count not in (len(names), len(trained)):
+        frozen, which = "", "model.parameters()"
+        if len(trained) < len(names):
+            frozen = f", or of the {len(trained)} that are trained"
+            which = "[p for p in model.parameters() if p.requires_grad]"
+        raise UserError(
+            f"A gradient is expected for each of {len(names)} parameters{frozen}, but got {count};"
+            f" torch.autograd.grad(loss, {which}) has them."
+        )
+    return [plain_names(inner)[name] for name in (names if count == len(names) else trained)]
 
 
 class _LinearCalls(TorchFunctionMode):
