@@ -30,6 +30,9 @@ _MOST, _SPARE = 256, 8
 _LARGE = 1 << 22
 """Elements of a gradient from which its rank is looked at only where no other tells."""
 
+COUNTED_BY_RANK = "The gradient is taken for that of"
+"""How the note begins of a batch whose size nobody stated."""
+
 _SAME = 1e-4
 """Distance of an output's gradient from that of one example."""
 
@@ -84,7 +87,7 @@ def read_gradients(
                 " for a single one."
             )
         if found > 1:
-            notes = (f"The gradient is taken for that of {found} examples, the rank of those of linear layers.",)
+            notes = (f"{COUNTED_BY_RANK} {found} examples, the rank of those of linear layers.",)
     elif isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise UserError(f"batch_size is expected to be a whole number of at least 1, but got {batch_size!r}.")
     elif (least := evidence.batch_size() or 1) > batch_size:

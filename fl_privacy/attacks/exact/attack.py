@@ -20,8 +20,9 @@ from fl_privacy.attacks.exact.first_layer import (
     residual,
 )
 from fl_privacy.attacks.exact.r_gap import Chain, find_chain, recursed
+from fl_privacy.attacks.exact.repeats import with_repeats
 from fl_privacy.attacks.exact.residual import Residual, find_residual, known_between
-from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, column_space, sparse_factors
+from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
 from fl_privacy.attacks.gradient_inversion.grouping import (
     Group,
     Reading,
@@ -56,7 +57,8 @@ class ExactInversion:
     One image is the quotient of a fully connected layer's gradients (Geiping et al. 2020, proposition 3.1). Of a batch
     in front of a ReLU the gradient is taken apart (:mod:`fl_privacy.attacks.exact.spear`; SPEAR, Dimitrov et
     al. 2024); where that fails, the images are taken that neurons see alone, as ``attack=analytic`` does. With the
-    images the labels follow from the output layer, in the images' order. One image of a vision transformer is solved
+    images the labels follow from the output layer, in the images' order, and how often each occurs in the batch
+    (:mod:`fl_privacy.attacks.exact.repeats`). One image of a vision transformer is solved
     for where the gradient of its position embedding was uploaded (:mod:`fl_privacy.attacks.exact.april`). One image
     behind convolutions without pooling is solved for layer by layer from the first fully connected one back
     (:mod:`fl_privacy.attacks.exact.r_gap`): to rounding where activations have an inverse, up to what silent
@@ -128,9 +130,11 @@ class ExactInversion:
         shade = layer.pixels(torch.zeros_like(layer.shift))
 
         def read(inputs: Tensor, unique: bool) -> Read:
-            images = layer.pixels(inputs).reshape(len(inputs), *victim.observation.input_shape)
+            images, note = with_repeats(
+                victim, layer.pixels(inputs).reshape(len(inputs), *victim.observation.input_shape)
+            )
             loss = float(residual(weight[None], bias[None], inputs[None]))
-            return Read(images, unique and not is_muted(weight, shade), loss)
+            return Read(images, unique and not is_muted(weight, shade), loss, note)
 
         def explains(inputs: Tensor) -> bool:
             return certified(victim, read(inputs, False)).certainty is not Certainty.APPROXIMATE
@@ -154,7 +158,10 @@ class ExactInversion:
         weight, bias, near = gradient[layer.weight], gradient[layer.bias], NEARLY
         if count == 1:
             return fit(weight[None], bias[None]), True
-        if (basis := column_space(weight, count)) is not None:
+        if (basis := columns_of(weight, count)) is not None and basis.shape[1] == 1:
+            if explains(alike := fit(weight[None], bias[None])):
+                return alike, True
+        elif basis is not None:
             sent = observation.sent.parameters
             values = sent[layer.weight], sent[layer.bias]
             searched = sparse_factors(weight, bias, values, basis, rng=rng, starts=self.starts)

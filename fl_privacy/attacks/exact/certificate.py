@@ -42,11 +42,13 @@ class Read:
         images: (B, C, H, W).
         unique: whether no others solve the equations.
         loss: what they leave of these.
+        note: a sentence on them, if any.
     """
 
     images: Tensor
     unique: bool
     loss: float
+    note: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +75,15 @@ class Reproduction:
         """
         return self._solved(self.model, self._entering(images))
 
+    def errors(self, images: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return outputs p and errors p - y (B, K) of images (B, C, H, W); ``None`` without an output layer."""
+        return self._errors(self.model, self._entering(images))
+
     def classes(self, images: Tensor) -> Tensor | None:
         """Return the likeliest class (B,) of each image (B, C, H, W); ``None`` without an output layer."""
         if not is_plain(self.loss):
             return self.labels(images)
-        found = self._errors(self.model, self._entering(images))
+        found = self.errors(images)
         return None if found is None else found[1].argmin(1)
 
     def labels_of(self, features: Tensor, path: str) -> Tensor | None:
@@ -189,8 +195,6 @@ def model_as_sent(observation: Observation) -> nn.Module:
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
     """Certify solved images: infer their labels and how sure the result is.
 
-    Args: reproduction: of the victim. read: its images. ordered: whether known labels go with the images as they are.
-
     Args:
         reproduction: of the victim.
         read: its images.
@@ -215,7 +219,7 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
         history=(read.loss,),
         label_source=source,
         certainty=certainty,
-        notes=notes,
+        notes=(*notes, *((read.note,) if read.note else ())),
     )
 
 
