@@ -33,6 +33,9 @@ _LARGE = 1 << 22
 COUNTED_BY_RANK = "The gradient is taken for that of"
 """How the note begins of a batch whose size nobody stated."""
 
+_LOOKED_AT = 1 << 16
+"""Values that say in which type of floating point all were computed."""
+
 _SAME = 1e-4
 """Distance of an output's gradient from that of one example."""
 
@@ -222,8 +225,25 @@ def _tells(gradient: Tensor) -> bool:
     return len(values) > 1 and float(values[1]) > _APART * _rounding(gradient) * float(values[0])
 
 
+def computed_in(values: Tensor) -> torch.dtype:
+    """Return the type of floating point that ``values`` were computed in, however they are stored.
+
+    What mixed precision computes in half precision ends in zeros when it is stored in single precision, also as the
+    sum of a few batches.
+    """
+    values = values.detach().flatten()[:_LOOKED_AT]
+    if values.dtype == torch.float64 and bool((values.float() == values).all()):
+        values = values.float()
+    if values.dtype != torch.float32:
+        return values.dtype
+    bits = values[values != 0].contiguous().view(torch.int32)
+    if len(bits) < 4 or float((bits & 0xF != 0).float().mean()) > 0.01:
+        return torch.float32
+    return torch.float16 if bool((bits & 0x1FFF == 0).all() & (bits & 0xFFFF != 0).any()) else torch.bfloat16
+
+
 def _rounding(gradient: Tensor) -> float:
-    return _ROUNDING.get(gradient.dtype, 0.03)
+    return _ROUNDING.get(computed_in(gradient), 0.03)
 
 
 def _sketched(values: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from fl_privacy.attacks.gradient_inversion.undisclosed import disclosed
 from fl_privacy.defenses import ClientState, pruning
 from fl_privacy.errors import UserError
 from fl_privacy.losses import CROSS_ENTROPY
+from fl_privacy.shared_gradients import computed_in
 from fl_privacy.types import Certainty
 
 SHAPE = (1, 4, 4)
@@ -237,6 +238,49 @@ def test_tied_weights_are_taken_under_both_names() -> None:
     gradients = {name: p.grad for name, p in net.named_parameters(remove_duplicate=False)}
     seen = Observation.of_gradients(net, gradients, input_shape=SHAPE, batch_size=1)
     assert "3.weight" not in seen.upload.tensors and reconstruct(seen, "idlg", iterations=1).failure is None
+
+
+def in_half_precision(net: nn.Module, count: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    with torch.autocast("cpu", dtype=dtype):
+        loss = F.cross_entropy(net(images(count)), torch.arange(count))
+    return list(torch.autograd.grad(loss, list(net.parameters())))
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.37, 1 / 3], ids=["plain", "clipped", "averaged"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision_is_no_other_loss(dtype: torch.dtype, factor: float) -> None:
+    """Its gradients add up to zero but for its own rounding, which is stored in single precision."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 5))
+    gradients = [factor * g for g in in_half_precision(net, 4, dtype)]
+    seen = Observation.of_gradients(net, gradients, input_shape=SHAPE, batch_size=4)
+    assert disclosed([seen])[0].wrong is None
+    found = reconstruct(seen, "exact")
+    apart = (found.batch.inputs[:, None] - images(4)[None]).abs().flatten(2).amax(2)
+    assert int((apart.amin(0) < 0.01).sum()) >= 3
+
+
+@pytest.mark.parametrize("of", [F.binary_cross_entropy_with_logits, F.mse_loss])
+def test_another_loss_in_mixed_precision_is_none_of_classes(of) -> None:
+    net = connected()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = of(net(images(4)).float(), F.one_hot(torch.arange(4), 5).float())
+    gradients = torch.autograd.grad(loss, list(net.parameters()))
+    seen = Observation.of_gradients(net, gradients, input_shape=SHAPE, batch_size=4)
+    assert "no cross entropy" in (disclosed([seen])[0].wrong or "")
+
+
+def test_the_rank_of_rounded_values_is_none_of_examples() -> None:
+    net = connected()
+    seen = Observation.of_gradients(net, in_half_precision(net, 1, torch.bfloat16), input_shape=SHAPE, batch_size=1)
+    assert seen.notes == ()
+
+
+def test_values_show_in_which_type_they_were_computed() -> None:
+    exact = torch.randn(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for kind in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        assert computed_in(exact.to(kind).double()) is kind
+    assert computed_in(exact.bfloat16().float() + exact.flip(0).bfloat16().float()) is torch.bfloat16
 
 
 @pytest.mark.parametrize("kept", [0.02, 0.3])
