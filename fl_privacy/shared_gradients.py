@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fl_privacy.checkpointing import without_checkpointing
 from fl_privacy.errors import UserError
 from fl_privacy.losses import Loss, LossLike, loss_of
 from fl_privacy.plain_models import detached_copy, plain_model, plain_names, unwrapped
@@ -190,6 +191,7 @@ def count_outputs(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[
     return _watched(model, shape, parameters)[0]
 
 
+@without_checkpointing()
 def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:
     """Return K, and the linear layers whose gradients distinguish examples.
 
