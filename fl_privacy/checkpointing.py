@@ -1,7 +1,7 @@
 """Activation checkpointing, off while gradients are computed: it saves memory and changes no value.
 
-A checkpoint computes its layers again on the way back. Reentrant, it takes no ``torch.autograd.grad``; in its other form
-no second derivative, and no hooks that count calls.
+A checkpoint computes its layers again on the way back. Reentrant, it takes no ``torch.autograd.grad``; in its other
+form it takes no second derivative, and no hooks that count calls.
 """
 
 import threading
@@ -16,9 +16,9 @@ _NAMES = (
     "_checkpoint_without_reentrant_generator",
     "_checkpoint_without_reentrant_generator_impl",
 )
-"""What ``torch.utils.checkpoint.checkpoint`` calls by name, whoever has imported it: one of the last two, by version."""
+"""What ``torch.utils.checkpoint.checkpoint`` calls by name, whoever imported it: one of the last two, by version."""
 
-_lock, _inside, _own = threading.Lock(), 0, dict[str, Any]()
+_lock, _uses, _own = threading.Lock(), list[None](), dict[str, Any]()
 
 
 class _Called:
@@ -37,19 +37,18 @@ def _nothing(*args: Any, **options: Any) -> Iterator[None]:
 @contextmanager
 def without_checkpointing() -> Iterator[None]:
     """Compute what a model checkpoints once, and keep it; also as the decorator of a function."""
-    global _inside
     with _lock:
-        if not _inside:
+        if not _uses:
             for name in _NAMES:
                 if hasattr(checkpoint, name):
                     _own[name] = getattr(checkpoint, name)
                     setattr(checkpoint, name, _Called if name == _NAMES[0] else _nothing)
-        _inside += 1
+        _uses.append(None)
     try:
         yield
     finally:
         with _lock:
-            _inside -= 1
-            if not _inside:
+            _uses.pop()
+            if not _uses:
                 for name, value in _own.items():
                     setattr(checkpoint, name, value)
