@@ -72,8 +72,8 @@ def _computed_in(gradient: Tensor) -> torch.dtype:
 
     Half precision has so few different values between a number and its double that many of a layer are equal.
     """
-    values = gradient[gradient != 0].abs()
-    coarse = len(values) >= _COARSE_FROM and 1 - len(values.unique()) / len(values) > _EQUAL
+    values = gradient[gradient != 0].abs().sort().values
+    coarse = len(values) >= _COARSE_FROM and float((values.diff() == 0).float().mean()) > _EQUAL
     return torch.bfloat16 if coarse else computed_in(gradient)
 
 
