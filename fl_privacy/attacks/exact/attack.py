@@ -170,7 +170,10 @@ class ExactInversion:
             if both is not None:
                 return both, explains(both)
         joined, sent = with_the_bias(layer, weight, bias), observation.sent.parameters
-        if (basis := columns_of(joined, count)) is not None and basis.shape[1] == 1:
+        basis = columns_of(joined, count)
+        if basis is not None and basis.shape[1] < count and len(weight) <= max(count + 1, observation.num_classes):
+            basis = None  # a layer of so few outputs has a low rank of different examples, too
+        if basis is not None and basis.shape[1] == 1:
             if explains(alike := fit(weight[None], bias[None])):
                 return alike, True
         elif basis is not None:
