@@ -241,7 +241,7 @@ def _limits(observation: Observation, labels: Tensor) -> tuple[str, ...]:
         return (
             f"{_PROVEN} is behind draws of the model's own, such as dropout: if these were on, the original differs.",
         )
-    if labels.is_floating_point():
+    if labels.is_floating_point() and labels.shape[1] > 1:
         several = labels.sort(1, descending=True).values
         if bool((several[:, 1] > several[:, 2:].amax(1) + _MIXED if several.shape[1] > 2 else several[:, 1] > 0).any()):
             return (f"{_PROVEN} has mixed labels, as after mixup: the client's examples may be parts of it.",)
