@@ -167,7 +167,7 @@ def _both(found: PinnedRows) -> tuple[float, float]:
 
 def certain_labels(found: Any) -> float | None:
     """Share of rows in leaves of the first tree that have one label: whose box is known has its label known."""
-    if found.first is None or not found.first.exact:
+    if found.first is None or not found.first.whole:
         return None
     return round(sum(leaf.rows for leaf in found.first.leaves if 0 in leaf.labels) / found.first.rows, 4)
 

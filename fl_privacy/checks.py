@@ -1,18 +1,23 @@
 """Checks of options and settings, with one wording."""
 
 import difflib
+import functools
+import inspect
 import json
 import math
 import re
 import sys
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from fl_privacy.errors import UserError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 MOST_NAMED = 16
 """Values in an error; of more, those that are most like what was given."""
@@ -120,6 +125,44 @@ def whole(name: str, value: int, *, at_least: int, at_most: int | None = None, e
         wanted = f"of at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"
         raise UserError(f"{name} is expected to be a whole number {wanted}, but got {value!r}; {_remedy(example)}.")
     return value
+
+
+def shape(name: str, value: object, *, example: str) -> tuple[int, ...]:
+    """Return ``value``, one whole number or several, as a shape; raise ``UserError`` unless all are at least 1."""
+    sizes = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    if not sizes or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
+        raise UserError(f"{name} is expected to be whole numbers of at least 1, but got {value!r}; {example}.")
+    return sizes
+
+
+def expects_its_arguments(**remedies: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Make a function answer a wrong or missing argument in one line, a ``UserError``.
+
+    Args:
+        remedies: by an argument that the function does not take but people give, what to give instead.
+    """
+
+    def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def checked(*args: _P.args, **given: _P.kwargs) -> _R:
+            unknown = [name for name in given if name not in signature.parameters]
+            if unknown:
+                known = ", ".join(name for name in signature.parameters if name not in ("cls", "self"))
+                remedy = remedies.get(unknown[0], "leave it out")
+                raise UserError(
+                    f"{function.__name__} is expected to get arguments among {known}, but got {unknown[0]}; {remedy}."
+                )
+            try:
+                signature.bind(*args, **given)
+            except TypeError as error:
+                raise UserError(f"{function.__name__} is expected to get its arguments, but: {error}.") from None
+            return function(*args, **given)
+
+        return checked
+
+    return decorated
 
 
 def _remedy(example: float | str) -> str:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fl_privacy.checkpointing import without_checkpointing
 from fl_privacy.errors import UserError
 from fl_privacy.losses import Loss, LossLike, loss_of
 from fl_privacy.plain_models import detached_copy, plain_model, plain_names, unwrapped
@@ -30,6 +31,12 @@ _MOST, _SPARE = 256, 8
 _LARGE = 1 << 22
 """Elements of a gradient from which its rank is looked at only where no other tells."""
 
+COUNTED_BY_RANK = "The gradient is taken for that of"
+"""How the note begins of a batch whose size nobody stated."""
+
+_LOOKED_AT = 1 << 16
+"""Values that say in which type of floating point all were computed."""
+
 _SAME = 1e-4
 """Distance of an output's gradient from that of one example."""
 
@@ -45,7 +52,7 @@ class SharedGradient:
         batch_size: B.
         num_classes: K, the number of outputs.
         loss: the one given.
-        notes: how the batch size was found, a sentence, where it is not that of a single example.
+        notes: how the batch size was found, where it is not that of a single example, or that the rank contradicts it.
     """
 
     model: nn.Module
@@ -84,13 +91,13 @@ def read_gradients(
                 " for a single one."
             )
         if found > 1:
-            notes = (f"The gradient is taken for that of {found} examples, the rank of those of linear layers.",)
+            notes = (f"{COUNTED_BY_RANK} {found} examples, the rank of those of linear layers.",)
     elif isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise UserError(f"batch_size is expected to be a whole number of at least 1, but got {batch_size!r}.")
     elif (least := evidence.batch_size() or 1) > batch_size:
-        raise UserError(
-            f"batch_size is expected to be at least {least}, the rank of the gradient of a layer that takes one vector"
-            f" of each example, but got {batch_size}."
+        notes = (
+            f"The gradient of a layer that takes one vector of each example has rank {least}, more than batch_size="
+            f"{batch_size}, which is taken as stated: values that were dropped or rounded raise a rank.",
         )
     assert found is not None
     known = None if loss is None else loss_of(loss, num_classes, next(plain.parameters()))
@@ -126,16 +133,14 @@ def named_tensors(model: nn.Module, gradients: Mapping[str, Any] | Sequence[Any]
     """
     inner, plain = unwrapped(model), plain_names(unwrapped(model))
     own = {plain[name]: p for name, p in inner.named_parameters(remove_duplicate=False)}
-    unique = [plain[name] for name, _ in inner.named_parameters()]
     if not isinstance(gradients, Mapping):
         values = list(gradients)
-        if len(values) != len(unique):
-            raise UserError(
-                f"A gradient is expected for each of {len(unique)} parameters, but got {len(values)};"
-                " torch.autograd.grad(loss, model.parameters()) has them."
-            )
-        gradients = dict(zip(unique, values, strict=True))
-    gradients = {name: as_tensor(value) for name, value in gradients.items()}
+        gradients = dict(zip(_names_in_order(inner, len(values)), values, strict=True))
+    gradients = {
+        name: as_tensor(value)
+        for name, value in gradients.items()
+        if value is not None or name not in plain or own[plain[name]].requires_grad
+    }
     wrapped = {name: plain.get(name, name) for name in gradients}
     if model is not inner:
         outer = plain_names(model)
@@ -148,6 +153,22 @@ def named_tensors(model: nn.Module, gradients: Mapping[str, Any] | Sequence[Any]
             raise UserError(f"The gradient {name} is expected to be {wanted}, but is {what}; name those there are.")
     renamed = {wrapped[name]: g.detach() for name, g in gradients.items()}
     return once_each(inner, renamed) if plain == {name: name for name in plain} else renamed
+
+
+def _names_in_order(inner: nn.Module, count: int) -> list[str]:
+    """Return the names of all parameters, or of those that are trained where there are ``count`` of these."""
+    trained = [name for name, p in inner.named_parameters() if p.requires_grad]
+    names = [name for name, _ in inner.named_parameters()]
+    if count not in (len(names), len(trained)):
+        frozen, which = "", "model.parameters()"
+        if len(trained) < len(names):
+            frozen = f", or of the {len(trained)} that are trained"
+            which = "[p for p in model.parameters() if p.requires_grad]"
+        raise UserError(
+            f"A gradient is expected for each of {len(names)} parameters{frozen}, but got {count};"
+            f" torch.autograd.grad(loss, {which}) has them."
+        )
+    return [plain_names(inner)[name] for name in (names if count == len(names) else trained)]
 
 
 class _LinearCalls(TorchFunctionMode):
@@ -170,6 +191,7 @@ def count_outputs(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[
     return _watched(model, shape, parameters)[0]
 
 
+@without_checkpointing()
 def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:
     """Return K, and the linear layers whose gradients distinguish examples.
 
@@ -205,8 +227,25 @@ def _tells(gradient: Tensor) -> bool:
     return len(values) > 1 and float(values[1]) > _APART * _rounding(gradient) * float(values[0])
 
 
+def computed_in(values: Tensor) -> torch.dtype:
+    """Return the type of floating point that ``values`` were computed in, however they are stored.
+
+    What mixed precision computes in half precision ends in zeros when it is stored in single precision, also as the
+    sum of a few batches.
+    """
+    values = values.detach().flatten()[:_LOOKED_AT]
+    if values.dtype == torch.float64 and bool((values.float() == values).all()):
+        values = values.float()
+    if values.dtype != torch.float32:
+        return values.dtype
+    bits = values[values != 0].contiguous().view(torch.int32)
+    if len(bits) < 4 or float((bits & 0xF != 0).float().mean()) > 0.01:
+        return torch.float32
+    return torch.float16 if bool((bits & 0x1FFF == 0).all() & (bits & 0xFFFF != 0).any()) else torch.bfloat16
+
+
 def _rounding(gradient: Tensor) -> float:
-    return _ROUNDING.get(gradient.dtype, 0.03)
+    return _ROUNDING.get(computed_in(gradient), 0.03)
 
 
 def _sketched(values: Tensor) -> Tensor:
@@ -242,15 +281,17 @@ class _Evidence:
         A layer's gradient is a sum of one product of two vectors for each example. That of the output layer's columns
         adds up to 0 under cross entropy, which takes one from its rank.
         """
-        told, full = list[int](), 0
+        told, whole, full = list[int](), list[int](), 0
         for name in sorted(self.vectors, key=self._size):
             if told and self._size(name) > _LARGE:
                 break
             rank, room = self._rank(name)
             if 0 < rank <= max(1, room // 2) and rank < room:
                 told.append(rank)
+                whole += [] if self._has_holes(name) else [rank]
             elif rank:
                 full = max(full, rank)
+        told = whole or told
         if told and max(told) >= full and not self._pruned():
             return max(told)
         return 1 if self._is_of_one() else None
@@ -262,12 +303,10 @@ class _Evidence:
 
     def _rank(self, name: str) -> tuple[int, int]:
         """Rank of a layer's gradient and the most that it can be; (0, 0) where that can't be said."""
-        weight, bias = self.gradients.get(f"{name}.weight"), self.gradients.get(f"{name}.bias")
+        weight = self.gradients.get(f"{name}.weight")
         if weight is None or not bool(weight.any()):
             return 0, 0
-        joined = weight.float() if weight.dtype != torch.float64 else weight
-        if bias is not None:
-            joined = torch.cat([joined, bias.to(joined)[:, None]], 1)
+        joined = self._joined(name)
         if not bool(joined.isfinite().all()):
             return 0, 0
         room = min(int(joined.any(1).sum()), int(joined.any(0).sum()))
@@ -280,14 +319,26 @@ class _Evidence:
             return 0, 0
         return rank, room
 
+    def _joined(self, name: str) -> Tensor:
+        """Return a layer's gradient (M, N + 1), the bias last, where there is one."""
+        weight, bias = self.gradients[f"{name}.weight"], self.gradients.get(f"{name}.bias")
+        joined = weight.float() if weight.dtype != torch.float64 else weight
+        return joined if bias is None else torch.cat([joined, bias.to(joined)[:, None]], 1)
+
     def _pruned(self) -> bool:
         """Say whether somebody has put zeros between the values of the output layer's gradient."""
-        for name in self.vectors:
-            weight = self.gradients.get(f"{name}.weight")
-            if weight is not None and weight.shape[0] == self.num_classes:
-                block = weight[weight.any(1)][:, weight.any(0)]
-                return bool((block == 0).float().mean() > 0.01)
-        return False
+        outputs = (n for n in self.vectors if len(self.gradients.get(f"{n}.weight", ())) == self.num_classes)
+        return any(self._has_holes(name) for name in outputs)
+
+    def _has_holes(self, name: str) -> bool:
+        """Say whether a layer's gradient is zero at a neuron and an input of which others are not.
+
+        A zero raises the rank. In front of an output layer there is none unless a defense or somebody's rounding put
+        it there; an earlier layer has some where a neuron sees one example alone, of which the input is zero.
+        """
+        size = self._joined(name).abs()
+        rows = size[size.amax(1) > 1e-30]  # smaller ones are the rounding of a probability of zero
+        return bool((rows[:, rows.any(0)] == 0).any())
 
     def _is_of_one(self) -> bool:
         """Say whether the gradient of one or two outputs is that of a single example, to all digits."""

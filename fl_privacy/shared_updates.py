@@ -99,12 +99,14 @@ def _values(what: str, inner: nn.Module, given: Weights) -> dict[str, Tensor]:
         given = {plain.get(name, name): value for name, value in given.items()}
     else:
         arrays = list(given)
-        trained = [plain[name] for name, _ in inner.named_parameters()]
-        names = list(state) if len(arrays) == len(state) else trained
-        if len(arrays) != len(names):
+        every = [plain[name] for name, _ in inner.named_parameters()]
+        trained = [plain[name] for name, p in inner.named_parameters() if p.requires_grad]
+        names = next((some for some in (list(state), every, trained) if len(some) == len(arrays)), None)
+        if names is None:
             raise UserError(
-                f"{what} is expected to have an array for each of {len(state)} entries of the model's state_dict(), or"
-                f" of its {len(trained)} parameters, but got {len(arrays)}; give them in that order."
+                f"{what} is expected to have an array for each of {len(state)} entries of the model's state_dict(), of"
+                f" its {len(every)} parameters or of the {len(trained)} that are trained, but got {len(arrays)}; give"
+                " them in that order."
             )
         given = dict(zip(names, arrays, strict=True))
     found = {}

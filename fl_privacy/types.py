@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fl_privacy import checks
+from fl_privacy.checks import expects_its_arguments
 from fl_privacy.effects import Description, settings_in_words
 from fl_privacy.errors import UserError
 from fl_privacy.film import Snapshot
@@ -30,6 +32,8 @@ __all__ = [
     "Upload",
     "VictimId",
 ]
+
+_SHAPES = "give input_shape=tuple(images.shape[1:]), or the number of columns of a row"
 
 Tensors = Mapping[str, Tensor]
 """Parameter name -> tensor. Nothing in this package indexes a layer by number."""
@@ -220,12 +224,15 @@ class Observation:
     notes: tuple[str, ...] = ()
 
     @classmethod
+    @expects_its_arguments(
+        num_examples="batch_size= is how many examples the gradient is of", plan="of_update is of a training by a plan"
+    )
     def of_gradients(
         cls,
         model: nn.Module,
         gradients: Mapping[str, Any] | Sequence[Any],
         *,
-        input_shape: Sequence[int],
+        input_shape: Sequence[int] | int,
         batch_size: int | None = None,
         batch_norm: Literal["train", "eval"] | None = None,
         loss: LossLike | None = None,
@@ -239,7 +246,7 @@ class Observation:
             model: of images; ``fl_privacy.models.normalized`` puts a normalization before it. Its mode, training or
                 evaluation, is taken for that in which the gradient was computed.
             gradients: by parameter name, or in the order of ``model.parameters()``; tensors or arrays of NumPy.
-            input_shape: (C, H, W), or (F,) of rows.
+            input_shape: (C, H, W), or (F,) or F of rows.
             batch_size: examples behind the gradient; ``None`` counts them by the rank of the layers' gradients.
             batch_norm: mode of batch norm, if another than the model's.
             loss: name of ``fl_privacy.losses.NAMED_LOSSES``, a loss of PyTorch, or a function (outputs, labels) ->
@@ -251,7 +258,8 @@ class Observation:
         Raises:
             UserError: gradients, images or the loss do not fit the model, or nothing tells the batch size.
         """
-        read = read_gradients(model, gradients, input_shape=input_shape, batch_size=batch_size, loss=loss)
+        shape = checks.shape("input_shape", input_shape, example=_SHAPES)
+        read = read_gradients(model, gradients, input_shape=shape, batch_size=batch_size, loss=loss)
         mode: Literal["train", "eval"] = "train" if model.training else "eval"
         of_norms = mode if batch_norm is None else batch_norm
         return cls(
@@ -260,7 +268,7 @@ class Observation:
             sent=ModelState(read.parameters, read.buffers),
             upload=Upload(tensors=read.gradients, num_examples=read.batch_size),
             plan=LocalPlan(shares="gradient", batch_norm=of_norms, probe_batch_norm=of_norms, mode=mode),
-            input_shape=tuple(input_shape),
+            input_shape=shape,
             num_classes=read.num_classes,
             loss=read.loss,
             input_range=expect_range(input_range),
@@ -268,13 +276,16 @@ class Observation:
         )
 
     @classmethod
+    @expects_its_arguments(
+        **{field.name: f"it is the plan's: plan=LocalPlan({field.name}=...)" for field in fields(LocalPlan)}
+    )
     def of_update(
         cls,
         before: Weights,
         after: Weights,
         plan: LocalPlan,
         *,
-        input_shape: Sequence[int],
+        input_shape: Sequence[int] | int,
         num_examples: int,
         model: nn.Module | None = None,
         loss: LossLike | None = None,
@@ -288,7 +299,7 @@ class Observation:
             before: the model as it was sent, or with ``model`` its ``state_dict()`` or the arrays of that in order.
             after: the model after the training, its ``state_dict()`` or its arrays.
             plan: how the client trains: ``LocalPlan(lr=0.1, steps=5, batch_size=8)``; it is known to the server.
-            input_shape: (C, H, W), or (F,) of rows.
+            input_shape: (C, H, W), or (F,) or F of rows.
             num_examples: the client trained on; an update does not show it.
             model: the architecture, where ``before`` is none.
             loss: as in :meth:`of_gradients`.
@@ -299,16 +310,15 @@ class Observation:
         Raises:
             UserError: weights do not fit the model, are the same before and after, or a number makes no sense.
         """
-        read = read_update(
-            before, after, plan, model=model, input_shape=input_shape, num_examples=num_examples, loss=loss
-        )
+        shape = checks.shape("input_shape", input_shape, example=_SHAPES)
+        read = read_update(before, after, plan, model=model, input_shape=shape, num_examples=num_examples, loss=loss)
         return cls(
             id=VictimId(0, 0, number),
             model=read.model if schema is None else with_schema(read.model, schema),
             sent=ModelState(read.parameters, read.buffers),
             upload=Upload(tensors=read.weights, buffers=read.statistics, num_examples=num_examples),
             plan=read.plan,
-            input_shape=tuple(input_shape),
+            input_shape=shape,
             num_classes=read.num_classes,
             loss=read.loss,
             input_range=expect_range(input_range),

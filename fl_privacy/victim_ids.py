@@ -66,8 +66,9 @@ class Certainty(StrEnum):
     """How sure an attacker is itself, which does not know the truth.
 
     Attributes:
-        PROVEN: what entered the model, but for rounding: a system of equations with one solution was solved, and it
-            shows in the update that the solution is the right one.
+        PROVEN: what entered the model's first layer, but for rounding: a system of equations with one solution was
+            solved, and it shows in the update that the solution is the right one. What was changed before (mixup,
+            dropout in front, crops) is proven as it was changed; a note says so if the update shows it.
         CONSISTENT: the update that was observed is reproduced to rounding.
         APPROXIMATE: neither.
     """

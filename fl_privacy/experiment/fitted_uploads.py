@@ -138,7 +138,7 @@ def _tree_leaks(sent: bytes, reply: bytes, where: str) -> list[Leak]:
         first = count_first_tree(
             own, one.reply.objective, infer_training(own), positive_weight=one.reply.positive_weight
         )
-        if first.exact:
+        if first.whole:
             found.append(_counts_leak(first, where))
     return found
 
@@ -150,10 +150,10 @@ def _counts_leak(first: FirstTree, where: str) -> Leak:
     more = f", {single} of them where there is one label alone, which is theirs" if single else ""
     return Leak(
         severity="facts",
-        what=f"exact numbers of rows and labels in each of {len(first.leaves)} regions: {first.rows} rows{of}{more}",
+        what=f"numbers of rows and labels in each of {len(first.leaves)} regions: {first.rows} rows{of}{more}",
         where=where,
         why="Before the first tree all rows have one prediction, so hessian sums and leaf values are counts: of all the"
-        " client's rows, or, with subsample, of those that the tree drew.",
+        " client's rows, or, with subsample, of those that the tree drew; of weighted rows they are sums of weights.",
     )
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from fl_privacy.checkpointing import without_checkpointing
 from fl_privacy.data.app_data import find_normalization
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure
@@ -221,6 +222,7 @@ def gradient_plan(seen: Watched) -> LocalPlan:
     return LocalPlan(shares="gradient", batch_norm=mode, probe_batch_norm=mode, mode=mode)
 
 
+@without_checkpointing()
 def seconds_of_evaluation(observation: Observation) -> float:
     """Measure roughly the seconds of an attack's step: the gradient of a gradient, on gray examples."""
     model = detached_copy(observation.model).train(observation.plan.mode == "train")

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fl_privacy.checkpointing import without_checkpointing
 from fl_privacy.types import Batch, ModelState, Tensors
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -43,6 +44,7 @@ def set_mode(model: nn.Module, batch_norm: Literal["train", "eval"] | None) -> N
                 module.eval()
 
 
+@without_checkpointing()
 def batch_loss(
     model: nn.Module,
     state: ModelState,

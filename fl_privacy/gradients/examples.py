@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
+from fl_privacy.checkpointing import without_checkpointing
 from fl_privacy.errors import UserError
-from fl_privacy.gradients.batch import LossChange, batch_loss
+from fl_privacy.gradients.batch import LossChange, batch_loss, loss_gradients
 from fl_privacy.gradients.fastest import same_gradients
 from fl_privacy.gradients.layer_rules import LayerCall, parameter_gradients, weight_factors
 from fl_privacy.gradients.layered import Layered, add_up, pays
@@ -31,6 +32,7 @@ _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDict
 """Whether a model's gradients of these parameters were right layer by layer: others may be used elsewhere, too."""
 
 
+@without_checkpointing()
 def example_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[LossChange] = ()
 ) -> Tensors:
@@ -50,6 +52,7 @@ def example_gradients(
     return _one_by_one(model, state, batch, plan, changes, names=names)[0]
 
 
+@without_checkpointing()
 @torch.no_grad()
 def clipped_sum(
     model: nn.Module,
@@ -131,12 +134,21 @@ def _one_by_one(
     try:
         with plain_attention():
             found: tuple[Tensors, Tensor] = per_example(values, batch.inputs, batch.labels)
-    except RuntimeError:  # recurrent layers, among others, can't be batched
+    except RuntimeError:  # recurrent layers, among others, can't be batched, nor what asks for gradients by itself
         each = [
-            grad_and_value(loss)(values, image, label) for image, label in zip(batch.inputs, batch.labels, strict=True)
+            loss_gradients(
+                model,
+                state,
+                Batch(image.unsqueeze(0), label.unsqueeze(0)),
+                batch_norm=plan.batch_norm,
+                loss_scale=plan.loss_scale,
+                changes=changes,
+                create_graph=image.requires_grad,
+            )
+            for image, label in zip(batch.inputs, batch.labels, strict=True)
         ]
-        gradients = {name: torch.stack([own[name].to_dense() for own, _ in each]) for name in values}
-        return gradients, torch.stack([value for _, value in each])
+        gradients = {name: torch.stack([own.gradients[name].to_dense() for own in each]) for name in values}
+        return gradients, torch.stack([own.loss for own in each])
     return found
 
 
@@ -277,6 +289,7 @@ _ELEMENTS = 1 << 25
 """Elements of gradients of single examples that are held at a time (128 MB of float32)."""
 
 
+@without_checkpointing()
 @torch.no_grad()
 def gradient_products(
     model: nn.Module, state: ModelState, batch: Batch, directions: Sequence[Tensors], *, plan: LocalPlan
@@ -310,6 +323,7 @@ def gradient_products(
     return torch.cat(products), torch.cat(squares)
 
 
+@without_checkpointing()
 def sketched_examples(
     model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan, sketch: GradientSketch
 ) -> Tensor:

@@ -58,12 +58,16 @@ class FirstTree:
 
     Attributes:
         leaves: from left to right, as ``Tree.leaves``.
-        exact: whether all counts were whole numbers within rounding; else weighted or changed. Of a client that samples
-            its rows for each tree (``subsample``) they are whole as well, and of those that this tree drew.
+        whole: whether all counts were whole numbers within rounding; else the rows are weighted or the sums changed.
+            Whole counts are sums of the rows' weights: of rows if each weighs one, and if the client samples rows for
+            each tree (``subsample``), of those that this tree drew. The trees are those of repeated rows as well.
+        exact: whether they are whole and add up to the number of rows that the client states, so that each row
+            weighs one and none was left out.
     """
 
     leaves: tuple[Leaf, ...]
-    exact: bool
+    whole: bool
+    exact: bool = False
 
     @property
     def rows(self) -> int:
@@ -163,7 +167,12 @@ def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
 
 
 def count_first_tree(
-    own: Sequence[OwnTree], objective: str, training: Training, *, positive_weight: float = 1.0
+    own: Sequence[OwnTree],
+    objective: str,
+    training: Training,
+    *,
+    positive_weight: float = 1.0,
+    rows: int | None = None,
 ) -> FirstTree:
     """Count rows and labels in the leaves of the first tree that the client fitted on top of nothing.
 
@@ -172,6 +181,7 @@ def count_first_tree(
         objective: XGBoost's name of it: logistic, squared error or softmax.
         training: learning rate and lambda.
         positive_weight: XGBoost's ``scale_pos_weight``.
+        rows: their number, as the client states it; without it no counts are called exact.
 
     Raises:
         UserError: there is no such tree, the objective is another, or it states more rows or leaves than can be.
@@ -188,22 +198,22 @@ def count_first_tree(
     elif objective in SOFTMAX:
         classes = max(one.tree.group for one in own) + 1
         p = 1 / classes if len(margin) < classes else float(np.exp(margin[0]) / np.exp(margin).sum())
-        rows = hessian / (2 * p * (1 - p))
-        positive = rows * p - gradient
-        counts = np.stack([positive, rows - positive], 1)
+        weighted = hessian / (2 * p * (1 - p))
+        positive = weighted * p - gradient
+        counts = np.stack([positive, weighted - positive], 1)
     else:
         raise UserError(f"Objectives are expected to be logistic, squared error or softmax, but got {objective}.")
     if not (np.abs(counts) <= MOST_COUNTED).all():
         raise UserError(f"Leaves are expected to hold at most {MOST_COUNTED} rows, but the model states others.")
-    whole = np.round(counts)
-    exact = bool((np.abs(counts - whole) <= WHOLE + 1e-5 * np.abs(counts)).all() and (whole >= 0).all())
-    whole = np.maximum(whole, 0).astype(int)
+    near = np.round(counts)
+    whole = bool((np.abs(counts - near) <= WHOLE + 1e-5 * np.abs(counts)).all() and (near >= 0).all())
+    near = np.maximum(near, 0).astype(int)
     labelled = objective in LOGISTIC or objective in SOFTMAX
     leaves = tuple(
         Leaf(rows=int(row.sum()), labels=tuple(map(int, row)) if labelled else (), bounds=bounds)
-        for row, bounds in zip(whole, leaf_bounds(tree), strict=True)
+        for row, bounds in zip(near, leaf_bounds(tree), strict=True)
     )
-    return FirstTree(leaves=leaves, exact=exact)
+    return FirstTree(leaves=leaves, whole=whole, exact=whole and int(near.sum()) == rows)
 
 
 def _logistic_counts(gradient: np.ndarray, hessian: np.ndarray, p: float, weight: float) -> np.ndarray:

@@ -47,7 +47,7 @@ class TreeReconstruction:
         low, high: (N, F) each cell is guessed to be at least ``low`` and below ``high``.
         agreement: (N, F) share of chains that put the cell into the same interval; 1 with a single chain means nothing.
         training: learning rate and lambda, as the models give them away.
-        first: exact counts of the first tree; ``None`` where the client was given trees before.
+        first: counts of the first tree; ``None`` where the client was given trees before.
         values: of each feature, thresholds of the client's own trees: values that its rows have.
         misfit: root mean square of what is left of the gradient sums of leaves.
         start_misfit: the same of rows that fit the first tree alone.
@@ -105,7 +105,7 @@ def reconstruct_rows(
     training = training or infer_training(own)
     first = None
     if own and not own[0].before:
-        first = count_first_tree(own, reply.objective, training, positive_weight=reply.positive_weight)
+        first = count_first_tree(own, reply.objective, training, positive_weight=reply.positive_weight, rows=rows)
     number = first.rows if first is not None else rows
     if not 0 < number <= MOST_ROWS:
         raise UserError(f"Between 1 and {MOST_ROWS} rows are searched for, but got {number}; give rows.")

@@ -7,7 +7,7 @@ from PIL import Image
 from fl_privacy import Observation, reconstruct, show
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.images import psnr
-from fl_privacy.types import Batch, Reconstruction, VictimId
+from fl_privacy.types import Batch, LocalPlan, Reconstruction, VictimId
 from tests.attacks.victims import examples, smooth_net
 
 
@@ -36,6 +36,12 @@ def test_gradients_in_images_out() -> None:
         ({"gradients": ()}, "A gradient is expected for each of"),
         ({"gradients": {"0.weight": None}}, "0.weight is expected to be a tensor .*, but is NoneType"),
         ({"gradients": {"0.weight": torch.zeros(3)}}, r"but is \(3,\)"),
+        ({"input_shape": "1x12x12"}, "input_shape is expected to be whole numbers of at least 1, but got '1x12x12'"),
+        ({"input_shape": (3, 0, 2)}, "whole numbers of at least 1"),
+        ({"input_shape": 2.5}, "whole numbers of at least 1, but got 2.5"),
+        ({"input_shape": 784}, r"to take images of shape \(784,\)"),
+        ({"num_examples": 4}, "of_gradients is expected .* but got num_examples; batch_size= is how many"),
+        ({"colour": 4}, "but got colour; leave it out"),
         ({"gradients": {"nothing": torch.zeros(1)}}, "a parameter of the model"),
         ({"input_shape": (7, 1, 1)}, "to take images of shape"),
     ],
@@ -44,7 +50,43 @@ def test_what_does_not_fit_is_one_line(change: dict, line: str) -> None:
     model = smooth_net()
     given = {"gradients": gradients_of(model), "input_shape": tuple(examples(1).inputs.shape[1:]), **change}
     with pytest.raises(UserError, match=line):
-        Observation.of_gradients(model, given["gradients"], input_shape=given["input_shape"])
+        Observation.of_gradients(model, given.pop("gradients"), **given)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"batch_size": 4}, r"but got batch_size; it is the plan's: plan=LocalPlan\(batch_size=...\)"),
+        ({"lr": 0.1}, r"plan=LocalPlan\(lr=...\)"),
+        ({"num_examples": ...}, "missing a required .*'num_examples'"),
+    ],
+)
+def test_what_of_update_does_not_take_is_one_line(change: dict, line: str) -> None:
+    given = {"plan": LocalPlan(lr=0.1, steps=1), "input_shape": 9, "num_examples": 1, **change}
+    given = {name: value for name, value in given.items() if value is not ...}
+    with pytest.raises(UserError, match=line):
+        Observation.of_update(torch.nn.Linear(9, 2), torch.nn.Linear(9, 2), **given)
+
+
+def test_rows_have_a_shape_of_one_number() -> None:
+    net = torch.nn.Linear(9, 3)
+    gradients = torch.autograd.grad(net(torch.rand(1, 9)).logsumexp(1).sum(), list(net.parameters()))
+    assert Observation.of_gradients(net, gradients, input_shape=9, batch_size=1).input_shape == (9,)
+
+
+@pytest.mark.parametrize("kind", ["trained alone", "named", "with None"])
+def test_gradients_of_what_is_trained_are_enough(kind: str) -> None:
+    """As of adapters and of a new head, where the rest is frozen and ``torch.autograd.grad`` refuses it."""
+    model, batch = smooth_net(), examples(1)
+    for parameter in list(model.parameters())[:-2]:
+        parameter.requires_grad_(False)
+    torch.nn.functional.cross_entropy(model(batch.inputs.to(next(model.parameters()))), batch.labels).backward()
+    trained = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    given = {"trained alone": tuple(trained.values()), "named": trained}.get(kind, [p.grad for p in model.parameters()])
+    shape = tuple(batch.inputs.shape[1:])
+    assert list(Observation.of_gradients(model, given, input_shape=shape).upload.tensors) == list(trained)
+    with pytest.raises(UserError, match=r"or of the 2 that are trained, but got 1; .*if p.requires_grad"):
+        Observation.of_gradients(model, list(trained.values())[:1], input_shape=shape)
 
 
 def test_attacks_and_options_go_by_their_names() -> None:
@@ -54,6 +96,15 @@ def test_attacks_and_options_go_by_their_names() -> None:
     for attack, options, line in (("ilg", {}, "idlg"), ("idlg", {"steps": 3}, "but got steps")):
         with pytest.raises(UserError, match=line):
             reconstruct(observation, attack, **options)
+
+
+def test_an_update_of_what_is_trained_is_enough() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(9, 4), torch.nn.Linear(4, 3))
+    net[0].requires_grad_(False)
+    after = [p.detach() + 0.1 for p in net[1].parameters()]
+    plan = LocalPlan(lr=0.1, steps=1)
+    seen = Observation.of_update(net, after, plan, input_shape=9, num_examples=1)
+    assert list(seen.upload.tensors) == ["1.weight", "1.bias"]
 
 
 def _columns(picture: Image.Image, number: int) -> list[tuple[int, int]]:

@@ -8,8 +8,10 @@ from torch import nn
 from fl_privacy import Observation, reconstruct
 from fl_privacy.attacks.gradient_inversion.clients_loss import ONE_OUTPUT, SOFT_LABELS, WHOLE_LABELS
 from fl_privacy.attacks.gradient_inversion.undisclosed import disclosed
+from fl_privacy.defenses import ClientState, pruning
 from fl_privacy.errors import UserError
 from fl_privacy.losses import CROSS_ENTROPY
+from fl_privacy.shared_gradients import computed_in
 from fl_privacy.types import Certainty
 
 SHAPE = (1, 4, 4)
@@ -41,9 +43,32 @@ def test_a_batch_size_that_nothing_tells_is_asked_for() -> None:
         observed(net, images(4), torch.tensor([0, 1, 1, 0]))
 
 
-def test_a_batch_size_below_the_rank_is_refused() -> None:
-    with pytest.raises(UserError, match="at least 3"):
-        observed(connected(), images(3), torch.tensor([0, 1, 1]), batch_size=1)
+def test_a_stated_batch_size_wins_over_the_rank_with_a_note() -> None:
+    seen = observed(connected(), images(3), torch.tensor([0, 1, 1]), batch_size=1)
+    assert seen.upload.num_examples == 1 and "has rank 3, more than batch_size=1" in seen.notes[0]
+
+
+def pruned_gradients(net: nn.Module, rate: float) -> dict[str, torch.Tensor]:
+    gradients = torch.autograd.grad(F.cross_entropy(net(images(1)), torch.tensor([1])), list(net.parameters()))
+    named = dict(zip(dict(net.named_parameters()), gradients, strict=True))
+    return pruning(rate=rate).upload[0](named, ClientState(), torch.Generator())  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5, 0.9])
+def test_zeros_of_a_defense_are_no_further_examples(rate: float) -> None:
+    """Half of the bias or of a row at zero raises the rank; of one image it is not that of two or of fourteen."""
+    net = connected()
+    pruned = pruned_gradients(net, rate)
+    with pytest.raises(UserError, match="batch_size is expected"):
+        Observation.of_gradients(net, pruned, input_shape=SHAPE)
+    assert Observation.of_gradients(net, pruned, input_shape=SHAPE, batch_size=1).upload.num_examples == 1
+
+
+def test_small_values_dropped_from_an_early_layer_alone_are_no_further_examples() -> None:
+    net = connected()
+    gradients = list(torch.autograd.grad(F.cross_entropy(net(images(1)), torch.tensor([1])), list(net.parameters())))
+    gradients[0] = gradients[0] * (gradients[0].abs() > gradients[0].abs().quantile(0.7))
+    assert Observation.of_gradients(net, gradients, input_shape=SHAPE).upload.num_examples == 1
 
 
 @pytest.mark.parametrize("told", [{}, {"loss": "bce"}, {"loss": nn.BCEWithLogitsLoss()}])
@@ -213,6 +238,49 @@ def test_tied_weights_are_taken_under_both_names() -> None:
     gradients = {name: p.grad for name, p in net.named_parameters(remove_duplicate=False)}
     seen = Observation.of_gradients(net, gradients, input_shape=SHAPE, batch_size=1)
     assert "3.weight" not in seen.upload.tensors and reconstruct(seen, "idlg", iterations=1).failure is None
+
+
+def in_half_precision(net: nn.Module, count: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    with torch.autocast("cpu", dtype=dtype):
+        loss = F.cross_entropy(net(images(count)), torch.arange(count))
+    return list(torch.autograd.grad(loss, list(net.parameters())))
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.37, 1 / 3], ids=["plain", "clipped", "averaged"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision_is_no_other_loss(dtype: torch.dtype, factor: float) -> None:
+    """Its gradients add up to zero but for its own rounding, which is stored in single precision."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 5))
+    gradients = [factor * g for g in in_half_precision(net, 4, dtype)]
+    seen = Observation.of_gradients(net, gradients, input_shape=SHAPE, batch_size=4)
+    assert disclosed([seen])[0].wrong is None
+    found = reconstruct(seen, "exact")
+    apart = (found.batch.inputs[:, None] - images(4)[None]).abs().flatten(2).amax(2)
+    assert int((apart.amin(0) < 0.01).sum()) >= 3
+
+
+@pytest.mark.parametrize("of", [F.binary_cross_entropy_with_logits, F.mse_loss])
+def test_another_loss_in_mixed_precision_is_none_of_classes(of) -> None:
+    net = connected()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = of(net(images(4)).float(), F.one_hot(torch.arange(4), 5).float())
+    gradients = torch.autograd.grad(loss, list(net.parameters()))
+    seen = Observation.of_gradients(net, gradients, input_shape=SHAPE, batch_size=4)
+    assert "no cross entropy" in (disclosed([seen])[0].wrong or "")
+
+
+def test_the_rank_of_rounded_values_is_none_of_examples() -> None:
+    net = connected()
+    seen = Observation.of_gradients(net, in_half_precision(net, 1, torch.bfloat16), input_shape=SHAPE, batch_size=1)
+    assert seen.notes == ()
+
+
+def test_values_show_in_which_type_they_were_computed() -> None:
+    exact = torch.randn(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for kind in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        assert computed_in(exact.to(kind).double()) is kind
+    assert computed_in(exact.bfloat16().float() + exact.flip(0).bfloat16().float()) is torch.bfloat16
 
 
 @pytest.mark.parametrize("kept", [0.02, 0.3])

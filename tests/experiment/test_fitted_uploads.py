@@ -30,8 +30,8 @@ def trees() -> tuple[FittedUploads, list[str]]:
 
 def test_trees_give_exact_facts_and_rows_beside_guesses() -> None:
     kept, told = trees()
-    assert sum("exact numbers of rows and labels" in each for each in told) == 1
-    assert "120 rows" in next(each for each in told if "exact" in each)
+    assert sum("numbers of rows and labels" in each for each in told) == 1
+    assert "120 rows" in next(each for each in told if "numbers of rows" in each)
     (rung,) = kept.climb(clients=2, seed=0, seconds=60.0)
     assert rung.title.startswith("Rows behind")
     assert rung.counts is not None and rung.control is not None

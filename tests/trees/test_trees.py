@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -96,22 +97,33 @@ def test_learning_rate_and_lambda_are_in_the_model() -> None:
 def test_counts_and_labels_of_the_first_tree_are_exact() -> None:
     rows, labels = table()
     trees = own("bagging")
-    found = count_first_tree(trees, "binary:logistic", infer_training(trees))
+    found = count_first_tree(trees, "binary:logistic", infer_training(trees), rows=120)
     leaf = trees[0].tree.apply(rows)
     true = [tuple(int(((leaf == k) & (labels == y)).sum()) for y in (0, 1)) for k in range(len(found.leaves))]
     assert [each.labels for each in found.leaves] == true
     assert (found.exact, found.rows) == (True, 120)
+    assert not count_first_tree(trees, "binary:logistic", infer_training(trees)).exact
     for place, each in enumerate(found.leaves):
         for feature, (low, high) in each.bounds.items():
             inside = rows[leaf == place, feature].astype(float)
             assert ((inside >= low) & (inside < high)).all()
 
 
+@pytest.mark.parametrize("weight", [2, 3])
+def test_counts_of_weighted_or_sampled_rows_are_not_called_exact(weight: int) -> None:
+    """The model is that of rows which are repeated; only their number, which the client states, tells the two apart."""
+    trees = own("bagging")
+    tree = trees[0].tree
+    heavier = [replace(trees[0], tree=replace(tree, cover=weight * tree.cover))]
+    found = count_first_tree(heavier, "binary:logistic", Training(learning_rate=0.3, reg_lambda=weight), rows=120)
+    assert found.whole and not found.exact and found.rows == weight * 120
+
+
 def test_sums_that_are_no_counts_are_not_called_exact() -> None:
     trees = own("bagging")
     trees[0].tree.cover[trees[0].tree.leaves[0]] += 0.05
     try:
-        assert not count_first_tree(trees, "binary:logistic", infer_training(trees[1:])).exact
+        assert not count_first_tree(trees, "binary:logistic", infer_training(trees[1:])).whole
     finally:
         trees[0].tree.cover[trees[0].tree.leaves[0]] -= 0.05
 

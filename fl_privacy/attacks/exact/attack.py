@@ -9,6 +9,12 @@ from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress, timely
 from fl_privacy.attacks.exact.april import PatchEmbedding, find_patch_embedding, solve
+from fl_privacy.attacks.exact.batch_statistics import (
+    NormalizedLayer,
+    find_normalized_layer,
+    two_examples,
+    with_the_bias,
+)
 from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
 from fl_privacy.attacks.exact.feature_descent import pixels_of
 from fl_privacy.attacks.exact.first_layer import (
@@ -20,8 +26,9 @@ from fl_privacy.attacks.exact.first_layer import (
     residual,
 )
 from fl_privacy.attacks.exact.r_gap import Chain, find_chain, recursed
+from fl_privacy.attacks.exact.repeats import with_repeats
 from fl_privacy.attacks.exact.residual import Residual, find_residual, known_between
-from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, column_space, sparse_factors
+from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
 from fl_privacy.attacks.gradient_inversion.grouping import (
     Group,
     Reading,
@@ -56,12 +63,14 @@ class ExactInversion:
     One image is the quotient of a fully connected layer's gradients (Geiping et al. 2020, proposition 3.1). Of a batch
     in front of a ReLU the gradient is taken apart (:mod:`fl_privacy.attacks.exact.spear`; SPEAR, Dimitrov et
     al. 2024); where that fails, the images are taken that neurons see alone, as ``attack=analytic`` does. With the
-    images the labels follow from the output layer, in the images' order. One image of a vision transformer is solved
+    images the labels follow from the output layer, in the images' order, and how often each occurs in the batch
+    (:mod:`fl_privacy.attacks.exact.repeats`). One image of a vision transformer is solved
     for where the gradient of its position embedding was uploaded (:mod:`fl_privacy.attacks.exact.april`). One image
     behind convolutions without pooling is solved for layer by layer from the first fully connected one back
     (:mod:`fl_privacy.attacks.exact.r_gap`): to rounding where activations have an inverse, up to what silent
     outputs of a first ReLU hide or a first convolution of few outputs does not tell. Batch norm in front of a first
-    fully connected layer is undone where its statistics are those that were sent. One image behind a residual network
+    fully connected layer is undone where its statistics are those that were sent, or follow from those sent back
+    (:mod:`fl_privacy.attacks.exact.batch_statistics`). One image behind a residual network
     with such batch norm and pooling in front of its output layer is solved for block by block from the last one back
     (:mod:`fl_privacy.attacks.exact.residual`), down to the first blocks, whose convolutions have fewer gradients than
     there are unknowns; from there a descent on the first layers alone leads to the pixels
@@ -128,9 +137,11 @@ class ExactInversion:
         shade = layer.pixels(torch.zeros_like(layer.shift))
 
         def read(inputs: Tensor, unique: bool) -> Read:
-            images = layer.pixels(inputs).reshape(len(inputs), *victim.observation.input_shape)
+            images, note = with_repeats(
+                victim, layer.pixels(inputs).reshape(len(inputs), *victim.observation.input_shape)
+            )
             loss = float(residual(weight[None], bias[None], inputs[None]))
-            return Read(images, unique and not is_muted(weight, shade), loss)
+            return Read(images, unique and not is_muted(weight, shade), loss, note)
 
         def explains(inputs: Tensor) -> bool:
             return certified(victim, read(inputs, False)).certainty is not Certainty.APPROXIMATE
@@ -154,16 +165,29 @@ class ExactInversion:
         weight, bias, near = gradient[layer.weight], gradient[layer.bias], NEARLY
         if count == 1:
             return fit(weight[None], bias[None]), True
-        if (basis := column_space(weight, count)) is not None:
-            sent = observation.sent.parameters
-            values = sent[layer.weight], sent[layer.bias]
-            searched = sparse_factors(weight, bias, values, basis, rng=rng, starts=self.starts)
+        if count == 2 and isinstance(layer, NormalizedLayer):
+            both = two_examples(layer, weight, bias)
+            if both is not None:
+                return both, explains(both)
+        joined, sent = with_the_bias(layer, weight, bias), observation.sent.parameters
+        basis = columns_of(joined, count)
+        if basis is not None and basis.shape[1] < count and len(weight) <= max(count + 1, observation.num_classes):
+            basis = None  # a layer of so few outputs has a low rank of different examples, too
+        if basis is not None and basis.shape[1] == 1:
+            if explains(alike := fit(weight[None], bias[None])):
+                return alike, True
+        elif basis is not None:
+            values = with_the_bias(layer, sent[layer.weight], sent[layer.bias]), sent[layer.bias]
+            if joined is not weight:
+                values = values[0], torch.zeros_like(values[1])
+            searched = sparse_factors(joined, bias, values, basis, rng=rng, starts=self.starts)
             for number, factors in zip(timely(range(self.rounds)), searched, strict=False):
                 report(number / self.rounds)
                 if factors is None or factors.agreement <= near:
                     continue
-                if factors.agreement >= AGREEMENT or explains(factors.inputs):
-                    return factors.inputs, factors.agreement >= AGREEMENT
+                inputs = factors.inputs[:, : weight.shape[1]]
+                if factors.agreement >= AGREEMENT or explains(inputs):
+                    return inputs, factors.agreement >= AGREEMENT
                 near = factors.agreement
         alone = distinct_ratios(weight[None], bias[None], count=count, smallest=self.smallest, alike=self.alike)
         return alone[0], False
@@ -253,7 +277,7 @@ def _source(observation: Observation) -> FirstLayer | PatchEmbedding | Chain | R
     if observation.upload.num_examples == 1:
         source = find_patch_embedding(model, sent, shape, fixed_norms=fixed)
         source = source or find_chain(observation) or find_residual(observation)
-    source = source or find_first_layer(model, sent, shape, fixed_norms=fixed)
+    source = source or find_normalized_layer(observation) or find_first_layer(model, sent, shape, fixed_norms=fixed)
     if missing := set(source.names) - observation.upload.tensors.keys():
         raise NotFullyConnectedError(f"The gradient of {min(missing)} is expected, but was withheld.")
     return source

@@ -11,6 +11,7 @@ from fl_privacy.attacks.gradient_inversion import labels as labeling
 from fl_privacy.attacks.gradient_inversion.grouping import without_labels
 from fl_privacy.attacks.gradient_inversion.solved_labels import Head, labels_behind
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.gradient_inversion.undisclosed import DRAWS
 from fl_privacy.gradients import frozen_copy, loss_gradients
 from fl_privacy.gradients.hooks import entering
 from fl_privacy.losses import CROSS_ENTROPY, Loss, is_plain
@@ -30,6 +31,11 @@ _BEYOND = 0.01
 _ROUNDED = 1e-6
 """Share of a label that is rounding of a softmax in single precision, where a network is sure of it."""
 
+_MIXED = 0.01
+"""By which the second of a label's probabilities is above the others where labels are mixed, and not smoothed."""
+
+_PROVEN = "What is proven is what entered the first layer, which"
+
 _NEARLY_SAME = 0.01
 """Errors of the outputs that are those of classes up to this share of their length."""
 
@@ -42,11 +48,13 @@ class Read:
         images: (B, C, H, W).
         unique: whether no others solve the equations.
         loss: what they leave of these.
+        note: a sentence on them, if any.
     """
 
     images: Tensor
     unique: bool
     loss: float
+    note: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +81,15 @@ class Reproduction:
         """
         return self._solved(self.model, self._entering(images))
 
+    def errors(self, images: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return outputs p and errors p - y (B, K) of images (B, C, H, W); ``None`` without an output layer."""
+        return self._errors(self.model, self._entering(images))
+
     def classes(self, images: Tensor) -> Tensor | None:
         """Return the likeliest class (B,) of each image (B, C, H, W); ``None`` without an output layer."""
         if not is_plain(self.loss):
             return self.labels(images)
-        found = self._errors(self.model, self._entering(images))
+        found = self.errors(images)
         return None if found is None else found[1].argmin(1)
 
     def labels_of(self, features: Tensor, path: str) -> Tensor | None:
@@ -189,8 +201,6 @@ def model_as_sent(observation: Observation) -> nn.Module:
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
     """Certify solved images: infer their labels and how sure the result is.
 
-    Args: reproduction: of the victim. read: its images. ordered: whether known labels go with the images as they are.
-
     Args:
         reproduction: of the victim.
         read: its images.
@@ -208,6 +218,8 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
         certainty = Certainty.PROVEN
     solved = certainty is not Certainty.APPROXIMATE
     images, notes = within_range(read.images, solved=solved, schema=schema_of(observation.model))
+    if certainty is Certainty.PROVEN:
+        notes += _limits(observation, labels)
     return Reconstruction(
         id=observation.id,
         batch=Batch(images.to(observation.precision).cpu(), labels.cpu()),
@@ -215,8 +227,25 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
         history=(read.loss,),
         label_source=source,
         certainty=certainty,
-        notes=notes,
+        notes=(*notes, *((read.note,) if read.note else ())),
     )
+
+
+def _limits(observation: Observation, labels: Tensor) -> tuple[str, ...]:
+    """Say what is proven instead of the client's examples, if the update shows that these were changed before.
+
+    Draws behind the first layer would be seen, since the update is reproduced without any.
+    """
+    drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in observation.model.modules())
+    if DRAWS in observation.notes or (drops and observation.plan.mode == "train"):
+        return (
+            f"{_PROVEN} is behind draws of the model's own, such as dropout: if these were on, the original differs.",
+        )
+    if labels.is_floating_point() and labels.shape[1] > 1:
+        several = labels.sort(1, descending=True).values
+        if bool((several[:, 1] > several[:, 2:].amax(1) + _MIXED if several.shape[1] > 2 else several[:, 1] > 0).any()):
+            return (f"{_PROVEN} has mixed labels, as after mixup: the client's examples may be parts of it.",)
+    return ()
 
 
 def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) -> tuple[Tensor, tuple[str, ...]]:

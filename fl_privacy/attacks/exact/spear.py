@@ -80,18 +80,25 @@ class SparseFactors:
 def column_space(weight: Tensor, count: int) -> Tensor | None:
     """Return orthonormal columns (M, B) that span those of a weight's gradient (M, N), in float64.
 
-    ``None`` unless the rank but for rounding is ``count``, that is B, the number of examples. The range is that of a
-    few random combinations of the columns (Halko et al. 2011), which is all of it where the rank is as small as here.
+    ``None`` unless the rank but for rounding is ``count``, that is B, the number of examples.
+    """
+    found = columns_of(weight, count)
+    return found if found is not None and found.shape[1] == count else None
+
+
+def columns_of(weight: Tensor, most: int) -> Tensor | None:
+    """Return orthonormal columns (M, R) that span those of a weight's gradient (M, N), in float64.
+
+    R is the number of different examples; ``None`` if the rank but for rounding is above ``most``. The range is that
+    of a few random combinations of the columns (Halko et al. 2011): all of it if the rank is as small as here.
     """
     gradient = weight.double()
     rng = torch.Generator().manual_seed(0)
-    mixed = torch.randn(gradient.shape[1], count + _SPARE, generator=rng, dtype=torch.float64).to(gradient.device)
+    mixed = torch.randn(gradient.shape[1], most + _SPARE, generator=rng, dtype=torch.float64).to(gradient.device)
     basis = torch.linalg.qr(gradient @ mixed)[0]
     directions, values, _ = torch.linalg.svd(basis.T @ gradient, full_matrices=False)
-    if int((values > _RANK * values[0]).sum()) != count:
-        return None
-    columns: Tensor = basis @ directions[:, :count]
-    return columns
+    rank = int((values > _RANK * values[0]).sum())
+    return None if rank > most else basis @ directions[:, :rank]
 
 
 def sparse_factors(

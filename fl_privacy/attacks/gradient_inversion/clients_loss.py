@@ -9,10 +9,17 @@ from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.solved_labels import Head, SingleExample, labels_behind
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, is_sum_of_gradients
 from fl_privacy.losses import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, SQUARED_ERROR, Loss
+from fl_privacy.shared_gradients import computed_in
 from fl_privacy.types import Observation, Tensors
 
 _FITS = 1e-3
-"""Share of the output layer's gradient that a loss which gives it may leave."""
+"""Share of the output layer's gradient that a loss which gives it may leave, in single precision."""
+
+_ROUNDED = 4
+"""The same in half precision, in units of its rounding."""
+
+_COARSE_FROM, _EQUAL = 64, 0.05
+"""Values of which some share is equal where they were computed in half precision."""
 
 _ROUNDINGS = 4
 """Of a probability near 1 in single precision, by which the sum of all may be off."""
@@ -58,22 +65,34 @@ def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
     if layer is None or layer[0] not in observation.upload.tensors or not is_sum_of_gradients(observation.plan):
         return plain
     like, scale = next(model.parameters()), observation.plan.loss_scale
-    gradient = {n: g.to(like) / scale for n, g in as_gradient(observation).items() if n in layer}
+    sent = {n: g for n, g in as_gradient(observation).items() if n in layer}
+    gradient = {n: g.to(like) / scale for n, g in sent.items()}
+    fits = max(_FITS, *(_ROUNDED * torch.finfo(_computed_in(g)).eps for g in sent.values()))
     if observation.upload.num_examples == 1 and layer[1] in gradient:
         single = SingleExample.of(model, observation.input_shape, layer, gradient)
-        return plain if single is None else _of_one(single)
-    return plain if observation.num_classes == 1 else _of_many(observation, layer, gradient)
+        return plain if single is None else _of_one(single, fits)
+    return plain if observation.num_classes == 1 else _of_many(observation, layer, gradient, fits)
 
 
-def _of_one(single: SingleExample) -> tuple[Loss, str]:
+def _computed_in(gradient: Tensor) -> torch.dtype:
+    """Return the type that a gradient was computed in, also if it was scaled afterwards, as clipping does.
+
+    Half precision has so few different values between a number and its double that many of a layer are equal.
+    """
+    values = gradient[gradient != 0].abs().sort().values
+    coarse = len(values) >= _COARSE_FROM and float((values.diff() == 0).float().mean()) > _EQUAL
+    return torch.bfloat16 if coarse else computed_in(gradient)
+
+
+def _of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
     for loss in _candidates(single.head):
         labels, left = labels_behind(single.head, loss, single.slopes)
-        if loss is CROSS_ENTROPY and left < _FITS and not labels.is_floating_point():
+        if loss is CROSS_ENTROPY and left < fits and not labels.is_floating_point():
             return CROSS_ENTROPY, ""
-        if left < _FITS and _likely(loss, labels):
+        if left < fits and _likely(loss, labels):
             found = _smoothed(labels) if loss is CROSS_ENTROPY else loss
             return found, f"The client's loss was found to be {found.name}, which gives its output layer's gradient."
-    if not _denies_softmax(single.slopes[0]):
+    if not _denies_softmax(single.slopes[0], fits):
         return CROSS_ENTROPY, ASSUMED
     raise NotAttackableError(
         "None of cross entropy, binary cross entropy and squared error gives the gradient of the output layer; give the"
@@ -81,7 +100,9 @@ def _of_one(single: SingleExample) -> tuple[Loss, str]:
     )
 
 
-def _of_many(observation: Observation, layer: tuple[str, str | None], gradient: Tensors) -> tuple[Loss, str]:
+def _of_many(
+    observation: Observation, layer: tuple[str, str | None], gradient: Tensors, fits: float
+) -> tuple[Loss, str]:
     """Find the loss of a batch by whether the gradient's columns add up to zero, as those of every softmax do.
 
     With one class for each example no more values of the bias's gradient, means of p - y, are negative than there are
@@ -90,11 +111,11 @@ def _of_many(observation: Observation, layer: tuple[str, str | None], gradient: 
     weight = gradient[layer[0]]
     bias = gradient.get(layer[1] or "")
     columns = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
-    if float(columns.sum(0).norm()) < _FITS * float(columns.norm()):
-        asked_for = 0 if bias is None else int((bias < -_FITS * bias.abs().max()).sum())
+    if float(columns.sum(0).norm()) < fits * float(columns.norm()):
+        asked_for = 0 if bias is None else int((bias < -fits * bias.abs().max()).sum())
         return CROSS_ENTROPY, SOFT_LABELS if asked_for > observation.upload.num_examples else WHOLE_LABELS
-    rank = int((torch.linalg.svdvals(columns.cpu()) > _FITS * torch.linalg.matrix_norm(columns.cpu(), 2)).sum())
-    if bias is None or not _denies_softmax(bias):
+    rank = int((torch.linalg.svdvals(columns.cpu()) > fits * torch.linalg.matrix_norm(columns.cpu(), 2)).sum())
+    if bias is None or not _denies_softmax(bias, fits):
         return CROSS_ENTROPY, ASSUMED
     if rank > observation.upload.num_examples or rank == min(columns.shape):
         return CROSS_ENTROPY, ASSUMED
@@ -104,7 +125,7 @@ def _of_many(observation: Observation, layer: tuple[str, str | None], gradient: 
     )
 
 
-def _denies_softmax(slopes: Tensor) -> bool:
+def _denies_softmax(slopes: Tensor, fits: float) -> bool:
     """Say whether the gradient (K,) of a bias is no cross entropy's, whose values add up to 0, and none was left out.
 
     A defense that zeroes features or values of an update makes no client one of another loss, nor does a model so sure
@@ -112,7 +133,7 @@ def _denies_softmax(slopes: Tensor) -> bool:
     near 1.
     """
     rounding = _ROUNDINGS * torch.finfo(torch.float32).eps
-    return bool((slopes != 0).all()) and float(slopes.sum().abs()) > max(rounding, _FITS * float(slopes.norm()))
+    return bool((slopes != 0).all()) and float(slopes.sum().abs()) > max(rounding, fits * float(slopes.norm()))
 
 
 def _candidates(head: Head) -> list[Loss]:

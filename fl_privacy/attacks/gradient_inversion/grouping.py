@@ -10,6 +10,7 @@ from fl_privacy.attacks.attack import Progress, Report, even_share
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, why_not_attackable
 from fl_privacy.attacks.gradient_inversion.undisclosed import disclosed, restored
 from fl_privacy.attacks.gradient_inversion.unmixing import as_mixture, unmixed
+from fl_privacy.checkpointing import without_checkpointing
 from fl_privacy.errors import in_one_line, is_out_of_memory
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
@@ -116,6 +117,7 @@ GroupAttack = Callable[[Group, Report], Mapping[int, Reconstruction]]
 """(group, report of the share of the work that is done) -> the reconstruction of each observation, by its position."""
 
 
+@without_checkpointing()
 def attack_in_groups(
     observations: Sequence[Observation],
     attack: GroupAttack,

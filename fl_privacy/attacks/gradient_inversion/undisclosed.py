@@ -24,7 +24,7 @@ _SAME = 1e-6
 
 _UNIT = (0.0, 1.0)
 
-_DRAWS = "The model draws at random in training; the attack computes without, since the draws are the client's secret."
+DRAWS = "The model draws at random in training; the attack computes without, since the draws are the client's secret."
 _RETURNS_MORE = "In training the model returns more than its outputs; it is attacked as in evaluation mode."
 
 
@@ -138,7 +138,7 @@ def _compared(observation: Observation) -> _Passes:
         evaluated = _two_passes(observation, _evaluating(observation.plan))
         if evaluated is None:
             return _Passes()  # the attack says what is wrong
-        why = _RETURNS_MORE if outputs is None else _DRAWS
+        why = _RETURNS_MORE if outputs is None else DRAWS
     else:
         evaluated, why = _two_passes(observation, observation.plan), ""
     if evaluated is not None and not _alike(*evaluated):
@@ -205,7 +205,7 @@ def _with_loss(observation: Observation) -> Observation:
     try:
         loss, sentence = found_loss(observation, model)
     except NotAttackableError:
-        if _DRAWS not in observation.notes:
+        if DRAWS not in observation.notes:
             raise
         loss, sentence = CROSS_ENTROPY, ASSUMED  # what was drawn is in the gradient, too
     return replace(observation, loss=loss, notes=(*observation.notes, *((sentence,) if sentence else ())))
