@@ -5,6 +5,7 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import pickle
 import random
 import zlib
