@@ -72,7 +72,8 @@ def defense_mod(
     Where the defense promises differential privacy, of numbers that a reply states only ``metrics`` leave, of
     evaluations too, and no record of settings of the app: an exact loss tells what the noise hides, and so does an
     error. An app that fails, or replies values that are not finite, counts as one that changed nothing: noise leaves,
-    in the form of an earlier reply. How long an app trains is not hidden.
+    in the form of an earlier reply. An app that fails before its first reply is not asked again until its operator
+    removes a file that the log names. How long an app trains is not hidden.
 
     Args:
         defense: with upload hooks only: noise, clipping, pruning, selective sharing, quantization. What acts within the

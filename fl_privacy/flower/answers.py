@@ -122,7 +122,9 @@ class Answers:
             question: digest, see ``digest_of``.
             work: the client's; if it fails, the answer is ``instead``, or ``WITHHELD``, kept like any other.
             instead: for a client that promises differential privacy, which an error would break: makes an answer of
-                the form of an earlier one, and leaves after as long as that took.
+                the form of an earlier one, and leaves after as long as that took. If there is none to make, the client
+                is not asked such a question again until its operator allows it: errors and answers in turn would tell
+                of the examples, bit by bit.
 
         Raises:
             UserError: see ``again``, ``expect_new`` and ``note``.
@@ -139,6 +141,8 @@ class Answers:
         form = None if instead is None else self._form(first)
         started = time.monotonic()
         try:
+            if form is not None and not len(form):
+                raise UnansweredError(WITHHELD)
             answer = told_alike(work)
             if instead is not None:
                 self._keep_form(first, form_of(answer, time.monotonic() - started))
@@ -146,8 +150,10 @@ class Answers:
             self._take_back(round, before)
             raise
         except UnansweredError:
-            made = None if instead is None or form is None else instead(form)
+            made = None if instead is None or form is None or not len(form) else instead(form)
             if form is None or made is None:
+                if instead is not None:
+                    self._ask_no_more(first)
                 self.keep(first, question, None)
                 raise
             answer = made
@@ -247,6 +253,12 @@ class Answers:
             path = self._path_of_form(kind)
             make_missing_private(path.parent)
             write_own(path, bytes_of(form), state_key(self.context))
+
+    def _ask_no_more(self, kind: str) -> None:
+        """Keep a form without records: the client is not asked again."""
+        where = "the run ends" if self.forgets else f"its operator removes {self._path_of_form(kind)}"
+        logger.error("The app failed before it ever replied, so it is not asked again until %s.", where)
+        self._keep_form(kind, RecordDict())
 
     def _in_file(self) -> Mapping[str, int]:
         if self.forgets or not (path := self._path(COUNTED)).exists():

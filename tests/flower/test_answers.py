@@ -243,7 +243,23 @@ def test_a_question_is_counted_before_the_app_works_on_it_and_a_refusal_is_its_a
     assert refusal(defended()(asked(SENT, 1), node(), fails)) == WITHHELD
     assert refusal(defended()(asked(SENT, 1), node(), trains)) == WITHHELD, "kept, also after a restart"
     assert "answered before" in refusal(defended()(asked(OTHER, 1), node(), trains))
-    assert defended()(asked(OTHER, 2), node(), trains).has_content()
+
+
+def test_who_fails_first_behind_a_promise_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Else each round would tell a bit, an error or an answer, until the first answer."""
+    asked_at = []
+
+    def counts(message: Message, context: Context) -> Message:
+        asked_at.append(context.run_id)
+        return trains(message, context)
+
+    assert refusal(defended()(asked(SENT, 1), node(), fails)) == WITHHELD
+    for run in (1, 2):
+        assert refusal(defended()(asked(OTHER, 2), node(run=run), counts)) == WITHHELD
+    assert not asked_at and "not asked again until its operator removes" in caplog.text
+    allowed = next(Path(word) for word in caplog.text.split() if word.rstrip(".").endswith(".form"))
+    Path(str(allowed).rstrip(".")).unlink()
+    assert defended()(asked(OTHER, 3), node(), counts).has_content() and asked_at
 
 
 def test_behind_a_promise_a_failure_looks_like_an_earlier_reply_and_takes_as_long() -> None:
