@@ -39,9 +39,6 @@ SWEEPS, VICTIMS = 8, 20
 DRAWN, MANY_ROWS = (9, 2), 500
 """Draws of guesses without trees, of which the best says what chance gives; fewer of a client with many rows."""
 
-SHUFFLES = 4999
-"""Shuffled tables in which a row is looked for that came or went."""
-
 _TREES = "Rows behind the client's trees, all rounds together"
 _BESIDE = "One row of the fitted model, by who knows the client's others"
 _SUMS = "Rows that came or went between two rounds, or are alone in their class"
@@ -241,13 +238,18 @@ def _of_chance(
 
 
 def _without(truth: np.ndarray, others: Sequence[Fitted], rng: np.random.Generator) -> np.ndarray:
-    """Guess rows without the trees, from the other clients' rows."""
+    """Guess rows without the trees, from the rows of other clients whose data are others."""
     tables = [np.column_stack([one.rows, one.labels]) for one in others]
-    pool = [table for table in tables if table.shape[1] == truth.shape[1]]
+    own = _in_any_order(truth)
+    pool = [table for table in tables if table.shape[1] == truth.shape[1] and _in_any_order(table) != own]
     if not pool:
         return np.stack([rng.permutation(column) for column in truth.T], 1)
     rows = np.concatenate(pool)
     return np.asarray(rows[rng.permutation(len(rows))[: len(truth)]])
+
+
+def _in_any_order(table: np.ndarray) -> list[bytes]:
+    return sorted(row.tobytes() for row in table)
 
 
 def _exact_rows(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray) -> int:
@@ -375,7 +377,7 @@ def _logistic_row(found: tuple[np.ndarray, int] | None, rows: np.ndarray, row: i
 def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> FittedRung:
     """Reconstruct the rows that came or went between rounds, or are alone in a class, from means and variances."""
     began, exact, part, changed = time.perf_counter(), 0, 0, 0
-    chances, rng = list[float](), np.random.default_rng(seed)
+    chances: list[float] = []
     for client in clients:
         fits = kept.fits[client]
         rounds = [_moments(reply, fit) for (_, reply), fit in zip(kept.parameters[client], fits, strict=False)]
@@ -383,7 +385,7 @@ def _sums_rung(kept: FittedUploads, clients: Sequence[int], seed: int) -> Fitted
         last = rounds[-1]
         asked += [(row, fits[-1].rows) for _, row in rows_alone(last)] if last is not None else []
         changed += len(asked)
-        chances += [1.0 if row is None else _chance_there(row, table, rng) for row, table in asked]
+        chances += [1.0 if row is None else _chance_there(row, table) for row, table in asked]
         there = [row for row, table in asked if row is not None and _is_there(row, table)]
         whole = sum(not np.isnan(row).any() for row in there)
         exact, part = exact + whole, part + len(there) - whole
@@ -441,14 +443,16 @@ def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
     return told.mean() >= _TOLD and bool((np.abs(table - row) <= EXACT_ROW * spread)[:, told].all(1).any())
 
 
-def _chance_there(row: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> float:
-    """Return the share of tables with shuffled columns that have a row (F,), of which unknown values are NaN."""
+def _chance_there(row: np.ndarray, table: np.ndarray) -> float:
+    """Return the probability, at most, that a table with shuffled columns has a row (F,), of which NaN is not told.
+
+    It is the expected number of such rows: each column has its value at any place with the share of rows that have it.
+    """
     if not _is_there(row, table):
         return 1.0
     spread, told = np.maximum(np.ptp(table, axis=0), 1e-12), ~np.isnan(row)
     near = (np.abs(table - row) <= EXACT_ROW * spread)[:, told]
-    drawn = (rng.permuted(near, axis=0).all(1).any() for _ in range(SHUFFLES))
-    return (1 + sum(map(bool, drawn))) / (1 + SHUFFLES)
+    return min(1.0, len(table) * float(near.mean(0).prod()))
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:

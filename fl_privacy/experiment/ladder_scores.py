@@ -15,6 +15,8 @@ from fl_privacy.experiment.unattacked import others_among
 from fl_privacy.metrics import evaluate_all
 from fl_privacy.metrics.chance import Coincidences, chance_of_upload, combined, either
 from fl_privacy.metrics.controls import Others
+from fl_privacy.metrics.identification import laid_otherwise
+from fl_privacy.metrics.looks import COARSE, Moved, Standing, largest
 from fl_privacy.metrics.matching import assign
 from fl_privacy.metrics.outcome import LEAST_CANDIDATES, LIKENESS
 from fl_privacy.results.counts import Counts, counts_of
@@ -126,20 +128,14 @@ def _turned(
 
 
 def _unlike(guess: Reconstruction, truth: Batch) -> bool:
-    """Say whether no image of a guess correlates with one of a truth, so that no closer look is needed."""
+    """Say whether no image of a guess correlates with one of a truth, however it lies: no closer look is needed."""
     assert guess.batch is not None
-    if guess.batch.inputs.shape[1:] != truth.inputs.shape[1:]:
+    images = guess.batch.inputs
+    if images.shape[1:] != truth.inputs.shape[1:]:
         return True
-    both = torch.cat([guess.batch.inputs, truth.inputs]).flatten(1).float()
-    number = len(guess.batch.inputs)
-    apart = both - both.mean(1, keepdim=True)
-    return (
-        float((apart[:number] @ apart[number:].T / (_norm(apart[:number]) * _norm(apart[number:]).T)).max()) < LIKENESS
-    )
-
-
-def _norm(values: Tensor) -> Tensor:
-    return values.norm(dim=1, keepdim=True).clamp_min(1e-9)
+    still = Standing(truth.inputs, COARSE).rows(0, 0)
+    laid = (each for image in images for each in laid_otherwise(image))
+    return all(float(largest(Moved(each[None], COARSE).rows(0, 0), still).max()) < LIKENESS for each in laid)
 
 
 _UNSURE: Mapping[str, Any] = {"certainty": Certainty.APPROXIMATE, "certainties": ()}
@@ -265,6 +261,8 @@ def _is_near(given: Tensor, wanted: Tensor, others: Tensor) -> Tensor:
     if len(others) < LEAST_CANDIDATES:
         return torch.zeros(len(given), dtype=torch.bool)
     apart = others[(torch.cdist(others, wanted) > SAME).all(1)]
+    if not len(apart):
+        return torch.zeros(len(given), dtype=torch.bool)
     nearest = torch.cdist(given, apart).amin(1) * (1.0 if len(others) >= MANY * len(given) else NEARER)
     return (given - wanted).norm(dim=1) < nearest
 

@@ -197,12 +197,19 @@ def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]
     return candidates.near[key]
 
 
+def laid_otherwise(image: Tensor) -> list[Tensor]:
+    """Return ``image`` (C, H, W) and how else it may lie: upside down and, if square, turned by quarters.
+
+    Each stands for its mirror image as well, which ``Moved`` makes.
+    """
+    square = image.shape[-2] == image.shape[-1]
+    return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if square else ())]
+
+
 def _best_place(guess: Tensor, original: Tensor) -> Tensor:
     """Mirror and turn ``guess`` (C, H, W) or not, and shift it to where it correlates best with ``original``."""
-    square = guess.shape[-2] == guess.shape[-1]
-    upright = [guess, guess.flip(-2), *((guess.mT, guess.mT.flip(-2)) if square else ())]
     coarse = Standing(original[None], _FAR).rows(0, 0)
-    guess = max(upright, key=lambda each: float(largest(Moved(each[None], _FAR).rows(0, 0), coarse)))
+    guess = max(laid_otherwise(guess), key=lambda each: float(largest(Moved(each[None], _FAR).rows(0, 0), coarse)))
     places, still = Moved(guess[None], _SIGHT).rows(0, 0), Standing(original[None], _SIGHT).rows(0, 0)[0]
     height, width = small(original[None], _SIGHT.side).shape[-2:]
     edge_y, edge_x = shift_reach(height), shift_reach(width)

@@ -1,5 +1,6 @@
 """Uploads of clients that fit: what is noted, what is attacked, and beside what it is judged."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,17 @@ def test_trees_give_exact_facts_and_rows_beside_guesses() -> None:
     assert rung.counts.judged == rung.control.judged == 120
     assert not rung.read_beyond_chance or rung.counts.read > rung.control.read
     assert "never saw the trees" in rung.notes[0]
+
+
+def test_clients_of_the_same_data_are_no_guess_without_the_trees() -> None:
+    kept, _ = trees()
+    kept.fits |= {
+        1: kept.fits[0],
+        2: [replace(one, rows=one.rows[::-1], labels=one.labels[::-1]) for one in kept.fits[0]],
+    }
+    (beside,) = kept.climb(clients=1, seed=0, seconds=60.0)
+    (alone,) = trees()[0].climb(clients=1, seed=0, seconds=60.0)
+    assert beside.control == alone.control and beside.counts == alone.counts
 
 
 def test_a_model_that_is_none_is_a_problem_and_no_end() -> None:
@@ -123,8 +135,11 @@ def test_a_row_for_another_and_a_row_alone_are_read_of_sums() -> None:
 def test_a_row_of_values_that_many_have_is_in_a_table_by_chance() -> None:
     rng = np.random.default_rng(0)
     binary, numbers = rng.integers(0, 2, (60, 4)).astype(float), rng.normal(size=(60, 6))
-    assert _chance_there(binary[0], binary, rng) > 0.5
-    assert _chance_there(numbers[0], numbers, rng) < 0.001 < _chance_there(numbers[0] + 1, numbers, rng) == 1.0
+    assert _chance_there(binary[0], binary) > 0.5
+    assert _chance_there(numbers[0], numbers) < 0.001 < _chance_there(numbers[0] + 1, numbers) == 1.0
+    mixed = np.column_stack([binary[:, :3], numbers[:, 0].round()])
+    shuffled = np.mean([(rng.permuted(mixed, axis=0) == mixed[0]).all(1).any() for _ in range(500)])
+    assert shuffled - 0.06 < _chance_there(mixed[0], mixed) and shuffled > 0.1
     kept = FittedUploads()
     for last in (59, 60):
         _sums(kept, binary[:last], binary[:last, 0].astype(int))

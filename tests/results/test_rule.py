@@ -1,5 +1,6 @@
 """No page is red by chance: random guesses over rows, words and images, in batches of 1 to 64, through verdicts."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -163,6 +164,26 @@ def test_uploads_of_the_same_example_are_no_control(kind: str, shape: tuple[int,
     alike = score([problem(kind, truth) for truth in truths[:4]], found[:4], [data], 0)  # type: ignore[arg-type]
     assert alike.counts.read == 4 and alike.control is None
     assert Rung(name="one", kind=kind, counts=alike.counts).read_beyond_chance  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: x.flip(-1), lambda x: x.flip(-2), lambda x: 0.9 - x, lambda x: x.mT],
+    ids=["mirror", "upside down", "negative", "transposed"],
+)
+def test_uploads_of_the_same_image_that_was_mirrored_are_no_control(change: Callable[[Tensor], Tensor]) -> None:
+    data = torch.rand(60, 1, 16, 16, generator=torch.Generator().manual_seed(0)).mul(0.9)
+    truths = [data[:1], change(data[:1]), data[5:6]]
+    found = [guessed(truth.clone(), place) for place, truth in enumerate(truths)]
+    scored = score([problem("image", truth) for truth in truths], found, [data], 0)  # type: ignore[arg-type]
+    assert scored.counts.read == 3 and scored.control is not None
+    assert (scored.control.read, scored.control.judged) == (0, 3)
+
+
+def test_rows_of_an_app_that_are_all_those_of_a_batch_are_near_to_none() -> None:
+    kinds = torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
+    counts, _ = _count_rows([guessed(kinds + 0.1)], [Batch(kinds, torch.zeros(4))], kinds.repeat(40, 1))
+    assert (counts.read, counts.judged) == (0, 4)
 
 
 def test_texts_of_the_same_words_are_no_control() -> None:
