@@ -48,7 +48,7 @@ TOLERANCE = 3.0
 
 def budget(name: str) -> float:
     """Seconds that the test ``tests/FOLDER/...::NAME`` may take."""
-    return LONGEST if name.split("/")[1] in WHOLE_WAYS else UNIT
+    return LONGEST if WHOLE_WAYS.intersection(name.partition("::")[0].split("/")) else UNIT
 
 
 def spent() -> float:

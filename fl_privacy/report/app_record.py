@@ -216,9 +216,10 @@ def _counts(told: object, where: str) -> Counts | None:
         return None
     found = made(Counts, told, where, words=partial(made, Words))
     words = (found.words.read, found.words.there, found.words.wrong, found.words.texts)
-    counted = [getattr(found, field.name) for field in fields(found) if field.name not in {"words", "luck"}]
+    probabilities = [p for p in (found.luck, found.chance, found.identified_by_chance) if p is not None]
+    counted = [value for value in vars(found).values() if isinstance(value, int)]
     possible = min(*counted, *words) >= 0 and found.images <= MOST_COUNTED and found.groups <= found.judged
-    if not possible or not 0 <= found.luck <= 1:
+    if not possible or not all(0 <= p <= 1 for p in probabilities):
         raise ValueError(f"figures of {where} contradict each other")
     return found
 
