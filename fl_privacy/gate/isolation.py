@@ -3,7 +3,9 @@
 Each means is tried; what holds is said. Standard library alone, before anything else is imported.
 """
 
+import errno
 import os
+import re
 import resource
 import signal
 import sys
@@ -349,10 +351,28 @@ def _bind(place: str, root: str, *, source: str = "", read_only: bool = False) -
         Path(target).touch()
     kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
     if read_only:
-        status = os.statvfs(target).f_flag
-        kept = {os.ST_NOSUID: kernel.MS_NOSUID, os.ST_NODEV: kernel.MS_NODEV, os.ST_NOEXEC: kernel.MS_NOEXEC}
-        flags = sum(flag for bit, flag in kept.items() if status & bit) | (status & 0x1C00)  # times of access
-        kernel.mount("", target, None, _LOCKED | flags)
+        _make_read_only(os.path.realpath(target))
+
+
+def _make_read_only(target: str) -> None:
+    """Let nothing be changed at the mount ``target``, nor in those within it, which a binding brings along.
+
+    Raises:
+        OSError: it can't be had of one that can be reached.
+    """
+    told = {b"nosuid": kernel.MS_NOSUID, b"nodev": kernel.MS_NODEV, b"noexec": kernel.MS_NOEXEC}
+    found = {target: 0}
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        words = line.split()
+        place = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), words[4]))
+        if place == target or place.startswith(f"{target}/"):
+            found[place] = sum(told.get(option, 0) for option in words[5].split(b","))
+    for place, flags in found.items():
+        try:
+            kernel.mount("", place, None, _LOCKED | flags)
+        except OSError as error:  # another one lies over it, or it is in a folder of somebody else's
+            if place == target or error.errno not in {errno.ENOENT, errno.EINVAL, errno.EACCES}:
+                raise
 
 
 def _landlock(wishes: Wishes, held: Held, own_root: bool) -> None:

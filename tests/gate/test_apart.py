@@ -5,6 +5,8 @@ import os
 import secrets
 import socket
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -169,6 +171,16 @@ def test_the_world_outside_is_as_it_was(inside: Apart, world: dict[str, Any]) ->
         time.sleep(0.02)
     assert not daemons(world["name"])
     assert folder is not None and not folder.exists()
+
+
+def test_a_mount_within_a_folder_that_is_read_is_not_changed(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.gate.submount", str(tmp_path)], cwd=ROOT, capture_output=True, check=True
+    )
+    found = json.loads(told.stdout)
+    if found is None:
+        pytest.skip("nothing can be mounted here")
+    assert found == []
 
 
 def daemons(name: str) -> list[str]:

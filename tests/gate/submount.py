@@ -1,0 +1,51 @@
+"""A process that is kept apart where a folder that it reads has another mount within it: tells what it could change."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from fl_privacy.gate import kernel
+from fl_privacy.gate.isolation import Wishes, keep_apart
+
+
+def changed(folder: Path) -> list[str] | None:
+    """Return the changes that went through; ``None`` where nothing can be mounted."""
+    user, group = os.getuid(), os.getgid()
+    try:
+        kernel.unshare(kernel.NEWUSER | kernel.NEWNS)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            Path(f"/proc/self/{name}").write_text(text, encoding="ascii")
+        kernel.mount("", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    except OSError:
+        return None
+    read, temporary = folder / "read", folder / "cell" / "work"
+    for place in (read / "a mount", read / "under", temporary, folder / "cell" / "root"):
+        place.mkdir(parents=True)
+    for place in (read / "under", read / "a mount", read / "a mount"):  # the last lies over another
+        kernel.mount("tmpfs", str(place), "tmpfs", kernel.MS_NOSUID if place.name == "under" else 0)
+        (place / "file").write_text("the user's")
+    files = [read / "a mount" / "file", read / "under" / "file"]
+    if not keep_apart(Wishes(temporary=str(temporary), reads=(str(read),))).is_all:
+        return None
+    assert [file.read_text() for file in files] == ["the user's"] * 2
+    tries: dict[str, Callable[[Path], object]] = {
+        "mode": lambda file: file.chmod(0o777),
+        "times": lambda file: os.utime(file, (0, 0)),
+        "content": lambda file: file.write_text("the app's"),
+        "another": lambda file: file.with_name("another").touch(),
+    }
+    found = []
+    for what, change in tries.items():
+        for file in files:
+            try:
+                change(file)
+            except OSError:
+                continue
+            found.append(f"{what} of {file.parent.name}")
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(changed(Path(sys.argv[1]))), flush=True)
