@@ -122,7 +122,7 @@ class _Defending:
     seed: int | None
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        if not message.has_content() or not (is_training(message) or is_evaluation(message)):
+        if not (is_training(message) or is_evaluation(message)):
             return self._other(message, context, call_next)
         # before the app has the message, and may write into it
         sent = self.read(message.content) if is_training(message) else {}
@@ -151,7 +151,7 @@ class _Defending:
             _expect_no_arrays(content)
             return content
 
-        return Message(told_alike(asked), reply_to=message) if message.has_content() else call_next(message, context)
+        return Message(told_alike(asked), reply_to=message)
 
     def _stated(self, content: RecordDict) -> RecordDict:
         """Return what an evaluation may state."""

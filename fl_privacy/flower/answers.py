@@ -358,7 +358,7 @@ def answer_once_mod(*, rounds: int | None = None) -> Mod:
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        if not (message.has_content() and (is_training(message) or is_evaluation(message))):
+        if not (is_training(message) or is_evaluation(message)):
             return call_next(message, context)
         return answered_once(message, context, call_next, rounds=rounds)
 
@@ -413,6 +413,8 @@ def refusing(mod: Mod) -> Mod:
     def answering(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         def called() -> Message:
             try:
+                if not message.has_content():  # nor a round, by which it would be counted
+                    raise UserError("A message with content is expected, but got an error; it is refused.")
                 return mod(message, context, call_next)
             except UnansweredError as error:
                 return _error(message, CLIENT_RAISED, str(error))

@@ -86,7 +86,7 @@ def probe_mod(
         return _answer(message, context, examples, architecture, train, takes_config)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        asked = asked_probe(message.content) if is_training(message) and message.has_content() else None
+        asked = asked_probe(message.content) if is_training(message) else None
         if asked is not None:
             _expect_allowed(*asked, budget)
             answers, each = Answers(context, rounds), images_of_probe(*asked)  # each image leaves once a round

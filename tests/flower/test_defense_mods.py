@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from flwr.app import Context, RecordDict, UserConfig
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfig
 
 from fl_privacy import audit, defend, defense_mod, load_observations, probe_mod
 from fl_privacy.defenses import (
@@ -26,7 +26,8 @@ from fl_privacy.defenses import (
     spn,
 )
 from fl_privacy.errors import UserError
-from fl_privacy.flower import private_loader, train_step
+from fl_privacy.flower import answer_once_mod, private_loader, train_step
+from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.records import load_state
 from fl_privacy.plan import Normalization
 from tests.flower import foreign_app as app
@@ -55,6 +56,24 @@ def test_statistics_and_counters_pass_as_they_are(told: dict[str, Any], plain: l
             torch.testing.assert_close(defended.upload.buffers[name], value)
         noise = torch.cat([(defended.upload.tensors[n] - clean.upload.tensors[n]).flatten() for n in PARAMETERS])
         assert 0.3 < noise.std() < 0.7
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
+def test_a_message_without_content_is_no_way_around_a_defense(kind: str) -> None:
+    """An app that does not look at what it is sent would answer with weights that nothing acted on, without end."""
+    context, asked = Context(0, 1, {}, RecordDict(), {}), list[Message]()
+    identify_process()
+    empty = Message(Error(1), reply_to=Message(RecordDict(), dst_node_id=1, message_type=kind))
+
+    def app_of_its_own(message: Message, context: Context) -> Message:
+        asked.append(message)
+        return Message(RecordDict({"arrays": ArrayRecord(Net().state_dict())}), reply_to=message)
+
+    probe = probe_mod(model=Net, train=app.train, dataset=app.own_pictures)
+    for mod in (defense_mod(pruning(rate=0.5)), answer_once_mod(), probe):
+        reply = mod(empty, context, app_of_its_own)
+        assert reply.has_error() and "with content is expected" in reply.error.reason
+    assert not asked
 
 
 def test_buffers_can_be_withheld_or_defended_like_parameters(plain: list[Any], tmp_path: Any) -> None:
