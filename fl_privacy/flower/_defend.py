@@ -208,7 +208,8 @@ def _listed(text: str) -> list[str]:
 def _records(arrays: Arrays, number: int, settings: Config) -> RecordDict:
     """Turn a question or a reply into records."""
     listed = ArrayRecord({str(k): Array.from_numpy_ndarray(np.asarray(a)) for k, a in enumerate(arrays)})
-    return RecordDict({"arrays": listed, "settings": ConfigRecord({**settings}), "n": ConfigRecord({"n": number})})
+    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
+    return RecordDict({"arrays": listed, "settings": ConfigRecord(plain), "n": ConfigRecord({"n": int(number)})})
 
 
 def _reply_of(kept: RecordDict) -> Reply:

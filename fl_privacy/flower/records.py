@@ -369,7 +369,7 @@ def rounded(value: object) -> Any:
     """Round a figure of an evaluation, or a list of them, to three digits: what is exact tells of single examples."""
     if isinstance(value, list):
         return [rounded(each) for each in value]
-    return float(f"{value:.3g}") if isinstance(value, float) else value
+    return float(f"{value:.3g}") if isinstance(value, float | np.floating) else value
 
 
 def finite_number(metrics: MetricRecord, key: str) -> float:

@@ -206,6 +206,23 @@ def test_noise_without_a_seed_never_repeats() -> None:
     assert not np.array_equal(first, second)
 
 
+class Measuring(Doubler):
+    """States figures in NumPy's own kinds of numbers, as metrics that are computed by it are."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        return parameters, np.int64(7), {"loss": np.float32(0.5)}
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        return np.float32(0.123456), np.int64(7), {"accuracy": np.float32(0.98765), "right": np.int64(5)}
+
+
+def test_figures_in_numpy_s_numbers_leave_and_are_rounded_alike() -> None:
+    client = defend(Measuring(), pruning(rate=0.5), memory=RecordDict())
+
+    assert client.fit(Doubler().get_parameters({}), FIRST)[1:] == (7, {"loss": 0.5})
+    assert client.evaluate(Doubler().get_parameters({}), FIRST) == (0.123, 7, {"accuracy": 0.988, "right": 5})
+
+
 def test_hooks_remember_in_the_context() -> None:
     memory = RecordDict()
     factors = []
