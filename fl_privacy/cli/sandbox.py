@@ -1,7 +1,6 @@
 """``fl-privacy audit --sandbox``: the app in a process that is kept apart; the page is checked and written outside."""
 
 import os
-import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -32,8 +31,8 @@ LONGEST_NAME = 200
 REFRESHED = 5.0
 """Seconds between two pages that are written while the app runs."""
 
-MOST_LOOKED_AT = 200_000
-"""Entries of folders among which sockets are looked for."""
+MOST_LOOKED_AT = 5_000_000
+"""Entries of a folder, and of those within it, among which sockets are looked for."""
 
 CACHES = {
     "HF_DATASETS_CACHE": ("HF_HOME", "~/.cache/huggingface", "datasets"),
@@ -180,9 +179,9 @@ class Sandbox:
                 self.name = content.decode(errors="replace")[:LONGEST_NAME]
                 self.folder = self._made_folder()
             elif kind == Said.TOLD:
-                tell(visible(content.decode(errors="replace"))[:LONGEST_NAME])
+                tell(visible(content[: 4 * LONGEST_NAME].decode(errors="replace"))[:LONGEST_NAME])
             elif kind == Said.FAILED:
-                raise UserError(visible(content.decode(errors="replace"))[:2000])
+                raise UserError(visible(content[:8000].decode(errors="replace"))[:2000])
             elif kind == Said.DONE and self.folder is not None:
                 return content
             elif kind == Said.PAGE and self.folder is not None and time.monotonic() - self._written > REFRESHED:
@@ -239,13 +238,22 @@ def caches() -> dict[str, str]:
 
 
 def openings(place: str) -> Iterator[str]:
-    """Yield what in a folder leads out of it, though it can only be read: sockets, pipes and devices of others."""
+    """Yield what in a folder leads out of it, though it can only be read: sockets, pipes and devices of others.
+
+    Raises:
+        UserError: there is more in it than is looked at.
+    """
     seen, folders = 0, [place]
-    while folders and seen < MOST_LOOKED_AT:
+    while folders:
         with suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 seen += 1
+                if seen > MOST_LOOKED_AT:
+                    raise UserError(
+                        f"--sandbox is expected to look at all that the app may read, but {place} has more than"
+                        f" {MOST_LOOKED_AT} files and folders; name a smaller one."
+                    )
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
-                elif not entry.is_symlink() and not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+                elif not entry.is_symlink() and not entry.is_file(follow_symlinks=False):
                     yield entry.path

@@ -1,6 +1,7 @@
 """The command's side of ``audit --sandbox``: what it believes of a process in which somebody else's code runs."""
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from fl_privacy.cli import sandbox
-from fl_privacy.cli.sandbox import Allowed, Bounds, Sandbox, bounds_of, caches
+from fl_privacy.cli.sandbox import Allowed, Bounds, Sandbox, bounds_of, caches, openings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.ladder_scores import Picture, Row
 from fl_privacy.experiment.ladder_words import Words
@@ -261,6 +262,17 @@ def test_where_nothing_keeps_an_app_apart_the_reason_is_said(monkeypatch: pytest
     with pytest.raises(UserError, match=r"namespaces \(Operation not permitted\)\. Run the audit in a virtual machine"):
         Sandbox(tmp_path / "app", {}, tmp_path / "out", Allowed()).audit(print)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_is_looked_at_whole_or_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}").touch()
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(sandbox, "MOST_LOOKED_AT", 4)
+    assert list(openings(str(tmp_path))) == [str(tmp_path / "pipe")]
+    (tmp_path / "one more").touch()
+    with pytest.raises(UserError, match="more than 4 files and folders; name a smaller one"):
+        list(openings(str(tmp_path)))
 
 
 def test_limits_are_read() -> None:
