@@ -213,7 +213,13 @@ class Sandbox:
             page = replace(page, broken=broken, going_on="")
         try:
             write_audit(self.folder, page, ran)
-        except (ArithmeticError, TypeError, LookupError, TemplateError) as error:  # figures that can't be shown
+        except (
+            ArithmeticError,
+            AssertionError,
+            TypeError,
+            LookupError,
+            TemplateError,
+        ) as error:  # figures that can't be shown
             raise ValueError(f"what it said is no page: {type(error).__name__}") from error
         self._last, self._written = content, time.monotonic()
         return terminal_line(page, self.folder / PAGE), self.folder / PAGE

@@ -78,6 +78,13 @@ def test_a_page_is_the_same_on_the_other_side() -> None:
     assert ran == RAN
 
 
+@pytest.mark.parametrize("chance", [None, 0.0, 0.5])
+def test_probabilities_are_no_counts(chance: float | None) -> None:
+    text = changed("page.steps.0.counts.chance", chance)
+    counts = page_of_json(text)[0].steps[0].counts
+    assert counts is not None and counts.chance == chance
+
+
 def told() -> dict[str, Any]:
     return dict(json.loads(page_to_json(page(), RAN)))
 
@@ -111,6 +118,10 @@ def changed(place: str, value: object) -> str:
         ("page.steps.0.counts.exact", 1.5),
         ("page.steps.0.counts.groups", 3),
         ("page.steps.0.counts.luck", 2.0),
+        ("page.steps.0.counts.luck", None),
+        ("page.steps.0.counts.chance", 2.0),
+        ("page.steps.0.counts.chance", float("nan")),
+        ("page.steps.0.counts.identified_by_chance", -0.5),
         ("page.steps.0.counts.words", None),
         ("page.steps.0.labels", [1]),
         ("page.steps.0.beyond", "yes"),
@@ -215,6 +226,13 @@ def test_what_an_app_prints_is_bounded_and_moves_no_cursor(lying: Any, capfd: py
     assert len(printed) < 2_000_000
     assert "\x1b" not in printed
     assert "\x07" not in printed
+
+
+def test_a_page_that_can_not_be_shown_is_refused_in_a_line(tmp_path: Path) -> None:
+    one = Sandbox(tmp_path, {}, tmp_path / "out", Allowed())
+    one.name, one.folder = "app", tmp_path
+    with pytest.raises(ValueError, match="what it said is no page"):
+        one._write(changed("page.steps.0.counts", None).encode())
 
 
 def test_an_audit_that_was_cut_says_so_on_its_page(tmp_path: Path) -> None:
