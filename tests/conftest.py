@@ -104,6 +104,8 @@ def same_draws_in_any_order() -> None:
     """Seed what a test draws without a generator of its own, whatever tests ran before it."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(0)
+    if (numpy := sys.modules.get("numpy")) is not None:  # Flower draws noise by it
+        numpy.random.seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -37,7 +37,7 @@ WHOLE_WAYS = {
     "regression",
     "report",
 }
-"""Folders whose tests go whole ways, from a command to its page: they have ``LONGEST``, all others ``UNIT``."""
+"""Folders of tests that go whole ways, from a command to its page: they have ``LONGEST``, as tests outside of folders."""
 
 LONGEST, UNIT = 10.0, 2.0
 """Seconds that a test of ``make test`` may take on a quiet core; what takes longer is marked ``long``."""
@@ -48,7 +48,8 @@ TOLERANCE = 3.0
 
 def budget(name: str) -> float:
     """Seconds that the test ``tests/FOLDER/...::NAME`` may take."""
-    return LONGEST if WHOLE_WAYS.intersection(name.partition("::")[0].split("/")) else UNIT
+    _, *folders, _ = ("", *name.partition("::")[0].split("/"))
+    return LONGEST if len(folders) < 2 or folders[1] in WHOLE_WAYS else UNIT
 
 
 def spent() -> float:

@@ -219,7 +219,7 @@ def chance_of(record: Mapping[str, Any]) -> float:
     """
     if TABLE_METRIC in record:
         return 1 - BAND
-    if TEXT_METRIC not in record and _is_identified(record):
+    if TEXT_METRIC not in record and _is_identified(record) and not _is_recognizable(record):
         return CHANCE * math.exp(-((_number(record, "lead") or 0.0) - LEAD) / CHANCE_FALLS)
     if TEXT_METRIC not in record or _beats_frequency(record):
         return 0.0

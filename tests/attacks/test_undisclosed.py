@@ -319,6 +319,7 @@ def test_a_network_of_one_output_needs_no_loss(of, count: int) -> None:
         assert ONE_OUTPUT in found.notes
 
 
+@pytest.mark.long
 def test_rows_without_a_schema_end_in_a_line_and_no_error() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))

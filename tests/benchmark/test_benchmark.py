@@ -70,6 +70,7 @@ def page(track: str, place: Path) -> Path:
     return done.path
 
 
+@pytest.mark.long
 def test_every_defense_is_trained_and_attacked_in_every_cell(page: Path) -> None:
     found = figures(page)
     assert found["jobs"] == {"planned": 3 * (2 + 3), "finished": 15}
@@ -199,6 +200,7 @@ def copied(page: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(page.parent, tmp_path / "runs"))
 
 
+@pytest.mark.long
 def test_an_entry_stands_beside_the_shipped_ones(track: str, copied: Path) -> None:
     before = stamps(copied)
     mine = write_defense(copied.parent)
@@ -217,6 +219,7 @@ def test_an_entry_stands_beside_the_shipped_ones(track: str, copied: Path) -> No
     assert entered["incomplete"], "other code is another run"
 
 
+@pytest.mark.long
 def test_what_was_not_measured_ranks_last_and_says_why(track: str, copied: Path) -> None:
     failing = OWN.replace("return {name", "raise ValueError('in vain')\n        return {name").replace(
         "mostly", "never"

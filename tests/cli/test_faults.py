@@ -22,6 +22,7 @@ def _error(capfd: pytest.CaptureFixture[str]) -> str:
     return line
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up_during_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

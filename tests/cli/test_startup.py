@@ -75,6 +75,7 @@ def said(used: Path) -> dict[str, tuple[int, set[str]]]:
     return answers([*LIGHT, *WRONG], used)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", LIGHT)
 def test_help_and_list_are_light(command: str, said: dict[str, tuple[int, set[str]]]) -> None:
     assert said[command] == (0, set())
@@ -87,6 +88,7 @@ def test_wrong_settings_are_told_before_anything_slow_is_imported(
     assert said[command] == (2, set())
 
 
+@pytest.mark.long
 def test_an_attack_compiles_nothing_and_draws_nothing_before_it_starts(used: Path) -> None:
     program = "import fl_privacy.experiment.attack, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -120,6 +122,7 @@ assert callable(seaborn.heatmap) and "scipy.stats" in sys.modules
 """
 
 
+@pytest.mark.long
 def test_a_run_trains_and_measures_without_the_compiler_or_what_flower_s_data_plot_with() -> None:
     done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr

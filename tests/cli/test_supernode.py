@@ -101,6 +101,7 @@ def test_an_app_that_is_not_installed_is_one_line(tmp_path: Path, monkeypatch: p
         installed_app("os:name")
 
 
+@pytest.mark.long
 def test_a_worker_ends_with_its_node(tmp_path: Path) -> None:
     told = str(tmp_path / "told")
     command = [sys.executable, "-m", "fl_privacy.cli.node_worker", "127.0.0.1:1", "json:dumps", told]
@@ -123,6 +124,7 @@ def test_an_app_that_is_not_there_is_told_at_once(ends: list[list[str]], app: st
     assert not ends
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("content", "line"),
     [

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 OWN = """
 from torch import nn
 
@@ -31,6 +33,7 @@ def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_a_module_in_the_working_directory_is_found_and_other_files_there_stand_in_for_no_package(
     tmp_path: Path,
 ) -> None:
@@ -50,6 +53,7 @@ def test_a_module_that_is_nowhere_is_one_line(tmp_path: Path) -> None:
     assert line.startswith("error: model._target_ is expected to be an import path")
 
 
+@pytest.mark.long
 def test_without_a_page_the_folder_is_named(tmp_path: Path) -> None:
     done = run(tmp_path, "page=false")
     assert done.returncode == 0, done.stderr

@@ -81,6 +81,7 @@ def skew(examples, alpha):
     return torch.stack(distances).mean().item()
 
 
+@pytest.mark.long
 def test_dirichlet_is_more_skewed_the_smaller_alpha(labelled):
     examples = labelled(count=2000)
     skews = [skew(examples, alpha) for alpha in (0.1, 0.5, 2, 100)]
@@ -89,6 +90,7 @@ def test_dirichlet_is_more_skewed_the_smaller_alpha(labelled):
     assert skews[-1] < 0.1
 
 
+@pytest.mark.long
 def test_dirichlet_shares_have_the_variance_of_the_distribution(labelled):
     alpha, clients = 0.5, 8
     examples, partition = labelled(count=2000, classes=10), Dirichlet(alpha=alpha)

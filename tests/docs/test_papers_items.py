@@ -42,6 +42,7 @@ def found(place: str, tables: set[str]) -> bool:
             return composes(place)
 
 
+@pytest.mark.long
 def test_each_item_names_a_place_that_is_there(docs: Any) -> None:
     items, tables = docs("paper_items").load_items(), docs("paper_tables").load_papers()
     known = {f"{paper.name}/{table.name}" for paper in tables for table in paper.tables}
@@ -87,6 +88,7 @@ def test_there_are_commands(calls: list[list[str]]) -> None:
     assert len(calls) > 100 and {call[0] for call in calls} >= {"fl-privacy", "python"}
 
 
+@pytest.mark.long
 def test_settings_of_every_command_compose(calls: list[list[str]]) -> None:
     for name, *words in calls:
         if name != "fl-privacy":

@@ -48,6 +48,7 @@ def test_the_committed_pages_are_what_the_rows_give(results: ModuleType) -> None
         assert path.read_text() == content, "run `make results`"
 
 
+@pytest.mark.long
 def test_without_its_rows_a_table_is_not_run(results: ModuleType, rows: Path) -> None:
     head = "Table 7: PSNR over alpha"
     whole = results.pages(rows)[results.PAGES["RESULTS.md"]]
@@ -132,6 +133,7 @@ def test_verdicts(
     assert verdicts.judge([verdicts.Column(lines=lines, rule=verdicts.rule_of(rule, ""))], "").told == outcome
 
 
+@pytest.mark.long
 def test_what_was_measured_in_part_counts_apart(results: ModuleType, rows: Path) -> None:
     def counts() -> tuple[Mapping[str, int], str]:
         page = results.pages(rows)[results.PAGES["RESULTS.md"]]

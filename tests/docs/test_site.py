@@ -40,6 +40,7 @@ def test_the_readme_is_short() -> None:
     assert (ROOT / "docs" / "assets" / "picture.png").stat().st_size < 200_000
 
 
+@pytest.mark.long
 def test_the_readmes_program_reads_four_images(tmp_path: Path) -> None:
     block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block is not None

@@ -90,6 +90,7 @@ def test_canaries_of_another_unit_contradict_nothing() -> None:
     assert found.status is not Status.CONTRADICTED
 
 
+@pytest.mark.long
 def test_bounds_of_canaries_are_above_the_truth_as_seldom_as_stated() -> None:
     found = [canary_test(*scores(1.0, 100, seed), delta=DELTA, unit="client").bound for seed in range(12)]
     assert np.mean(np.array(found) > 1.0) <= 1 / 12
@@ -121,6 +122,7 @@ def test_the_page_begins_in_plain_words_and_in_red_where_a_claim_is_false() -> N
     assert "tone-leak" not in honest[honest.index("<h1") : honest.index("</h1>")]
 
 
+@pytest.mark.long
 def test_our_own_defenses_are_held_to_their_own_noise() -> None:
     small = {"weight": torch.zeros(30), "bias": torch.zeros(3)}
     (noise,) = on_defense(dp_noise(clip_norm=1.0, scale=1.0), Asked(like=small, draws=300))

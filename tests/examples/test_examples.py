@@ -33,6 +33,7 @@ def test_every_example_is_run_by_a_test() -> None:
     assert found == ELSEWHERE | here
 
 
+@pytest.mark.long
 def test_twenty_lines_read_digits(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = here / "attack_in_20_lines.py"
     lines = [line for line in script.read_text().split('"""')[2].splitlines() if line.strip()]
@@ -60,6 +61,7 @@ def test_an_attack_of_one_s_own_reads_digits(here: Path, monkeypatch: pytest.Mon
     sys.modules.pop("own_attack", None)
 
 
+@pytest.mark.long
 def test_a_defense_of_one_s_own_hides_digits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["own_defense.py", "victims=2", "attack.iterations=20"])
     runpy.run_path(str(here / "own_defense.py"), run_name="__main__")
@@ -73,6 +75,7 @@ def test_a_defense_of_one_s_own_hides_digits(here: Path, monkeypatch: pytest.Mon
     sys.modules.pop("own_defense", None)
 
 
+@pytest.mark.long
 def test_the_notebook_runs_to_its_end(tmp_path: Path) -> None:
     """With a tenth of its iterations."""
     written = (EXAMPLES / "quickstart_attack.ipynb").read_text()

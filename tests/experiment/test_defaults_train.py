@@ -21,6 +21,7 @@ DEFAULTS = [
 """Model, federation, rounds, accuracy to reach; guessing reaches 0.1."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "federation", "rounds", "least"), DEFAULTS)
 def test_every_default_learns_the_digits(
     tmp_path: Path, model: str, federation: str, rounds: int, least: float

@@ -68,6 +68,7 @@ def test_no_round_leaves_anything_behind(backend: str) -> None:
     assert end[1] - half[1] < upload, "less than one upload in all these rounds of three"
 
 
+@pytest.mark.long
 def test_updates_that_wait_for_their_attack_are_on_disk_and_read_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_everything_recorded_is_readable(killed: Path) -> None:
     recorded = read_run(killed)
     rounds = recorded.of_kind("round")

@@ -39,6 +39,7 @@ def test_reconstructions_are_equal_bytes_whatever_the_threads_around_them(tmp_pa
     assert first.records("image") == second.records("image")
 
 
+@pytest.mark.long
 def test_threads_are_told_apart_by_the_folder(tmp_path: Path) -> None:
     one, two = (attacked(tmp_path, cores=2, threads=threads, iterations=1) for threads in (1, 2))
     assert one.path.name != two.path.name

@@ -19,6 +19,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     return {case: run("run", *TINY, *SETTINGS[case], out=tmp_path_factory.mktemp("loop")) for case in SETTINGS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", SETTINGS)
 def test_flower_in_one_process(case: str, plain: dict[str, Run], tmp_path: Path) -> None:
     assert_same_run(plain[case], run("run", *TINY, *SETTINGS[case], "backend=flower", out=tmp_path))

@@ -14,6 +14,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run("run", *UNATTACKED, *MODEL, out=tmp_path_factory.mktemp("plain"))
 
 
+@pytest.mark.long
 def test_a_run_with_passports_is_attacked_with_a_colluding_client_s_layers(tmp_path) -> None:
     settings = (
         *TINY,
@@ -46,6 +47,7 @@ def test_a_run_with_passports_is_attacked_with_a_colluding_client_s_layers(tmp_p
     assert all(v["failure"] is None for v in again.records("image"))
 
 
+@pytest.mark.long
 def test_features_are_shown_behind_the_activation_of_the_private_layers(tmp_path) -> None:
     settings = (*TINY, *MODEL, *INVERSION, "threat_model=insider", "defense=split_fed", "attack.iterations=2")
 
@@ -55,6 +57,7 @@ def test_features_are_shown_behind_the_activation_of_the_private_layers(tmp_path
     assert all(v["failure"] is None for v in found.records("image"))
 
 
+@pytest.mark.long
 def test_the_accuracy_of_private_layers_is_that_of_the_clients(plain, tmp_path) -> None:
     shared = run("run", *UNATTACKED, *MODEL, "defense=split_fed", "defense.private=[]", out=tmp_path)
     split = run("run", *UNATTACKED, *MODEL, "defense=split_fed", out=tmp_path)

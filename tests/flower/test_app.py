@@ -74,6 +74,7 @@ def grid_of(overrides: str, nodes: int, **settings: float | bool) -> LocalGrid:
     return grid
 
 
+@pytest.mark.long
 def test_the_bundles_are_thin_and_name_the_installed_apps(tmp_path: Path) -> None:
     write_deployment(tmp_path / "out", nodes=1, host="localhost", port=8000)
     told = []

@@ -118,6 +118,7 @@ def test_of_a_claim_about_one_round_the_whole_training_is_said(folder: Path) -> 
     assert any("10 rounds" in note and "spends" in note for note in found.notes)
 
 
+@pytest.mark.long
 def test_a_strategy_that_noises_the_mean_is_drawn(folder: Path) -> None:
     strategy = "DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 2)"
     (found,) = claims(write(folder, strategy=strategy))
@@ -258,6 +259,7 @@ def honest_with_a_look_at_other_data(training: Training) -> None:
     torch.optim.SGD(other.parameters(), 0.1).step()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", [{}, {"target_epsilon": 3.0, "target_delta": 1e-5, "epochs": 3}], ids=["noise", "aim"])
 def test_what_else_a_client_does_is_not_held_against_opacus(more: dict[str, Any]) -> None:
     _, (found, _) = watched(honest_with_a_look_at_other_data, **more)

@@ -348,6 +348,7 @@ def started(module: Any, server: Any, clients: int, config: dict[str, Any]) -> N
     server.main(grid, Context(1, 0, UserConfig(), RecordDict(), UserConfig(config)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", ["quickstart", "veteran"])
 def test_the_example_apps_show_images_and_less_behind_a_defense(
     example: str,

@@ -23,6 +23,7 @@ from fl_privacy.flower.dp_subjects import verdicts_on
 LIKE = {"conv.weight": torch.zeros(4, 1, 3, 3), "fc.weight": torch.zeros(5, 8), "fc.bias": torch.zeros(5)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sensitivity", "false", "reason"),
     [(0.0, True, "no noise is added"), (0.25, True, "standard deviation"), (1.0, False, "nothing contradicts")],
@@ -52,6 +53,7 @@ def test_of_anything_else_nothing_is_stated() -> None:
     assert stated_by(object()) is None
 
 
+@pytest.mark.long
 def test_a_strategy_that_noises_the_mean_is_as_private_as_it_states() -> None:
     strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 3)
     stated = stated_by(strategy)

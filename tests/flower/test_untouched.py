@@ -40,6 +40,7 @@ from tests.flower.untouched_apps import (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "client", "server", "kind"),
     [

@@ -97,6 +97,7 @@ CODES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(CODES))
 def test_uploads_in_codes_are_attacked(tmp_path: Path, name: str) -> None:
     sent = "ArrayRecord(net.state_dict()), **"

@@ -41,6 +41,7 @@ PROXIMAL = PLAIN.replace(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "client", "loss"),
     [("app_categories", CATEGORIES, "binary cross entropy with logits"), ("app_proximal", PROXIMAL, "cross entropy")],

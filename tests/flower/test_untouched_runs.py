@@ -262,6 +262,7 @@ NORMED = PLAIN.replace(
 )
 
 
+@pytest.mark.long
 def test_evaluation_mode_is_a_rung_where_it_makes_a_difference(tmp_path: Path) -> None:
     record = audited(tmp_path, "app_normed", NORMED)
     first = record["rungs"][0]

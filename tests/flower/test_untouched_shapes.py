@@ -96,6 +96,7 @@ def main(driver, context):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "client", "server"),
     [

@@ -204,6 +204,7 @@ def expect_unmoved(lies: list[Lie], truthful: tuple[dict[str, bytes], dict[str, 
         assert row == {key: about(value) for key, value in truthful[1][name].items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runs", [1, pytest.param(RUNS, marks=pytest.mark.fuzz)])
 def test_lies_beside_an_honest_training_change_nothing(
     runs: int, truthful: tuple[dict[str, bytes], dict[str, Any]], tmp_path_factory: pytest.TempPathFactory

@@ -359,6 +359,7 @@ def test_weights_carry_an_example_and_noise_alone_bounds_it(tmp_path: Path) -> N
         assert abs(read - expected) < 5 * math.sqrt(expected * (1 - expected) / (16 * rounds)) + 0.005
 
 
+@pytest.mark.long
 def test_a_cell_that_hangs_dies_or_takes_too_much_is_ended_and_begun_again(cell: Cell, site: Path) -> None:
     other = Cell(f"{APP}:misbehaving", limits(site, seconds=20.0, most_bytes=2 << 30))
     gate = Gate(policy(site))

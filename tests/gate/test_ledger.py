@@ -59,6 +59,7 @@ def left(replies: Path) -> list[int]:
     return [int(line) for line in text.splitlines() if line != "up"]
 
 
+@pytest.mark.long
 def test_no_reply_is_left_without_its_entry_by_twenty_kills(tmp_path: Path) -> None:
     rng, replies = random.Random(0), tmp_path / "replies"
     for kill in range(KILLS):
@@ -78,6 +79,7 @@ def test_no_reply_is_left_without_its_entry_by_twenty_kills(tmp_path: Path) -> N
     assert ledger(tmp_path).account().rho == pytest.approx(0.5 * len(numbers))
 
 
+@pytest.mark.long
 def test_a_full_disk_lets_nothing_out_and_leaves_no_torn_line(tmp_path: Path) -> None:
     rng, replies = random.Random(1), tmp_path / "replies"
     append(ledger(tmp_path))

@@ -37,6 +37,7 @@ def test_a_crafted_model_is_refused(attack: ServerAttack, name: str, reason: str
             agreed.update(sent, ClientState(), round=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", rounds.NETWORKS)
 def test_an_honest_training_is_let_through(name: str) -> None:
     plan = LocalPlan(shares="delta", lr=0.05, steps=5, batch_size=20, momentum=0.9)

@@ -31,6 +31,7 @@ def test_what_was_read_has_a_small_chance_and_nothing_without_others() -> None:
     assert chance_of_upload(np.full((2, 30), np.nan), 2) == 1.0
 
 
+@pytest.mark.long
 def test_what_is_typical_of_a_class_is_no_evidence() -> None:
     rng, few = np.random.default_rng(0), 0
     for size in (1, 8):

@@ -41,6 +41,7 @@ def test_a_file_holds_settings_that_exist_and_only_what_differs(file):
         }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", files("model"))
 def test_every_model_is_built_and_fits(file):
     target, settings = read(file)

@@ -24,6 +24,7 @@ SMALL = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "next_token"), [("bert", False), ("roberta", False), ("gpt2", False), ("gpt2", True)])
 def test_a_model_from_a_folder_reads_tokens_and_embeddings(tmp_path: Path, kind: str, next_token: bool) -> None:
     transformers.AutoConfig.for_model(kind, vocab_size=60, **SMALL[kind]).save_pretrained(tmp_path)

@@ -42,6 +42,7 @@ def test_state_can_be_averaged():
     assert all(b.is_floating_point() for b in state.buffers.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     [partial(MobileNetV2, width_multiplier=0.1), partial(ViT, **TINY_VIT)],

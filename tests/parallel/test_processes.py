@@ -117,6 +117,7 @@ def killed(parent: int, number: int, done: Done) -> int:
     return number
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_costs_no_part(caplog: pytest.LogCaptureFixture) -> None:
     parts = [partial(killed, os.getpid(), n) for n in range(3)]
     assert in_processes(parts, weights=[1.0] * 3, processes=2) == [0, 1, 2]
@@ -129,6 +130,7 @@ def says(number: int, done: Done) -> int:
     return where(number, done)[0]
 
 
+@pytest.mark.long
 def test_what_is_warned_and_logged_elsewhere_is_said_here(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.warns(UserWarning, match="slow model"):
         in_processes([partial(says, n) for n in range(2)], weights=[1.0] * 2, processes=2)
@@ -146,6 +148,7 @@ def test_what_can_not_be_sent_is_done_here() -> None:
     assert in_processes([part, part], weights=[1.0, 1.0], processes=2) == [os.getpid()] * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attack", [idlg(iterations=20, restarts=1)])
 def test_an_attack_gives_the_same_bits_by_one_two_and_four_processes(attack, monkeypatch) -> None:
     monkeypatch.setattr("fl_privacy.parallel.victims_of_a_part", lambda observations: 2)
@@ -165,6 +168,7 @@ def draws(observations: Sequence[Observation], *, seed: int, progress: Progress 
     return [Reconstruction(id=o.id, batch=None, loss=float(torch.rand(()))) for o in observations]
 
 
+@pytest.mark.long
 def test_what_an_attack_draws_from_the_global_stream_does_not_depend_on_the_processes(monkeypatch) -> None:
     monkeypatch.setattr("fl_privacy.parallel.victims_of_a_part", lambda observations: 1)
     seen = observations(smooth_net(), 4)

@@ -144,6 +144,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
+@pytest.mark.long
 def test_points_are_made_as_they_are_compared():
     model, given = lenet(), batch(16)
     similarity = GradientSimilarity(model, ModelState.of(model), (1, 16, 16), dtype=torch.float64, at_once=5)

@@ -122,6 +122,7 @@ def pages(tmp_path_factory):
         server.shutdown()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PAGES)
 def test_nothing_sticks_out_or_stands_raw(browser, pages, name):
     browser.open(pages[name], width=PHONE)
@@ -182,6 +183,7 @@ def test_a_film_of_texts_moves_like_one_of_images_and_is_lines_on_paper(browser,
     assert len(set(browser.evaluate(tops))) == 12
 
 
+@pytest.mark.long
 def test_a_watched_page_shows_its_progress_and_refreshes(browser, pages):
     browser.open(pages["watched run"])
     frame = "document.querySelector('iframe.live').contentDocument"

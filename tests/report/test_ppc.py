@@ -150,6 +150,7 @@ def test_a_chart_for_each_mechanism_and_distance():
     assert ppc_view_of([]) is None
 
 
+@pytest.mark.long
 def test_runs_are_sorted_into_mechanisms(tmp_path: Path):
     common = ("federation.clients=2", "federation.rounds=1", "victims=3", "attack=dlg", "attack.iterations=1",
               "intercept.rounds=first", "baseline=false", "attack.start=pattern", "threat_model=adaptive")  # fmt: skip

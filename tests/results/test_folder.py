@@ -108,6 +108,7 @@ time.sleep(120)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_a_killed_run_keeps_every_record_and_lets_go_of_its_folder(tmp_path):
     command = [sys.executable, "-c", RECORD_AND_WAIT, str(tmp_path)]

@@ -83,6 +83,7 @@ IMAGES = Others(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("page", "size", "pages"),
     [

@@ -128,6 +128,7 @@ def test_attempts_in_other_orders_are_pooled_into_one() -> None:
     assert float(found.certainty.min()) > 0.5
 
 
+@pytest.mark.long
 def test_tableak_reads_more_than_the_usual_row_and_is_the_same_again() -> None:
     observations = [observe(4, seed) for seed in range(2)]
     attack = tableak(iterations=80, restarts=3)

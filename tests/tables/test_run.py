@@ -95,6 +95,7 @@ def test_what_is_not_of_tables_is_refused(table: str, tmp_path: Path, capfd: pyt
         assert "Traceback" not in said
 
 
+@pytest.mark.long
 def test_noise_is_answered_and_pruning_trains(table: str, tmp_path: Path) -> None:
     short = ["attack=tableak", "attack.iterations=5", "attack.restarts=2", "batch_size=3", "page=false"]
     for number, defense in enumerate(("dp_noise", "pruning", "dp_sgd")):

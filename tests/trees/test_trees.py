@@ -169,6 +169,7 @@ def test_masks_of_more_than_64_leaves() -> None:
     assert leaf_of(masks).tolist() == [63, 69, 0]
 
 
+@pytest.mark.long
 def test_rows_that_explain_the_trees_are_nearer_to_the_truth_than_ones_that_fit_the_first_tree() -> None:
     rows, labels = table()
     truth = np.column_stack([rows, labels])
@@ -276,6 +277,7 @@ def test_a_leaf_that_nothing_falls_into_is_no_place_for_rows() -> None:
         reconstruct_rows([read_exchange(b"", json.dumps(told).encode())], chains=1, sweeps=1)
 
 
+@pytest.mark.long
 def test_containers_without_end_take_no_memory() -> None:
     with pytest.raises(UserError, match="values"):
         read_ubjson(b"[" + b"[]" * (MOST_VALUES + 1) + b"]")

@@ -91,6 +91,7 @@ def test_without_candidates_there_is_a_likeness_and_no_rank(digits):
     assert seen.likeness.item() == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.long
 def test_guesses_at_other_images_are_identified_about_as_often_as_chance_allows(digits, public):
     train = load_data("mnist_mini").train
     others = train.batch(torch.arange(1, 4000, 41)).inputs

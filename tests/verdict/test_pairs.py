@@ -64,6 +64,7 @@ def expect_nothing(found, originals):
     assert sum(found.values()) <= max(1, MOST * originals * len(found)), found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
 def test_what_shows_the_original_is_called_read(pairs, read, part):
     found, originals = read(dict(list(pairs.READ.items())[part::PARTS]))
@@ -75,6 +76,7 @@ def test_what_shows_nothing_of_it_is_not(pairs, read):
     expect_nothing(*read(pairs.EMPTY))
 
 
+@pytest.mark.long
 def test_nor_is_what_was_made_to_mislead(pairs, read):
     kinds = {**pairs.MORE_EMPTY, **pairs.HELD_EMPTY}
     expect_nothing(*read({kind: make for kind, make in kinds.items() if kind not in SOMETHING}, 5))
@@ -86,6 +88,7 @@ def test_what_was_changed_otherwise_is_called_read(pairs, read):
     assert {kind: n for kind, n in found.items() if n < ceil(LEAST * originals)} == {}
 
 
+@pytest.mark.long
 def test_a_bound_on_psnr_alone_errs_both_ways(pairs):
     s, candidates = pairs.subjects(EMBEDDED, "test", 12)
     others = Others(candidates=candidates)
@@ -94,6 +97,7 @@ def test_a_bound_on_psnr_alone_errs_both_ways(pairs):
     assert pairs.figures_of(itself) == {"images": 12, "read": 1, "identified": 1, "first": 1, "old": 1}
 
 
+@pytest.mark.long
 def test_a_row_is_extended_by_the_originals_that_it_lacks(pairs):
     one = {"images": 10, "read": 1.0, "identified": 0.8, "first": 1.0, "old": 0.0}
     other = {"images": 30, "read": 0.0, "identified": 0.0, "first": 1.0, "old": 0.4}

@@ -146,6 +146,7 @@ def scenes():
     return noisy, wide[3:, :, 4:36, 4:36]
 
 
+@pytest.mark.long
 def test_a_frame_of_the_same_scene_that_saw_no_update_is_nothing(scenes):
     (truth, frame, near, other), rest = scenes
     for there in ([frame], [near, other]):

@@ -53,6 +53,7 @@ def mean_error(found, truth):
     return float((torch.cat([r.batch.inputs for r in found]).double() - truth).square().mean())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policies", [["0"], ["6-0"], ["7-47", "0"]], ids=str)
 def test_the_original_is_found_where_transformations_can_be_undone(policies):
     defense = ats(policies=policies)

@@ -123,6 +123,7 @@ def test_one_part_of_a_defense_keeps_no_attacker_from_what_it_knows_of_another(n
     assert mean_error(attack, informed(seen, defense)) < share * mean_error(attack, seen)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name, share", [("noise", 0.6), ("robust data", 0.8)])
 def test_noise_averages_out_over_rounds(name, share):
     defense = BLURRING[name]
@@ -134,6 +135,7 @@ def test_noise_averages_out_over_rounds(name, share):
 WEAK = {"rounding": quantization(bits=14), "noise": dp_noise(scale=1e-9), "pruning": pruning(rate=0.01)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WEAK)
 def test_knowing_a_weak_defense_does_not_hurt_where_gradients_hardly_depend_on_the_image(name):
     """A LeNet with sigmoids and PyTorch's initial values, whose gradient is nearly the same of a gray image."""
@@ -240,6 +242,7 @@ def test_where_no_defense_is_known_nothing_changes(caplog):
     assert torch.equal(unknown[0].batch.inputs, plain.batch.inputs) and not unknown[0].countermeasures
 
 
+@pytest.mark.long
 def test_an_attacker_that_is_told_only_the_name_estimates_the_rest():
     defense = dp_noise(scale=1e-5, clip_norm=0.5)
     seen = victims(defense, count=COUNT)
@@ -251,6 +254,7 @@ def test_an_attacker_that_is_told_only_the_name_estimates_the_rest():
     assert mean_error(BY_VALUE, vague) == pytest.approx(mean_error(BY_VALUE, exact), rel=0.1)
 
 
+@pytest.mark.long
 def test_deltas_and_weights_are_countered_like_gradients():
     plans = [LocalPlan(), LocalPlan(shares="delta", lr=0.5), LocalPlan(shares="weights", lr=0.5)]
     defense = pruning(rate=0.8)

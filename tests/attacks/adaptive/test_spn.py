@@ -56,6 +56,7 @@ def test_what_a_private_head_does_is_a_vector_of_features_an_example():
         torch.testing.assert_close(found[name][0], seen.upload.tensors[name])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [{"alpha2": 0.01}, {"alpha2": 0.5}, {"alpha2": 0.5, "widths": [12, 8], "bound": 0.6}],
@@ -75,6 +76,7 @@ def test_the_factor_of_the_cross_entropy_is_known():
     assert mean_error(BY_VALUE, informed(seen, defense)) < 0.1 * mean_error(BY_VALUE, seen)
 
 
+@pytest.mark.long
 def test_labels_are_optimized_beside_it():
     defense = spn(alpha2=0.3, bits=16)
     seen = victims(defense)
@@ -101,6 +103,7 @@ def test_several_local_steps_leave_the_output_layer_alone():
     assert guesses(attack, seen)[2][0] == DROPS
 
 
+@pytest.mark.long
 def test_it_goes_together_with_other_measures():
     defense = compose(spn(alpha2=0.3, bits=16), pruning(rate=0.3))
     seen = victims(defense)

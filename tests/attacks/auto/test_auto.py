@@ -31,6 +31,7 @@ from tests.attacks.victims import CLASSES, error, examples, observations, observ
 SHORT = AutoAttack(evaluations=200)
 
 
+@pytest.mark.long
 def test_reads_more_than_a_preset_of_the_same_length():
     seen = observations(smooth_net(), 3)
     found, plain = SHORT(seen, seed=0), inverting_gradients(iterations=200)(seen, seed=0)
@@ -41,6 +42,7 @@ def test_reads_more_than_a_preset_of_the_same_length():
         assert ours.member and torch.equal(ours.batch.labels, own.labels)
 
 
+@pytest.mark.long
 def test_gradients_that_shrink_towards_the_input_are_read():
     """Behind sigmoids with PyTorch's initialization, the first layer has a thousandth of the output layer's.
 
@@ -57,6 +59,7 @@ def test_gradients_that_shrink_towards_the_input_are_read():
     assert found.member == "cosine of each layer by L-BFGS"
 
 
+@pytest.mark.long
 def test_contrast_is_read_behind_batch_norm_of_the_own_batch():
     """Which is nearly nothing to the update, so that the smoothest image that fits would be gray."""
     photos = smooth_picture(16)
@@ -86,6 +89,7 @@ def test_what_is_proven_needs_no_descent():
     assert {(one.member, one.certainty) for one in found} == {("exact", Certainty.PROVEN)}
 
 
+@pytest.mark.long
 def test_the_same_alone_and_in_company():
     attack = AutoAttack(evaluations=80, most_victims=1)
     seen = observations(smooth_net(), 3)
@@ -208,6 +212,7 @@ def test_empty_columns_show_and_an_undefended_update_shows_nothing():
     assert part.effect == MutedFeatures()
 
 
+@pytest.mark.long
 def test_zeros_that_are_evident_are_answered():
     seen = observations(smooth_net(), 1)
     pruned = [defended(each, pruning(rate=0.5)) for each in seen]
@@ -229,6 +234,7 @@ def test_fewer_values_than_pixels_are_answered_by_smoothness(rate, thin):
     assert least < exact.score < least + 3.0
 
 
+@pytest.mark.long
 def test_a_smooth_picture_is_read_from_a_thinned_update():
     picture = smooth_picture()
     torch.manual_seed(0)

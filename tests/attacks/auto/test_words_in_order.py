@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from fl_privacy.attacks.auto.texts import TextMembers
@@ -24,6 +25,7 @@ def test_a_start_has_the_words_that_are_known_and_draws_the_others() -> None:
     assert not bool(found[:, 2:].any())
 
 
+@pytest.mark.long
 def test_words_of_a_rounded_update_are_put_into_order() -> None:
     """Without the rows of positions, which tell the order, and with too little precision for spans."""
     tokens = texts([7])

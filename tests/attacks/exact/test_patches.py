@@ -100,6 +100,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.long
 def test_proven_is_never_wrong():
     models = [vit(seed, normalized=seed % 2 == 0) for seed in range(4)]
     verdicts: Counter[tuple[str, Certainty]] = Counter()

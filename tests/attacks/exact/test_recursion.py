@@ -291,6 +291,7 @@ def test_what_is_handed_out_is_what_reproduces_the_update():
     assert "not in [0, 1]" in found.notes[0]
 
 
+@pytest.mark.long
 def test_behind_a_relu_silent_outputs_are_told_from_noise():
     """Behind all but one of eight networks: with the values of the first the equations of layers disagree."""
     read = 0

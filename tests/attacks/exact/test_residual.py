@@ -106,6 +106,7 @@ def test_features_in_front_of_blocks_are_those_of_the_image():
     assert len(known.values) >= 8
 
 
+@pytest.mark.long
 def test_the_image_is_reconstructed_and_no_descent_on_the_update_is_needed():
     truth = picture()
     (found,) = AutoAttack(evaluations=400)([observe(blocks(), truth, plan=EVAL)], seed=0)

@@ -95,6 +95,7 @@ def test_steps_that_are_not_as_long_as_adams_are_said_and_kept(factor: float, sa
     assert said in found.notes[-1] and without_adam(found) is found
 
 
+@pytest.mark.long
 def test_auto_reads_an_image_behind_it_and_its_label() -> None:
     observation, _ = after_adam()
     (found,) = AutoAttack(evaluations=600)([observation], seed=0)

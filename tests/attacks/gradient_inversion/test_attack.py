@@ -46,6 +46,7 @@ def test_inverting_gradients_comes_nearer_to_the_image() -> None:
         assert many[i].loss < few[i].loss / 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "attack", [idlg(iterations=3, dtype="float64"), inverting_gradients(iterations=25, dtype="float64")]
 )
@@ -206,6 +207,7 @@ def test_a_pattern_that_matches_nothing_is_refused() -> None:
         idlg(layers={"head*": 0})(observations(smooth_net(), 1), seed=0)
 
 
+@pytest.mark.long
 def test_known_labels_may_be_mixed() -> None:
     """Beside a victim whose labels are class indices."""
     plain, (second,) = observations(smooth_net(), 1, told=True), examples(1, seed=7).inputs.split(1)

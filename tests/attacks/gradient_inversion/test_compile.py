@@ -131,6 +131,7 @@ def near_the_truth(dtype: str) -> tuple[Problem, torch.Tensor]:
     return problem, attack.space.to_variables(images).flatten(1).to(prepared.start(prepared.victims, [0] * 3)[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["eager", "traced", pytest.param("compiled", marks=pytest.mark.long)])
 def test_the_cosine_near_zero_is_that_of_float64(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "compiled" and shutil.which("g++") is None:

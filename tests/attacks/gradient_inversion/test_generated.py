@@ -59,6 +59,7 @@ def errors(attack: GradientInversion, batches: list[Batch], *, told: bool = Fals
     return [error(one.batch, batch) for one, batch in zip(found, batches, strict=True)]
 
 
+@pytest.mark.long
 def test_latents_of_images_that_the_generator_makes_are_found() -> None:
     batches = made(6)
     attack = ggl(generator=generator_file(), lr=0.05, weight=0, iterations=250, restarts=3, dtype="float64")
@@ -69,6 +70,7 @@ def test_latents_of_images_that_the_generator_makes_are_found() -> None:
     assert other[3] > 10 * found[3]
 
 
+@pytest.mark.long
 def test_batches_are_found_with_their_labels() -> None:
     (batch,) = made(1, size=2)
     attack = ggl(generator=generator_file(), lr=0.05, weight=0, iterations=250, restarts=6, dtype="float64")
@@ -82,6 +84,7 @@ def test_labels_can_be_optimized_with_the_latents() -> None:
     assert all(one.label_source == "optimized" for one in many)
 
 
+@pytest.mark.long
 def test_evolution_finds_them_without_gradients() -> None:
     pytest.importorskip("cma", reason="the extra cma is not installed")
     batches = made(3)
@@ -105,6 +108,7 @@ def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch: pytest.
         ggl(generator=generator_file(), optimizer="cma")
 
 
+@pytest.mark.long
 def test_features_reach_images_that_no_latent_makes() -> None:
     """And each stage is taken only where it fits the update better."""
     rng = torch.Generator().manual_seed(5)
@@ -167,6 +171,7 @@ def test_penalties_on_latents() -> None:
         torch.testing.assert_close(source.penalty(latents.flatten(1), (3, *SHAPE)), 0.5 * value)
 
 
+@pytest.mark.long
 def test_what_an_update_shows_is_taken_for_the_defense() -> None:
     observed = victims(made(2), net())
     pruned = observed[1]
@@ -220,6 +225,7 @@ def test_every_victim_has_an_untrained_network_of_its_own(shape: tuple[int, ...]
         torch.testing.assert_close(alone[0], images[row], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_an_untrained_network_as_the_space_of_any_attack() -> None:
     rng = torch.Generator().manual_seed(0)
     smooth = torch.nn.functional.interpolate(torch.rand(2, 3, 2, 2, generator=rng), size=8, mode="bilinear").double()

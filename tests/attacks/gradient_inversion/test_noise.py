@@ -213,6 +213,7 @@ def photograph() -> Batch:
     return Batch((smooth / smooth.max()).clamp(0, 1), torch.tensor([2]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("ratio", "share"), [(0.6, 0.9), (2.0, 0.7)])
 def test_noisy_updates_are_read_by_whoever_smooths_as_much_as_the_noise_calls_for(ratio, share):
     truth = photograph()
@@ -227,6 +228,7 @@ def test_noisy_updates_are_read_by_whoever_smooths_as_much_as_the_noise_calls_fo
     assert error(told.batch, truth) < share * error(rough.batch, truth)
 
 
+@pytest.mark.long
 def test_images_that_equations_gave_are_cleared_of_noise():
     truth = digit()
     torch.manual_seed(0)

@@ -35,6 +35,7 @@ def after(
     return Observation.of_update(net, work.state_dict(), plan, number=number, **told)
 
 
+@pytest.mark.long
 def test_a_model_on_the_way_explains_many_steps_of_an_image_better_than_the_one_sent() -> None:
     seen = after(20, images=image(), labels=torch.tensor([3]))
     between = reconstruct(seen, "sme", iterations=150)
@@ -79,6 +80,7 @@ class Undecided(nn.Module):
         return self.inner(inputs) if float(inputs.detach().sum()) > -1 else self.inner(-inputs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("net", [lenet(), Undecided()], ids=["at once", "one by one"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_victims_together_are_found_as_each_alone(net: nn.Module, optimizer: str) -> None:

@@ -27,6 +27,7 @@ def test_multiplications_are_those_of_convolutions_and_matrices():
     assert multiplications_of_a_layer(model, torch.rand(4, 3, 2, 8, 8)) == 12 * (convolution + matrix) // 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attack", [inverting_gradients(iterations=4), AutoAttack(evaluations=60)])
 def test_results_are_the_same_with_more_threads(attack):
     seen, found, used = observations(smooth_net(), 2), [], set()

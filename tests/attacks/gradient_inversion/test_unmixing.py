@@ -18,6 +18,7 @@ from tests.attacks.likelihood.test_reading import uploads
 QUICK = AutoAttack(evaluations=80)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("k", [2, 4])
 def test_ten_mixtures_show_the_image_that_one_hides(k):
     seen, truth = uploads("defense=instahide", f"defense.k={k}", victims=4, rounds=10)
@@ -48,6 +49,7 @@ def test_who_knows_no_public_images_or_not_the_defense_keeps_mixtures():
     assert found.member == "unmixed" and "undoes the signs of a mixture" in found.countermeasures[-1]
 
 
+@pytest.mark.long
 def test_signs_alone_are_undone():
     """With one image in a mixture nothing is hidden but signs: a pixel is nearer to its class or its negative is."""
     seen, truth = uploads("defense=instahide", "defense.k=1", victims=4)

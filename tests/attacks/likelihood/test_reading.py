@@ -34,6 +34,7 @@ def errors(attack, seen, truth):
     return psnr(guesses, truth), psnr(guesses.roll(1, 0), truth), found
 
 
+@pytest.mark.long
 def test_one_bit_is_read_from_one_upload_and_better_from_more():
     once, truth = uploads("defense=quantization", "defense.bits=1")
     own, control, _ = errors(SHORT, once, truth)
@@ -51,6 +52,7 @@ def test_a_victim_does_not_depend_on_others():
     assert torch.allclose(both.batch.inputs, alone.batch.inputs, atol=1e-4)
 
 
+@pytest.mark.long
 def test_a_private_first_layer_is_read_blindly():
     seen, truth = uploads("defense=split_fed")
     own, control, found = errors(BlindDeconvolution(turns=40, starts=2), seen, truth)
@@ -64,6 +66,7 @@ def test_several_images_behind_a_private_layer_are_refused_in_a_line():
     assert found.failure == "Updates of a single image each are expected behind private layers."
 
 
+@pytest.mark.long
 def test_auto_takes_what_is_likelier():
     seen, truth = uploads("defense=quantization", "defense.bits=1", victims=1)
     (found,) = AutoAttack(evaluations=300)(seen, seed=0)
@@ -96,6 +99,7 @@ def test_photographs_are_smooth(shape):
     assert near < 0.5 * drawn.var()
 
 
+@pytest.mark.long
 def test_images_are_read_through_the_transformations_of_ats():
     seen, truth = uploads("defense=ats", "defense.policies=3-43-15")
     own, control, found = errors(MaximumAPosteriori(iterations=100, attempts=1), seen, truth)

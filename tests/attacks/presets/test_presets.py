@@ -162,6 +162,7 @@ ON_EVERY_NET = ("idlg", "inverting_gradients", "soft-sign", "sapag", "ats-adam-l
 ON_ONE_NET = ("ats-lbfgs-cosine", "ats-adam-l2", "ats-sgd-cosine", "sapag-adamw", "lbfgs-wolfe")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("net", "preset"), [*product(NETS, ON_EVERY_NET), *product(["lenet"], ON_ONE_NET)])
 def test_a_victim_in_a_batch_fares_as_alone(net: str, preset: str) -> None:
     torch.manual_seed(0)

@@ -127,6 +127,7 @@ def test_adapters_give_a_text_away_that_is_shorter_than_their_rank(begun: bool) 
     assert found.certainty is Certainty.PROVEN
 
 
+@pytest.mark.long
 def test_nothing_is_proven_of_more_tokens_than_the_model_is_wide() -> None:
     (found,) = Dager()([observed(encoder, texts([12] * 8))], seed=0)
     assert found.certainty is not Certainty.PROVEN
@@ -155,6 +156,7 @@ def test_nothing_is_proven_of_words_that_nobody_can_tell_apart(
         assert found.certainty is not Certainty.PROVEN
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lengths", [[6], [6, 7]])
 @pytest.mark.parametrize("make", [encoder, decoder, two_layers])
 def test_nothing_is_proven_of_what_a_defense_has_changed(make: Callable[[], TextModel], lengths: list[int]) -> None:

@@ -36,6 +36,7 @@ def share_right(found: torch.Tensor, tokens: torch.Tensor) -> float:
     return float((found[0][: tokens.shape[1]] == tokens[0]).double().mean())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("attack", "least"),
     [
@@ -73,6 +74,7 @@ def test_tag_reads_texts_that_the_model_is_sure_of() -> None:
     assert found.batch is not None and share_right(found.batch.inputs, tokens) > 0.5
 
 
+@pytest.mark.long
 def test_company_changes_no_text() -> None:
     alone = tag(**OURS)(victims([4, 6])[:1], seed=0)[0]
     together = tag(**OURS)(victims([4, 6]), seed=0)[0]
@@ -81,6 +83,7 @@ def test_company_changes_no_text() -> None:
     assert torch.equal(alone.batch.inputs, together.batch.inputs[:, :length])
 
 
+@pytest.mark.long
 def test_a_filmed_text_is_read_the_same_and_its_last_frame_is_what_was_read() -> None:
     asked = [replace(one, filmed=True) for one in victims([4, 6])]
     for plain, filmed in zip(tag(**OURS)(victims([4, 6]), seed=0), tag(**OURS)(asked, seed=0), strict=True):

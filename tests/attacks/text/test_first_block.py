@@ -185,6 +185,7 @@ def test_the_first_step_of_adamw_leaves_the_gradient_of_what_was_zero() -> None:
     assert len(named - kinds(tokens)) <= 1  # the reading says that 0.37 are expected by chance; processors differ in it
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_adapters_of_peft_are_read_as_they_are(tmp_path: Path, kind: str) -> None:
     targets = ["query", "value"] if kind == "bert" else ["q_proj", "v_proj"]

@@ -54,6 +54,7 @@ def told(observations: list[Observation], seed: int = 5) -> list[Observation]:
     return [one.told(public_images=texts([LONGEST] * 20, seed=seed)) for one in observations]
 
 
+@pytest.mark.long
 def test_texts_of_different_lengths_are_read_each_to_itself() -> None:
     lengths = [4, 6]
     found = lamp(**SMALL)(told(victims(lengths)), seed=0)

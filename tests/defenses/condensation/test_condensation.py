@@ -141,6 +141,7 @@ def test_distribution_matching_brings_the_features_closer():
     assert gaps["made"] < 0.7 * gaps["start"]
 
 
+@pytest.mark.long
 def test_gradient_matching_brings_the_gradients_closer():
     settings = {"images_per_class": 2, "width": 8, "real_batch": 12, "outer_steps": 1, "inner_steps": 1, "lr": 0.1}
     (start_hook,), (hook,) = dc(**settings, networks=0).examples, dc(**settings, networks=40).examples

@@ -67,6 +67,7 @@ def test_features_give_the_gaussian_kernel():
     assert float(one @ two) == pytest.approx(expected, abs=0.02)
 
 
+@pytest.mark.long
 def test_without_much_noise_the_generator_learns_the_mean_of_each_class():
     settings = {"features": 400, "iterations": 150, "batch_size": 50, "width": 8, "images_per_class": 5}
     (hook,) = dp_merf(**settings, epsilon=1e5).examples

@@ -276,6 +276,7 @@ def test_images_are_found_by_their_content():
     assert len(state.tensors["x/keys"]) == 30
 
 
+@pytest.mark.long
 def test_ablations_change_the_upload():
     uploads = {}
     for options in (
@@ -357,6 +358,7 @@ def other_evaluator(tmp_path):
     return str(tmp_path / "other.safetensors")
 
 
+@pytest.mark.long
 def test_of_several_evaluators_every_client_takes_its_own(tmp_path):
     files = [small_evaluator(), other_evaluator(tmp_path)]
 
