@@ -50,6 +50,7 @@ def test_nothing_changed_is_no_alarm_and_so_is_less() -> None:
     assert not same.worse and same.p == 1.0 and same.change.mean == 0
     assert "no more than before" in same.sentence
     assert not compare(before, measurement(drawn(0) - 3)).worse
+    assert not compare(before, measurement(drawn(0) + 1e-4)).worse, "rounding"
 
 
 @pytest.mark.parametrize(("metric", "rise"), [("psnr", 3.0), ("mse", -0.2)])
