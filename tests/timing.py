@@ -37,7 +37,7 @@ WHOLE_WAYS = {
     "regression",
     "report",
 }
-"""Folders of tests of whole ways, from a command to its page: these have ``LONGEST``, as tests outside of folders have."""
+"""Folders of tests of whole ways, from a command to its page: these have ``LONGEST``, as tests outside of any folder."""
 
 LONGEST, UNIT = 10.0, 2.0
 """Seconds that a test of ``make test`` may take on a quiet core; what takes longer is marked ``long``."""

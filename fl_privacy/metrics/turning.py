@@ -4,6 +4,7 @@ The guess is drawn in a number of poses, and the middle of each is slid over eve
 of which may lie anywhere. Every candidate gets the same tries as an original.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -206,7 +207,7 @@ def _slid_each(rows: Tensor, images: Tensor, slack: float) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Way:
+class Way(ABC):
     """A guess compared with B originals and K rivals in one way.
 
     Attributes:
@@ -225,13 +226,13 @@ class Way:
         """Look closer; ``None`` where that changes nothing."""
         return None
 
+    @abstractmethod
     def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Lay the guess on the original of that number as it is most like that.
 
         Returns:
             It (D,), the original (D,), and the images of ``rivals`` in the same place (K, D), each of unit length.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
