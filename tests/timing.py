@@ -37,7 +37,7 @@ WHOLE_WAYS = {
     "regression",
     "report",
 }
-"""Folders of tests of whole ways, from a command to its page: these have ``LONGEST``, as tests outside of any folder."""
+"""Folders of tests of whole ways, from a command to its page: they have ``LONGEST``, as tests outside of folders."""
 
 LONGEST, UNIT = 10.0, 2.0
 """Seconds that a test of ``make test`` may take on a quiet core; what takes longer is marked ``long``."""
