@@ -1,5 +1,6 @@
 """What tests of several folders share."""
 
+import atexit
 import gc
 import os
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-from tests import timing
+from tests import selection, timing
 
 gc.disable()  # while modules are imported: none of what they hold is garbage
 
@@ -38,6 +39,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileByFile |
 def pytest_configure(config: pytest.Config) -> None:
     """Make a warning an error where tests run: to know its class takes PyTorch, which who hands tests out need not."""
     config.pluginmanager.register(timing)
+    config.pluginmanager.register(selection)
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.addinivalue_line("filterwarnings", "error::torch.jit.TracerWarning")
 
@@ -56,13 +58,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """From here on garbage is looked for among what tests make, not among a million objects of modules each time."""
     gc.freeze()
+    atexit.register(gc.unfreeze)  # else libraries call what is left at the end of the process leaked
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail where more tests were skipped than ``FL_PRIVACY_MOST_SKIPPED`` allows: nobody sees what is not run."""
-    gc.unfreeze()  # else libraries call what is left at the end of the process leaked
     report = session.config.pluginmanager.get_plugin("terminalreporter")
     if (most := os.environ.get("FL_PRIVACY_MOST_SKIPPED")) is None or report is None:
         return
