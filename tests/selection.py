@@ -1,4 +1,4 @@
-"""What ``-m`` leaves out: tests that wouldn't run aren't even made, since each process of the suite would pay for it."""
+"""What ``-m`` leaves out: tests that would not run are not even made, since each process of the suite pays for it."""
 
 import re
 from pathlib import Path

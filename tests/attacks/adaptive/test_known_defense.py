@@ -33,7 +33,7 @@ from fl_privacy.types import Batch, LocalPlan
 from tests.attacks.defended import informed, protected, smooth_images, victims
 from tests.attacks.victims import CLASSES, error, observe
 
-BY_VALUE = GradientInversion(optimizer=LBFGS(), iterations=5, dtype="float64", labels="known", compile="off")
+BY_VALUE = GradientInversion(optimizer=LBFGS(), iterations=4, dtype="float64", labels="known", compile="off")
 BY_ANGLE = GradientInversion(
     objective=Cosine(),
     optimizer=Adam(lr=0.1, sign="hard"),
