@@ -15,7 +15,6 @@ from fl_privacy.foreign_files import expanded
 from fl_privacy.gate.apart import Apart
 from fl_privacy.gate.framing import Said
 from fl_privacy.gate.isolation import Wishes
-from fl_privacy.gate.policy import LEAST_MEMORY, MIB
 from fl_privacy.gate.rules import RefusedError
 
 MODULE = "fl_privacy.cli.sandboxed_app"
@@ -27,7 +26,6 @@ BEGUN_SECONDS = 120.0
 LARGEST_PAGE = 64 << 20
 MOST_MESSAGES = 100_000
 LONGEST_NAME = 200
-
 REFRESHED = 5.0
 """Seconds between two pages that are written while the app runs."""
 
@@ -71,6 +69,8 @@ def bounds_of(text: str) -> Bounds:
         if name not in Bounds.__dataclass_fields__ or not value.isascii() or not value.isdigit():
             raise UserError(f"--limits is expected as 'memory_mib=8192 processes=128 seconds=14400', but got {pair!r}.")
         told[name] = int(value[:20])
+    from fl_privacy.gate.policy import LEAST_MEMORY  # noqa: PLC0415  (with NumPy, which other commands need not load)
+
     found = Bounds(**told)
     whole("--limits memory_mib", found.memory_mib, at_least=LEAST_MEMORY, at_most=1 << 24, example=8192)
     whole("--limits processes", found.processes, at_least=1, at_most=100_000, example=128)
@@ -150,7 +150,7 @@ class Sandbox:
             reads=tuple(places),
             layered=tuple(caches().values()),
             hidden=(str(self.out), *(found for place in places for found in openings(place))),
-            most_bytes=self.given.bounds.memory_mib * MIB,
+            most_bytes=self.given.bounds.memory_mib << 20,
             most_processes=self.given.bounds.processes,
             internet=True,
         )
