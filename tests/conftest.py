@@ -37,16 +37,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileByFile |
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make a warning an error where tests run: to know its class takes PyTorch, which who hands tests out need not."""
     config.pluginmanager.register(timing)
     config.pluginmanager.register(selection)
-    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        config.addinivalue_line("filterwarnings", "error::torch.jit.TracerWarning")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files that take longest begin, so that no process is left alone with them; what stands first is on Ray."""
-    seconds = timing.recorded()["files"]
+    chosen = {item.nodeid for item in items}
+    seconds = timing.recorded()["files"].copy()
+    for name, spent in timing.recorded()["tests"].items():
+        if name not in chosen:
+            seconds[name.partition("::")[0]] -= spent
 
     def order(item: pytest.Item) -> tuple[bool, float]:
         file = item.path.relative_to(config.rootpath).as_posix()
@@ -55,8 +57,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=order)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """From here on garbage is looked for among what tests make, not among a million objects of modules each time."""
+    if "torch" in sys.modules:  # whose warning is an error
+        session.config.addinivalue_line("filterwarnings", "error::torch.jit.TracerWarning")
     gc.freeze()
     atexit.register(gc.unfreeze)  # else libraries call what is left at the end of the process leaked
     gc.set_threshold(20_000, 20, 20)
@@ -92,10 +96,9 @@ def one_core_each() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def no_seeds_for_devices_that_are_not_there() -> Iterator[None]:
     """Without it each ``torch.manual_seed`` notes its whole stack, in half a millisecond, lest a GPU begins to work."""
-    import torch  # noqa: PLC0415
-
+    torch = sys.modules.get("torch")
     with pytest.MonkeyPatch.context() as patch:
-        if not torch.cuda.is_available() and not torch.xpu.is_available():
+        if torch is not None and not torch.cuda.is_available() and not torch.xpu.is_available():
             for device in ("cuda.random", "xpu.random", "mtia"):
                 patch.setattr(f"torch.{device}._lazy_call", lambda call, **settings: None)
         yield
