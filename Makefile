@@ -6,7 +6,7 @@ PIP_AUDIT := 2.10.1
 # Compiled modules are kept, whatever the shell says: else each process compiles all that it imports, for seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-all test-cluster part test-deploy test-flower test-gpu fuzz kill lint same settings docs results gallery picture smoke vulnerabilities wheel clean
+.PHONY: demo test test-long test-all test-cluster part test-deploy test-flower test-gpu fuzz kill lint same settings docs results gallery picture smoke coverage vulnerabilities wheel clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
@@ -82,8 +82,21 @@ gallery: $(STAMP)
 picture: $(STAMP)
 	PYTHONPATH=. $(BIN)/python docs/picture.py
 
+# A small federation by Flower's strategy in this process, on Ray, and as an app that `flwr run` starts.
 smoke: $(STAMP)
 	$(BIN)/fl-privacy run experiment=smoke overwrite=true
+	$(BIN)/fl-privacy run experiment=smoke backend=ray overwrite=true
+	$(BIN)/python .ci/flwr_run.py
+
+# How much of each folder `make test` runs, lines and branches, in docs/coverage.md.
+coverage: $(STAMP)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt coverage
+	rm -f .coverage .coverage.*
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage json --quiet -o .coverage.json
+	$(BIN)/python .ci/coverage_page.py .coverage.json docs/coverage.md
+	rm -f .coverage .coverage.json
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --installer uv
