@@ -17,6 +17,7 @@ from fl_privacy.experiment.foreign_app import MOST_IMAGES, MOST_STEPS
 from fl_privacy.experiment.ladder_adapters import (
     NOTE,
     FirstBlock,
+    entered_apart,
     other_texts,
     words_of_training,
     words_of_uploads,
@@ -346,7 +347,14 @@ class Ladder:
         solved = AnalyticInversion()([observation], seed=self.seed)[0]
         if solved.failure is None and solved.loss < SOLVED:
             return replace(solved, member="the first dense layer's equations")
-        return attack([observation], seed=self.seed)[0]
+        apart, number = entered_apart(observation), observation.upload.num_examples
+        made = solved if len(apart) >= number else attack([observation], seed=self.seed)[0]
+        if made.batch is None or not len(apart):
+            return made
+        guesses = torch.cat([apart.to(made.batch.inputs), made.batch.inputs])[:number]
+        return replace(
+            made, batch=replace(made.batch, inputs=guesses), member="rows of neurons that see one input alone"
+        )
 
     def _batch_rung(self) -> Rung:
         started = time.perf_counter()
