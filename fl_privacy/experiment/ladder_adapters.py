@@ -21,6 +21,9 @@ from fl_privacy.types import LocalPlan, ModelState, Observation, Tensors, Upload
 MOST_TEXTS = 2000
 """Texts of the same clients that may stand in for those of an upload."""
 
+KNOWN = 0.01
+"""Relative distance within which an input is one that is known."""
+
 _LONGEST = 512
 """Tokens of a text that are looked at."""
 
@@ -255,10 +258,6 @@ def other_texts(clients: Sequence[Watched]) -> list[set[int]]:
 def _each_text(seen: Watched) -> list[set[int]]:
     texts = texts_seen(seen)
     return [set(row) - {-1} for tokens in (texts.words if texts else ()) for row in tokens.tolist()]
-
-
-KNOWN = 0.01
-"""Relative distance within which an input is one that is known."""
 
 
 def entered_apart(observation: Observation) -> Tensor:

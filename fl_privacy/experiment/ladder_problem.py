@@ -167,7 +167,9 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
     if seen.added < 2:
         return problem
     notes += (f"The gradients of {seen.added} losses are added up before the step; they are attacked as one.",)
-    return replace(problem, loss=_times(loss, _factor(problem, seen)), notes=notes)
+    if abs((factor := _factor(problem, seen)) - 1) > NEARLY_AS_ONE:
+        loss = replace(loss, function=lambda outputs, labels: factor * problem.loss.function(outputs, labels))
+    return replace(problem, loss=loss, notes=notes)
 
 
 def _factor(problem: Problem, seen: Watched) -> float:
@@ -193,12 +195,6 @@ def _factor(problem: Problem, seen: Watched) -> float:
             f"the gradients of {seen.added} losses are added up before a step, in a way that was not understood"
         )
     return factor
-
-
-def _times(loss: Loss, factor: float) -> Loss:
-    if abs(factor - 1) <= NEARLY_AS_ONE:
-        return loss
-    return replace(loss, function=lambda outputs, labels: factor * loss.function(outputs, labels))
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:

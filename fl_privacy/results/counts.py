@@ -179,8 +179,7 @@ def _chance_of(judged: Sequence[Mapping[str, Any]]) -> float | None:
 
 def _chance_of_identified(judged: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> float | None:
     """Return ``Counts.identified_by_chance``: of the one with the largest lead, or of all, whichever is less."""
-    kinds = (Outcome.IDENTIFIED, Outcome.RECOGNIZABLE)
-    chances = sorted(chance_of(r) for outcome, r in judged if outcome in kinds and "likeness" in r)
+    chances = sorted(chance_of(r) for what, r in judged if what in ("identified", "recognizable") and "likeness" in r)
     if not chances:
         return None
     ends = {1: chances[0], len(chances): chances[-1]}

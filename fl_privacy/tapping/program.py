@@ -200,8 +200,8 @@ class Recorder:
         kept.reverse()
         root = roots[0]
         if len(roots) > 1:
-            root = _total(*roots)
-            kept.append((_total, None, tuple(roots), {}, [root], False))
+            root = torch.stack(list(roots)).sum()
+            kept.append((sum, None, (tuple(roots),), {}, [root], False))
         parts: list[nn.Module] = []
         made = {id(t) for call in kept for t in call[4]}
         constants: dict[int, Tensor] = {}
@@ -230,10 +230,6 @@ class Recorder:
                 parts += [module] if part == len(parts) else []
             calls.append(Call(function, part, taken[0], taken[1], tuple(number_of(t) for t in outputs), changes))
         return Program(tuple(calls), constants, number_of(root), tuple(parts))
-
-
-def _total(*losses: Tensor) -> Tensor:
-    return torch.stack(losses).sum()
 
 
 def _loaded(way: Program) -> Program:

@@ -257,8 +257,7 @@ class Watch:
         """Keep the way to the losses so far; none is recorded any more."""
         if self._recorder is not None and self._roots:
             self.seen.program, self.seen.added = self._recorder.program(self._roots, self.seen.names), len(self._roots)
-            self._recorder = None
-            self._roots.clear()
+            self._recorder, self._roots = None, []
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         seen = self.seen
