@@ -164,16 +164,11 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
         sent=sent,
         notes=notes,
     )
-    if seen.added < 2:
-        return problem
-    notes += (f"The gradients of {seen.added} losses are added up before the step; they are attacked as one.",)
-    if abs((factor := _factor(problem, seen)) - 1) > NEARLY_AS_ONE:
-        loss = replace(loss, function=lambda outputs, labels: factor * problem.loss.function(outputs, labels))
-    return replace(problem, loss=loss, notes=notes)
+    return problem if seen.added < 2 else _added_up(problem, seen)
 
 
-def _factor(problem: Problem, seen: Watched) -> float:
-    """Return by how much the gradient that was seen is larger than that of all examples as one batch.
+def _added_up(problem: Problem, seen: Watched) -> Problem:
+    """Return ``problem`` with a loss that is as much larger as its gradient is than that of one batch of all examples.
 
     Raises:
         NotAttackedError: it is another one.
@@ -194,7 +189,11 @@ def _factor(problem: Problem, seen: Watched) -> float:
         raise NotAttackedError(
             f"the gradients of {seen.added} losses are added up before a step, in a way that was not understood"
         )
-    return factor
+    note = f"The gradients of {seen.added} losses are added up before the step; they are attacked as one."
+    loss = problem.loss
+    if abs(factor - 1) > NEARLY_AS_ONE:
+        loss = replace(loss, function=lambda outputs, labels: factor * problem.loss.function(outputs, labels))
+    return replace(problem, loss=loss, notes=(*problem.notes, note))
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:
