@@ -1,6 +1,7 @@
 """Finds noise that is known beforehand: by the number of its round, or by a small seed."""
 
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 import torch
@@ -34,8 +35,20 @@ def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
     return [Uncovered(reason=reason, arrays=("the reply",), moved=float(difference[0][same & noisy].norm()))]
 
 
-SEEDS = 256
-"""Seeds from 0 on that are tried."""
+SEEDS, FIRST = 1 << 14, 16
+"""Seeds from 0 on that are tried, and values of which generators give the same first whatever follows."""
+
+
+@cache
+def _streams(number: int) -> torch.Tensor:
+    """Draw (3 S, number) first normal values of each generator and seed, of length 1."""
+    drawn = [torch.randn(number, generator=torch.Generator().manual_seed(seed)).numpy() for seed in range(SEEDS)]
+    drawn += [
+        made(seed).normal(size=number)
+        for made in (np.random.default_rng, np.random.RandomState)
+        for seed in range(SEEDS)
+    ]
+    return torch.nn.functional.normalize(torch.from_numpy(np.stack(drawn).astype(np.float64)))
 
 
 def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
@@ -52,11 +65,8 @@ def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
     shape = torch.as_tensor(releases[0][name]).shape
     given = pair.second[name] if isinstance(pair.second, Mapping) and name in pair.second else torch.zeros(shape)
     noise = torch.stack([(torch.as_tensor(each[name]).double() - given.double()).reshape(-1) for each in releases])
-    streams = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)).numpy() for seed in range(SEEDS)]
-    streams += [np.random.default_rng(seed).normal(size=tuple(shape)) for seed in range(SEEDS)]
-    streams += [np.random.RandomState(seed).normal(size=tuple(shape)) for seed in range(SEEDS)]
-    tried = torch.from_numpy(np.stack([np.asarray(each, dtype=np.float64).reshape(-1) for each in streams]))
-    likeness = torch.nn.functional.normalize(noise) @ torch.nn.functional.normalize(tried).T
+    first = noise[:, : FIRST if noise.shape[1] >= 2 * FIRST else None]
+    likeness = torch.nn.functional.normalize(first) @ _streams(first.shape[1]).T
     best = likeness.max(1)
     if len(best.indices[best.values > 1 - 1e-6].unique()) < 4:
         return []

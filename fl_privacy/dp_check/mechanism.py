@@ -193,7 +193,7 @@ def _looked_for(
     mechanism: Mechanism, pair: Neighbors, outputs: Tensors, *, draws: int, delta: float, seed: int
 ) -> tuple[list[Uncovered], Tensor | None]:
     """Look for what no fresh noise covers, and for a direction that tells far more than the update's own."""
-    found = [*by_known_seeds(mechanism, pair), *by_its_round(mechanism, pair)]
+    found = [*by_its_round(mechanism, pair), *by_known_seeds(mechanism, pair)]
     shapes = {name: torch.as_tensor(value).shape for name, value in outputs.items()}
     held = held_rows(mechanism, pair, draws, shapes)
     found += uncovered(mechanism, pair, held, shapes=shapes, delta=delta, seed=seed)

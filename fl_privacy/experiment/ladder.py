@@ -17,6 +17,7 @@ from fl_privacy.experiment.foreign_app import MOST_IMAGES, MOST_STEPS
 from fl_privacy.experiment.ladder_adapters import (
     NOTE,
     FirstBlock,
+    entered_apart,
     other_texts,
     words_of_training,
     words_of_uploads,
@@ -346,7 +347,14 @@ class Ladder:
         solved = AnalyticInversion()([observation], seed=self.seed)[0]
         if solved.failure is None and solved.loss < SOLVED:
             return replace(solved, member="the first dense layer's equations")
-        return attack([observation], seed=self.seed)[0]
+        apart, number = entered_apart(observation), observation.upload.num_examples
+        made = solved if len(apart) >= number else attack([observation], seed=self.seed)[0]
+        if made.batch is None or not len(apart):
+            return made
+        guesses = torch.cat([apart.to(made.batch.inputs), made.batch.inputs])[:number]
+        return replace(
+            made, batch=replace(made.batch, inputs=guesses), member="rows of neurons that see one input alone"
+        )
 
     def _batch_rung(self) -> Rung:
         started = time.perf_counter()
@@ -359,7 +367,7 @@ class Ladder:
             return Rung(name="batch", reason=f"the app's code fails on a single batch ({again.reason})")
         size = again.watched.loaded if again.watched.cut else 0
         if not size and again.watched.program is not None:
-            size = _first_size(again.watched)
+            size = max((len(t) for t in again.watched.program.constants.values() if t.dim()), default=0)
         steps = again.watched.steps
         if steps != 1:
             return Rung(name="batch", reason=f"its code makes {steps} steps on a single batch")
@@ -446,12 +454,6 @@ def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> Again | Failu
 def _of_one(seen: Watched) -> bool:
     """Say whether the first batch has a single example."""
     return bool(seen.batches) and all(len(t) == 1 for t in tensors_in(seen.batches[0]) if t.dim())
-
-
-def _first_size(watched: Watched) -> int:
-    """Count the examples of the first step, by the batches that entered modules."""
-    program = watched.program
-    return 0 if program is None else max((len(t) for t in program.constants.values() if t.dim()), default=0)
 
 
 def _notes(problem: Problem, observation: Observation, guesses: Sequence[Reconstruction]) -> tuple[str, ...]:

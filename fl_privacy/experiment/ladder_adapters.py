@@ -8,15 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.exact.first_layer import agreed_ratios, find_first_layer
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.text.first_block import Placed, tokens_of_first_block
 from fl_privacy.experiment.ladder_problem import OPTIMIZERS, NotAttackedError, cleaned, uploaded_tensors
+from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.models import TextModel
-from fl_privacy.tapping import Watched
+from fl_privacy.tapping import ReplayModel, Watched
 from fl_privacy.tapping.program import tensors_in
 from fl_privacy.types import LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
 MOST_TEXTS = 2000
 """Texts of the same clients that may stand in for those of an upload."""
+
+KNOWN = 0.01
+"""Relative distance within which an input is one that is known."""
 
 _LONGEST = 512
 """Tokens of a text that are looked at."""
@@ -252,3 +258,18 @@ def other_texts(clients: Sequence[Watched]) -> list[set[int]]:
 def _each_text(seen: Watched) -> list[set[int]]:
     texts = texts_seen(seen)
     return [set(row) - {-1} for tokens in (texts.words if texts else ()) for row in tokens.tolist()]
+
+
+def entered_apart(observation: Observation) -> Tensor:
+    """Return the inputs (N, ...) that entered neurons of the first layer alone, without given ones."""
+    model = observation.model
+    assert isinstance(model, ReplayModel)
+    known = [value for n in model.beside if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]
+    layer = attempt(lambda: find_first_layer(model, observation.sent, observation.input_shape))
+    gradient = as_gradient(observation)
+    if isinstance(layer, Failure) or not {layer.weight, layer.bias} <= gradient.keys():
+        return torch.empty(0, *observation.input_shape)
+    ratios = agreed_ratios(gradient[layer.weight], gradient[layer.bias])
+    found = layer.pixels(ratios).reshape(-1, *observation.input_shape).float()
+    given = model.looked_for(torch.cat(known)).flatten(1) if known else found.flatten(1)[:0]
+    return found[(torch.cdist(found.flatten(1), given) > KNOWN * given.norm(dim=1)).all(1)]

@@ -33,6 +33,9 @@ LEAST_SIDE = 4
 FEW_ROWS = 10
 """Rows below which all features are taken to have one range."""
 
+NEARLY_AS_ONE = 1e-2
+"""Relative error up to which a gradient is that of all examples as one batch."""
+
 OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}
 """Class of PyTorch -> name in a plan."""
 
@@ -148,7 +151,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
         {name: before.get(name, b.detach().clone()) for name, b in model.named_buffers()},
     )
     classes = 1 if output is None else _width(plain, output)
-    return Problem(
+    problem = Problem(
         kind=kind,
         model=model,
         loss=loss,
@@ -161,6 +164,36 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
         sent=sent,
         notes=notes,
     )
+    return problem if seen.added < 2 else _added_up(problem, seen)
+
+
+def _added_up(problem: Problem, seen: Watched) -> Problem:
+    """Return ``problem`` with a loss that is as much larger as its gradient is than that of one batch of all examples.
+
+    Raises:
+        NotAttackedError: it is another one.
+    """
+    still, sent = detached_copy(problem.model).train(seen.training), problem.sent
+    still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
+    own = {problem.names[name]: value.flatten() for name, value in seen.gradients.items() if name in problem.names}
+    asked = [(p, own[name]) for name, p in still.named_parameters() if name in own and p.requires_grad]
+    if not asked:
+        raise NotAttackedError("the optimizer's parameters are none of the network's")
+    labels = torch.ones(len(problem.truth), 1) if problem.labels is None else problem.labels
+    with streams_put_back():
+        value = problem.loss(still(problem.truth), labels)
+        parts = torch.autograd.grad(value, [p for p, _ in asked], allow_unused=True, materialize_grads=True)
+    there, made = torch.cat([g for _, g in asked]).double(), torch.cat([g.flatten() for g in parts]).double()
+    factor = float(there @ made / made.square().sum().clamp_min(1e-30))
+    if float((there - factor * made).norm()) > NEARLY_AS_ONE * float(there.norm()) or factor <= 0:
+        raise NotAttackedError(
+            f"the gradients of {seen.added} losses are added up before a step, in a way that was not understood"
+        )
+    note = f"The gradients of {seen.added} losses are added up before the step; they are attacked as one."
+    loss = problem.loss
+    if abs(factor - 1) > NEARLY_AS_ONE:
+        loss = replace(loss, function=lambda outputs, labels: factor * problem.loss.function(outputs, labels))
+    return replace(problem, loss=loss, notes=(*problem.notes, note))
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:

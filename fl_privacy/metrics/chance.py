@@ -21,6 +21,9 @@ LARGE = 16
 DRAWS = {False: 4999, True: 1999}
 """Whether an upload has more than ``LARGE`` examples -> draws of others in their place."""
 
+OVERLAP = 0.01
+"""Share of the probability of an error that counting own examples among the best has; draws have the rest."""
+
 _ENOUGH = 10
 """Draws that come to as much after which no more are made (Besag and Clifford 1991, "Sequential Monte Carlo p-values").
 """
@@ -98,7 +101,25 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
         reached += fit(chosen) >= least
         if reached == _ENOUGH:
             return _ENOUGH / draw
-    return float((1 + reached) / (1 + draws))
+    best = total - 1 - (values >= values.max(1, keepdims=True) - 1e-9)[:, ::-1].argmax(1)  # of equal ones no own
+    return _with_overlap(float((1 + reached) / (1 + draws)), best, strata)
+
+
+def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
+    """Return the chance of draws, or that of so many own ones among the examples that fit best: no draws limit it.
+
+    Args:
+        drawn: by draws.
+        best: numbers of the examples that fit best.
+        strata: as of ``_strata``; own examples, in whose place others are drawn, come first in each.
+    """
+    found, mass = 0, np.ones(1)
+    for own_of, columns in strata:
+        there = np.isin(columns, best)
+        here, total, found = int(there.sum()), len(columns), found + int(there[:own_of].sum())
+        ways = [math.comb(here, k) * math.comb(total - here, own_of - k) for k in range(own_of + 1)]
+        mass = np.convolve(mass, [way / math.comb(total, own_of) for way in ways])
+    return min(1.0, drawn / (1 - OVERLAP), float(mass[found:].sum()) / OVERLAP)
 
 
 def _strata(classes: np.ndarray, number: int) -> list[tuple[int, np.ndarray]]:
@@ -148,7 +169,10 @@ def chance_of_words(
         reached += fit(texts[k] for k in chosen) >= least
         if (reached >= _ENOUGH).all():
             return either(*(reached / draw).tolist())
-    return either(*((1 + reached) / (1 + draws)).tolist())
+    drawn = either(*((1 + reached) / (1 + draws)).tolist())
+    share = np.array([len(text & guess) / max(1, len(text)) for text in texts])
+    best = np.argsort(-share[::-1], kind="stable")[: len(own)]
+    return _with_overlap(drawn, len(texts) - 1 - best, [(len(own), np.arange(len(texts)))])
 
 
 def _rounding(value: float) -> float:

@@ -214,14 +214,17 @@ def words_are_read(record: Mapping[str, Any]) -> bool:
 def chance_of(record: Mapping[str, Any]) -> float:
     """Return the probability with which a guess without the update is read as far as this example.
 
-    Of an identified image that of a lead as large; of rows what the band leaves, of few words that of so many right. It
-    is 0 where a control is beaten by a margin.
+    Of an image it is that of a lead as large, and 0 if it is recognizable far above its control. Of rows it is what the
+    band leaves, of few words that of so many right, and 0 where words beat their control by a margin.
     """
     if TABLE_METRIC in record:
         return 1 - BAND
-    if TEXT_METRIC not in record and _is_identified(record) and not _is_recognizable(record):
-        return CHANCE * math.exp(-((_number(record, "lead") or 0.0) - LEAD) / CHANCE_FALLS)
-    if TEXT_METRIC not in record or _beats_frequency(record):
+    if TEXT_METRIC not in record:
+        if _is_recognizable(record) and _beats(record, "psnr", MUCH_PSNR):
+            return 0.0
+        lead = _number(record, "lead")
+        return CHANCE * math.exp(-((LEAD if lead is None else lead) - LEAD) / CHANCE_FALLS)
+    if _beats_frequency(record):
         return 0.0
     right, wrong = (int(_number(record, name) or 0) for name in ("words_read", "words_false"))
     return binomial_tail(right, right + wrong, _number(record, "word_control_f1") or 0.0)

@@ -47,8 +47,8 @@ class Counts:
         groups: independent uploads behind those that were judged.
         candidates: fewest others that a guess was compared with; 0 where it was compared with none.
         words: of texts, read in no order.
-        identified_by_chance: probability that guesses without the update identify as many, by leads as large; ``None``
-            where leads are unknown.
+        identified_by_chance: probability that guesses without the update identify, or recognize, as many images, by
+            leads as large; ``None`` where leads are unknown.
         luck: probability that guesses without the update make at least as many recognizable; 0 where one of them beats
             its control by a margin.
         chance: probability that guesses without the update, assigned and judged in the same way, come to as much; 1
@@ -109,17 +109,17 @@ class Counts:
         """Return the probability that guesses without the update identify, or recognize, at least as many.
 
         Of rows and texts it is ``chance``. Of images each identifies with a probability that falls with the lead, see
-        ``outcome.chance_of``; if leads are unknown, 1 / (candidates + 1). Exact ones are no matter of chance, nor are
-        recognizable ones that beat their own control by a margin; of others see ``luck``.
+        ``outcome.chance_of``; if leads are unknown, 1 / (candidates + 1). Exact ones are no matter of chance; of other
+        recognizable examples see ``luck``.
         """
         if self.chance is not None:
             return self.chance
         if self.exact:
             return 0.0
-        if self.recognizable:
-            return self.luck
         if self.identified_by_chance is not None:
             return self.identified_by_chance
+        if self.recognizable:
+            return self.luck
         return binomial_tail(self.identified, self.judged, 1 / (self.candidates + 1))
 
     def as_plain(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _chance_of(judged: Sequence[Mapping[str, Any]]) -> float | None:
 
 def _chance_of_identified(judged: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> float | None:
     """Return ``Counts.identified_by_chance``: of the one with the largest lead, or of all, whichever is less."""
-    chances = sorted(chance_of(record) for outcome, record in judged if outcome is Outcome.IDENTIFIED)
+    chances = sorted(chance_of(r) for what, r in judged if what in ("identified", "recognizable") and "likeness" in r)
     if not chances:
         return None
     ends = {1: chances[0], len(chances): chances[-1]}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -114,6 +114,11 @@ class Program:
                 break
         return known[wanted]
 
+    def steps(self) -> list[Any]:
+        """Return what is called in which order, without the values of tensors: equal for batches of one loop."""
+        called = [(c.function, c.part, repr((c.args, c.kwargs)), c.outputs) for c in self.calls]
+        return [self.root, [id(part) for part in self.parts], called]
+
     def _written_later(self, place: int, number: int) -> bool:
         return any(number in call.outputs for call in self.calls[place + 1 :])
 
@@ -178,19 +183,25 @@ class Recorder:
             changes = function is not None and bool(args) and outputs[0] is args[0]
             self._calls.append((function, module, args, kwargs, outputs, changes))
 
-    def program(self, root: Tensor, names: Mapping[int, str]) -> Program:
-        """Collect the calls that ``root`` is computed by.
+    def program(self, roots: Sequence[Tensor], names: Mapping[int, str]) -> Program:
+        """Collect the calls that ``roots`` are computed by: of several the way of all batches as one, or to their sum.
 
         Args:
-            root: a loss.
+            roots: losses, at least one.
             names: of parameters, by ``id``.
         """
-        needed, kept = {id(root)}, []
+        if len(roots) > 1 and (found := _as_one_batch([self.program([root], names) for root in roots])) is not None:
+            return found
+        needed, kept = {id(root) for root in roots}, []
         for call in reversed(self._calls):
             if any(id(t) in needed for t in call[4]):
                 kept.append(call)
                 needed.update(id(t) for t in tensors_in((call[2], call[3])))
         kept.reverse()
+        root = roots[0]
+        if len(roots) > 1:
+            root = torch.stack(list(roots)).sum()
+            kept.append((sum, None, (tuple(roots),), {}, [root], False))
         parts: list[nn.Module] = []
         made = {id(t) for call in kept for t in call[4]}
         constants: dict[int, Tensor] = {}
@@ -219,6 +230,44 @@ class Recorder:
                 parts += [module] if part == len(parts) else []
             calls.append(Call(function, part, taken[0], taken[1], tuple(number_of(t) for t in outputs), changes))
         return Program(tuple(calls), constants, number_of(root), tuple(parts))
+
+
+def _loaded(way: Program) -> Program:
+    """Return ``way`` from loaded batches on: what is in front of its modules, and the choice of examples, is done."""
+    constants, calls = dict(way.constants), list[Call]()
+    for call in way.calls:
+        early = not any(c.part >= 0 for c in calls) or getattr(call.function, "__name__", "") == "__getitem__"
+        if call.function and early and all(ref.number in constants for ref in refs_in((call.args, call.kwargs))):
+            args, kwargs = tree_map(
+                lambda v: constants[v.number] if isinstance(v, Ref) else v, (call.args, call.kwargs)
+            )
+            constants.update(zip(call.outputs, tensors_in(call.function(*args, **kwargs)), strict=False))
+        else:
+            calls.append(call)
+    met = [n for c in calls for n in (*(ref.number for ref in refs_in((c.args, c.kwargs))), *c.outputs)]
+    place = {number: k for k, number in enumerate(dict.fromkeys((*met, way.root)))}
+
+    def again(call: Call) -> Call:
+        args, kwargs = tree_map(lambda v: Ref(place[v.number]) if isinstance(v, Ref) else v, (call.args, call.kwargs))
+        return replace(call, args=args, kwargs=kwargs, outputs=tuple(place[n] for n in call.outputs))
+
+    kept = {place[number]: value for number, value in constants.items() if number in place}
+    return Program(tuple(again(call) for call in calls), kept, place[way.root], way.parts)
+
+
+def _as_one_batch(ways: Sequence[Program]) -> Program | None:
+    """Return the first of ``ways`` with the batches of all as one; ``None`` if they differ in more than the batch."""
+    ways = [_loaded(way) for way in ways]
+    first, joined = ways[0], dict[int, Tensor]()
+    if any(way.steps() != first.steps() or way.constants.keys() != first.constants.keys() for way in ways):
+        return None
+    for number, value in first.constants.items():
+        every = [way.constants[number] for way in ways]
+        if value.dim() == 0 or all(each.data_ptr() == value.data_ptr() for each in every):
+            joined[number] = value
+        elif all(each.shape[1:] == value.shape[1:] for each in every):
+            joined[number] = torch.cat(every)
+    return replace(first, constants=joined) if len(joined) == len(first.constants) else None
 
 
 class ReplayModel(nn.Module):
@@ -278,7 +327,13 @@ class ReplayModel(nn.Module):
             again = torch.arange(len(values)) % max(self._examples, 1)
             given |= {number: self.program.constants[number][again] for number in self.beside}
         own = dict(self.named_parameters(remove_duplicate=False))
-        made = self._run(given, own)
+        try:
+            made = self._run(given, own)
+        except (KeyError, RuntimeError, ValueError, IndexError):
+            if self.output is not None or len(values) == self._examples:
+                raise
+            again = torch.arange(self._examples) % len(values)  # as of triplets, which take no other number
+            made = self._run({number: given[number][again] for number in self.variables}, own)
         if self.output is None:
             return made.reshape(1, 1).expand(len(values), 1)
         return made.flatten(1) if made.dim() > 1 else made[:, None]

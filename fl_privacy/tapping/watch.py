@@ -23,6 +23,9 @@ from fl_privacy.tapping.program import Program, Recorder, tensors_in
 MOST_EXAMPLES, MOST_BYTES = 4096, 1 << 26
 """Of a client that are kept for comparison."""
 
+MOST_ADDED = 16
+"""Losses that are recorded until a step: with as many, none is expected."""
+
 MOST_LABELS = 1 << 20
 """Of a client's examples that are counted."""
 
@@ -45,7 +48,9 @@ class Watched:
         optimizers: class and settings, and how many steps each took.
         backwards: times that a loss was differentiated.
         gradients: of the first step, by name; of the first loss where no optimizer of PyTorch steps.
-        program: the way from the first batch to its loss; ``None`` where it was not taken down, or there was none.
+        program: the way from the first batch to its loss, or from all batches whose gradients are added up in the first
+            step; ``None`` where it was not recorded, or there was none.
+        added: losses whose gradients are in the first step.
         training: whether the first module was in training mode.
         cut: whether a loader gave less than it has.
     """
@@ -62,6 +67,7 @@ class Watched:
     backwards: int = 0
     gradients: dict[str, Tensor] = field(default_factory=dict)
     program: Program | None = None
+    added: int = 0
     training: bool = True
     cut: bool = False
 
@@ -121,6 +127,7 @@ class Watch:
         self.seen = Watched()
         self._only, self._asked = only, program
         self._recorder: Recorder | None = Recorder() if program else None
+        self._roots: list[Tensor] = []
         self._depth, self._bytes = 0, 0
         self._given: set[int] = set()
         self._first: dict[str, Tensor] = {}
@@ -147,6 +154,8 @@ class Watch:
             yield self.seen
             if not self.seen.optimizers:
                 self.seen.gradients = self._first
+                del self._roots[1:]
+            self._end_recording()
 
     def _around_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
         watch = self
@@ -236,12 +245,19 @@ class Watch:
             return
 
     def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._end_recording()
         seen, group = self.seen, optimizer.param_groups[0]
         told = tuple((key, _plain(group[key])) for key in SETTINGS if key in group)
         if len(optimizer.param_groups) > 1:
             told += (("groups", len(optimizer.param_groups)),)
         seen.optimizers[type(optimizer).__name__, told] += 1
         self._stepped(optimizer, args, kwargs)
+
+    def _end_recording(self) -> None:
+        """Keep the way to the losses so far; none is recorded any more."""
+        if self._recorder is not None and self._roots:
+            self.seen.program, self.seen.added = self._recorder.program(self._roots, self.seen.names), len(self._roots)
+            self._recorder, self._roots = None, []
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         seen = self.seen
@@ -265,8 +281,10 @@ class Watch:
         def differentiated(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
             if self._recorder is not None and isinstance(root, Tensor) and root.dim() == 0:
-                self.seen.program = self._recorder.program(root, self.seen.names)
-                self._recorder = None
+                self._roots.append(root)
+                if self.seen.optimizers or len(self._roots) == MOST_ADDED:  # in a step's closure, or without steps
+                    del self._roots[1:]
+                    self._end_recording()
             self._depth += 1  # a checkpoint computes parts of the network again
             try:
                 made = backward(tensors, *args, **kwargs)

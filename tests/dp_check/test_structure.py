@@ -152,6 +152,7 @@ FAULTS: dict[str, tuple[Mechanism, str]] = {
     "noise with gaps": (with_gaps(), "leaves some calls out"),
     "noise in pairs of calls": (in_pairs(), "with the other sign"),
     "seeded by the number of the call": (seeded(itertools.count(3).__next__), "seeds its noise"),
+    "seeded by the number of a late call": (seeded(itertools.count(12_000).__next__), "seeds its noise"),
     "seeded by the round": (ByRound(by_round), "from its number"),
     "always the same seed": (seeded(lambda: 12345), "the same noise is added each time"),
 }

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fl_privacy.metrics.chance import Coincidences, chance_of_upload, chance_of_words, combined, either
+from fl_privacy.metrics.chance import (
+    Coincidences,
+    _strata,
+    _with_overlap,
+    chance_of_upload,
+    chance_of_words,
+    combined,
+    either,
+)
 from fl_privacy.metrics.intervals import binomial_tail, poisson_tail
 
 
@@ -25,10 +33,31 @@ def test_guesses_that_know_nothing_seldom_have_a_small_chance(size: int, kind: s
 def test_what_was_read_has_a_small_chance_and_nothing_without_others() -> None:
     examples = np.random.default_rng(0).normal(size=(68, 3))
     values = -np.linalg.norm(examples[:8, None] - examples, axis=-1)
-    assert chance_of_upload(values[::-1], 8) == pytest.approx(1 / 5000)
+    assert chance_of_upload(values[::-1], 8) < 1e-6, "no draws limit it"
     assert chance_of_upload(values[:1, :60], 1) == pytest.approx(1 / 60)
     assert chance_of_upload(values[:, :8], 8) == 1.0
     assert chance_of_upload(np.full((2, 30), np.nan), 2) == 1.0
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_so_many_own_among_the_best_are_as_seldom_as_said(classes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ties, as of texts of the same words or rows that are all equal, count for nothing."""
+    monkeypatch.setattr("fl_privacy.metrics.chance.OVERLAP", 0.5)
+    rng, pages, found = np.random.default_rng(1), 1500, []
+    for _ in range(pages):
+        values = rng.integers(0, 3, (4, 34)).astype(float)
+        kinds = np.r_[0, 0, 1, 1, np.arange(30) % 2]
+        strata = _strata(kinds, 4) if classes else [(4, np.arange(34))]
+        best = 33 - (values >= values.max(1, keepdims=True))[:, ::-1].argmax(1)
+        found.append(_with_overlap(1.0, best, strata))
+    for level in (0.4, 0.05, 0.01):
+        few = sum(chance / 2 <= level for chance in found)
+        assert stats.binomtest(few, pages, level, alternative="greater").pvalue > 0.001
+    assert chance_of_upload(np.zeros((4, 34)), 4) == 1.0
+    every = _with_overlap(1.0, np.arange(20), [(20, np.arange(1020))])
+    assert every < 1e-30, "a perfect batch of 20"
+    texts = [set(rng.integers(0, 900, 9).tolist()) for _ in range(220)]
+    assert chance_of_words(set().union(*texts[:20]), texts[:20], texts[20:]) < 1e-6
 
 
 @pytest.mark.long

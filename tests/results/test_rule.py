@@ -211,3 +211,18 @@ def test_older_records_of_rows_are_judged_by_their_band() -> None:
     known = counts_of([row | {"chance": 0.001}, row | {"chance": 0.001, "image": 1}])
     assert known.recognizable == 2 and known.by_chance == pytest.approx(0.001), "one upload"
     assert counts_of([row | {"exact": True, "certainty": "proven", "row_right": 1.0, "chance": 0.5}]).by_chance == 0.0
+
+
+@pytest.mark.parametrize(
+    ("lead", "psnr", "number", "red"),
+    [(0.1, 20.0, 1, False), (0.1, 20.0, 4, True), (3.0, 20.0, 1, True), (0.1, 26.0, 1, True)],
+)
+def test_recognizable_images_have_a_chance_by_their_lead(lead: float, psnr: float, number: int, red: bool) -> None:
+    """Guesses without the update pass a control now and then: one alone, hardly nearest, is no finding."""
+    row = {"psnr": psnr, "aligned_psnr": psnr, "control_psnr": 15.0, "aligned_ssim": 0.1, "control_ssim": 0.1}
+    row |= {"likeness": 0.7, "best_rank": 1, "candidates": 1000, "lead": lead, "foreign": 0.0}
+    unread = row | {"aligned_psnr": 9.0, "best_rank": 7}
+    rows = [row | {"id": f"v{k}", "image": 0} for k in range(number)]
+    counts = counts_of([*rows, *(unread | {"id": f"u{k}", "image": 0} for k in range(6 - number))])
+    assert counts.recognizable + counts.identified == number
+    assert above_chance(counts) == red

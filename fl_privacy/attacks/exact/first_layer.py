@@ -173,6 +173,25 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
     return torch.stack(chosen, 1)
 
 
+def agreed_ratios(weight: Tensor, bias: Tensor, *, smallest: float = 1e-4, alike: float = 1e-3) -> Tensor:
+    """Find the ratios W_i / b_i (R, N) that at least two rows have in common, none twice, that of most rows first.
+
+    Args:
+        weight: (M, N).
+        bias: (M,).
+        smallest, alike: as of ``distinct_ratios``.
+    """
+    sound = bias.abs() > smallest * bias.abs().max()
+    ratios = weight[sound].double() / bias[sound].double()[:, None]
+    same = torch.cdist(ratios, ratios) <= alike * ratios.norm(dim=1)
+    chosen, left = [], torch.ones(len(ratios), dtype=torch.bool)
+    for row in same.sum(1).argsort(descending=True).tolist():
+        if left[row] and int(same[row].sum()) > 1:
+            chosen.append(row)
+        left &= ~same[row]
+    return ratios[chosen]
+
+
 def residual(weights: Tensor, biases: Tensor, inputs: Tensor) -> Tensor:
     """Return ||W - b x^T|| / ||W|| (V,), where each row takes the x of its victim's (V, B, N) that suits it best."""
     w, b, x = weights.double(), biases.double(), inputs.double()

@@ -1,0 +1,111 @@
+"""Losses of several batches, and of several inputs: what is attacked is all that the step was made of."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.experiment.ladder_adapters import entered_apart
+from fl_privacy.experiment.ladder_problem import NotAttackedError, Problem, gradient_plan, read_problem
+from fl_privacy.tapping import Watched
+from fl_privacy.tapping.watch import Watch
+
+Train = Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], None]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 128), nn.ReLU(), nn.Linear(128, 4))
+
+
+def watched(train: Train) -> tuple[Watched, Problem]:
+    net, watch = network(), Watch(program=True)
+    inputs = torch.rand(6, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+    with watch.looking() as seen:
+        train(net, torch.optim.SGD(net.parameters(), 0.1), inputs, torch.tensor([0, 1, 2, 3, 0, 1]))
+    problem = read_problem(seen, [inputs])
+    problem.model.load_state_dict(problem.sent.parameters, strict=False)
+    return seen, problem
+
+
+def halves(share: float, loss: Callable[..., Tensor] = F.cross_entropy) -> Train:
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+        for start in (0, 2):
+            (loss(net(x[start : start + 2]), y[start : start + 2]) * share).backward()
+        optimizer.step()
+
+    return train
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_half_batches_that_are_added_up_are_one_batch(share: float) -> None:
+    """Their loss is the mean over all of both, or twice that."""
+    seen, problem = watched(halves(share))
+    assert len(problem.truth) == 4 and problem.labels is not None and problem.labels.tolist() == [0, 1, 2, 3]
+    assert problem.loss.name == "cross entropy" and "of 2 losses are added up" in problem.notes[-1]
+    loss = problem.loss(problem.model(problem.truth), problem.labels)
+    assert float(loss.detach()) == pytest.approx(2 * share * 1.4, abs=0.2)
+    made = torch.autograd.grad(loss, list(problem.model.parameters()))
+    for (name, _), gradient in zip(problem.model.named_parameters(), made, strict=True):
+        torch.testing.assert_close(gradient, seen.gradients[name])
+
+
+def test_two_losses_of_one_batch_are_added_up() -> None:
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+        outputs = net(x[:2])
+        F.cross_entropy(outputs, y[:2]).backward(retain_graph=True)
+        outputs.square().mean().backward()
+        optimizer.step()
+
+    seen, problem = watched(train)
+    assert len(problem.truth) == 2 and problem.whole and seen.added == 2
+    made = torch.autograd.grad(problem.model(problem.truth).mean(), list(problem.model.parameters()))
+    for (name, _), gradient in zip(problem.model.named_parameters(), made, strict=True):
+        torch.testing.assert_close(gradient, seen.gradients[name])
+
+
+def noisy(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    for start in (0, 2):
+        F.cross_entropy(net(x[start : start + 2]), y[start : start + 2]).backward()
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+
+
+def test_gradients_that_are_changed_before_the_step_are_not_said_to_be_understood() -> None:
+    with pytest.raises(NotAttackedError, match="in a way that was not understood"):
+        watched(noisy)
+
+
+def test_losses_that_no_optimizer_of_pytorch_steps_after_are_not_added_up() -> None:
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+        for start in (0, 2):
+            net.zero_grad()
+            F.cross_entropy(net(x[start : start + 2]), y[start : start + 2]).backward()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.sub_(0.1 * torch.as_tensor(parameter.grad))
+
+    seen, problem = watched(train)
+    assert seen.added == 1 and len(problem.truth) == 2
+
+
+def triplets(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    F.triplet_margin_loss(net(x[:2]), net(x[2:4]), net(x[4:])).backward()
+    optimizer.step()
+
+
+def triplets_together(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    F.triplet_margin_loss(*net(torch.cat([x[:2], x[2:4], x[4:]])).chunk(3)).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("train", [triplets, triplets_together])
+def test_inputs_of_triplets_that_have_neurons_of_their_own_are_reconstructed(train: Train) -> None:
+    seen, problem = watched(train)
+    found = entered_apart(problem.observed(0, seen.gradients, gradient_plan(seen))).flatten(1)
+    errors = torch.cdist(problem.truth.flatten(1), found).amin(1)
+    assert float(errors.min()) < 1e-3, "one at least, to the last digits"
+    assert torch.equal(problem.model(problem.truth[:1]), problem.model(problem.truth[:1])), "of any number"
