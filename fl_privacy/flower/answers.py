@@ -276,7 +276,7 @@ class Answers:
         return self._path(f".{hashlib.sha256(kind.encode()).hexdigest()[:16]}{KEPT}")
 
     def _path_of_form(self, kind: str) -> Path:
-        return state_folder(self.context) / f"{self._client()}.{kind.partition('.')[0]}{FORM}"
+        return state_folder(self.context) / f"{self._client()}.{hashlib.sha256(kind.encode()).hexdigest()[:16]}{FORM}"
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
