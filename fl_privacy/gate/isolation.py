@@ -77,12 +77,12 @@ class Wishes:
     internet: bool = False
 
     def as_plain(self) -> dict[str, Any]:
-        """Return the wishes as plain values for another process."""
+        """Return plain values for another process."""
         return asdict(self)
 
     @classmethod
     def of_plain(cls, told: dict[str, Any]) -> "Wishes":
-        """Return the wishes of which another process made plain values."""
+        """Return the wishes behind plain values."""
         plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in told.items()}
         return cls(**plain)
 
@@ -136,7 +136,7 @@ def keep_apart(wishes: Wishes) -> Held:
     """Keep this process, which has one thread, apart; returns in a child of a child, whose end ends this process.
 
     This process then counts what the app uses. The child is the first one of the new process table: it does nothing
-    but wait, and all others end with it, whatever they have done.
+    but wait, and all others end with it.
 
     Raises:
         OSError: limits of memory can't be set.
@@ -226,7 +226,7 @@ def _close_all(*but: int) -> None:
 
 
 def _bound(wishes: Wishes) -> None:
-    """Have the kernel refuse processes far beyond those allowed, before somebody has counted them."""
+    """Have the kernel refuse processes far beyond those allowed."""
     tasks = Room(wishes.most_bytes, wishes.most_processes).most_tasks
     for place, value in (("sys/kernel/pid_max", tasks), ("self/oom_score_adj", 1000)):
         try:
@@ -242,7 +242,7 @@ _LOCKED = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
 
 
 def _change_root(wishes: Wishes, held: Held) -> bool:
-    """Make a root that holds what may be read and written and nothing else; return whether it could be made."""
+    """Make a root that holds what may be read and written; return whether it could be made."""
     root = str(Path(wishes.temporary).with_name("root"))
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     try:
@@ -289,7 +289,7 @@ def _folder(place: Path) -> str:
 
 
 def _sealed(places: Iterable[str], root: str, bound: Iterable[str], empty: str) -> bool:
-    """Lay an overlay over folders that are bound, of which files are the same and sockets and pipes are others.
+    """Lay an overlay over folders, in which files are the same and sockets and pipes others.
 
     Returns:
         Whether no other one can be reached; the kernel lays none over a folder with mounts of others in it.
