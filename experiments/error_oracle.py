@@ -78,12 +78,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--questions", type=int, default=400)
     parser.add_argument("--only", default="", help="clients whose name has this in it")
+    parser.add_argument("--promise", choices=("yes", "no"), help="of differential privacy, or clients without it")
     options, failed = parser.parse_args(), 0
     print("| client | promises | asked | differ | errors in both | ms between the worlds | of |")
     print("|---|---|--:|--:|--:|--:|--:|")
     for promise, clients in (("yes", PRIVATE), ("no", OTHERS)):
         for name, make in clients.items():
-            if options.only not in name:
+            if options.only not in name or options.promise not in (None, promise):
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 heard = listen(name, make, options.questions, Path(folder), ("train",))

@@ -292,7 +292,7 @@ def _sealed(places: Iterable[str], root: str, bound: Iterable[str], empty: str) 
     """Lay an overlay over folders, in which files are the same and sockets and pipes others.
 
     Returns:
-        Whether no other one can be reached; the kernel lays none over a folder with mounts of others in it.
+        Whether no other one can be reached; nothing is laid over mounts of others.
     """
     sealed = True
     for real in map(os.path.realpath, places):
@@ -382,7 +382,7 @@ def _bind(place: str, root: str, *, source: str = "", read_only: bool = False) -
 
 
 def _make_read_only(target: str) -> None:
-    """Let nothing be changed at the mount ``target``, nor in those within it, which a binding brings along.
+    """Let nothing be changed at the mount ``target``, nor in those within it.
 
     Raises:
         OSError: it can't be had of one that can be reached.
