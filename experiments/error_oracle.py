@@ -5,8 +5,8 @@
 Each kind of client is asked the same generated questions in two worlds that differ in one pixel, and each question once
 more, then another one of the same round. A reply tells the bit where anything but noised values differs: an error, its
 text, names, sizes, kinds of numbers, values that are not finite, figures, counts. Of clients that promise no
-differential privacy what differs is listed, and must be replies and the one line of an error. Times are medians over
-the questions that reach the training, asked in turn; a bit is heard in them from 5 ms on.
+differential privacy what differs is listed, and must be replies and the one line of an error. Times are medians of
+differences over the questions that reach the training, asked in turn; a bit is heard in them from 5 ms on.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from fl_privacy.federation.replies import WITHHELD
 from tests.flower.oracles import OTHERS, PRIVATE, Asked, Make, Question, ordinary, questions, seen, worlds
 
 HEARD = 0.005
-"""Seconds between the worlds' medians from which on a server hears a bit."""
+"""Seconds between the worlds from which on a server hears a bit."""
 
 
 @dataclass
@@ -36,9 +36,9 @@ class Heard:
 
     @property
     def between(self) -> float:
-        """Return the seconds between the medians of the worlds."""
-        dark, bright = self.seconds
-        return abs(statistics.median(dark) - statistics.median(bright)) if dark else 0.0
+        """Return the median of the seconds between the worlds, of the same question at the same time."""
+        pairs = [dark - bright for dark, bright in zip(*self.seconds, strict=True)]
+        return abs(statistics.median(pairs)) if pairs else 0.0
 
 
 def ask_both(
@@ -78,12 +78,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--questions", type=int, default=400)
     parser.add_argument("--only", default="", help="clients whose name has this in it")
+    parser.add_argument("--promise", choices=("yes", "no"), help="of differential privacy, or clients without it")
     options, failed = parser.parse_args(), 0
     print("| client | promises | asked | differ | errors in both | ms between the worlds | of |")
     print("|---|---|--:|--:|--:|--:|--:|")
     for promise, clients in (("yes", PRIVATE), ("no", OTHERS)):
         for name, make in clients.items():
-            if options.only not in name:
+            if options.only not in name or options.promise not in (None, promise):
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 heard = listen(name, make, options.questions, Path(folder), ("train",))

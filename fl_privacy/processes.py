@@ -93,13 +93,7 @@ def in_processes(
 class _Work(Generic[R]):
     """Parts of which this process does one after the other from the first on, and others from the last on."""
 
-    def __init__(
-        self,
-        parts: Sequence[Part[R]],
-        weights: Sequence[float],
-        others: "_Others",
-        report: Done,
-    ) -> None:
+    def __init__(self, parts: Sequence[Part[R]], weights: Sequence[float], others: "_Others", report: Done) -> None:
         self._parts, self._weights, self._report = parts, np.array(weights, dtype=np.float64), report
         self._others, self._waiting = others, list(range(len(parts)))
         self._elsewhere, self._found = dict[Future[bytes], int](), dict[int, R]()

@@ -47,13 +47,7 @@ _UNREADABLE = (
 
 
 def decode_images(
-    cells: Iterable[Cell],
-    count: int,
-    *,
-    image_size: int | None,
-    channels: int | None,
-    fit: Fit,
-    name: str,
+    cells: Iterable[Cell], count: int, *, image_size: int | None, channels: int | None, fit: Fit, name: str
 ) -> Tensor:
     """Decode ``count`` images, a chunk at a time.
 

@@ -13,12 +13,7 @@ from torch import Tensor
 from fl_privacy import checks
 from fl_privacy.defenses._dp_noise import Distribution, dp_noise, noise_std, sample_noise
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep, compose
-from fl_privacy.defenses.importance import (
-    PERMUTATIONS,
-    POINTS,
-    integrated_gradients_of_step,
-    shapley_of_elements,
-)
+from fl_privacy.defenses.importance import PERMUTATIONS, POINTS, integrated_gradients_of_step, shapley_of_elements
 from fl_privacy.effects import Part, Scope, Sparse
 from fl_privacy.errors import UserError
 from fl_privacy.types import Tensors
@@ -237,10 +232,7 @@ def selective_sharing(
     effect = Sparse(
         largest=by == "magnitude", scope=scope, error_feedback=error_feedback, noise_std=std, dropped=1 - share
     )
-    return Defense(
-        parts=(Part("selective_sharing", settings, effect, strength="share"),),
-        upload=(on_upload,),
-    )
+    return Defense(parts=(Part("selective_sharing", settings, effect, strength="share"),), upload=(on_upload,))
 
 
 def ppdl(*, share: float = 0.05, noise: Distribution = "gaussian", scale: float = 0.01) -> Defense:

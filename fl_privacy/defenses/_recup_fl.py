@@ -50,19 +50,12 @@ def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4,
     settings = {"budget": budget, "iterations": iterations, "substitutes": substitutes, "public": public}
     effect = AdversarialPerturbation(budget=budget)
     return Defense(
-        parts=(Part("recup_fl", settings, effect, strength="budget"),),
-        gradient=(on_gradient,),
-        informed=(zoo.inform,),
+        parts=(Part("recup_fl", settings, effect, strength="budget"),), gradient=(on_gradient,), informed=(zoo.inform,)
     )
 
 
 def mislead(
-    gradient: Tensors,
-    sketch: GradientSketch,
-    heads: Sequence[GradientClassifier],
-    *,
-    budget: float,
-    iterations: int,
+    gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier], *, budget: float, iterations: int
 ) -> Tensors:
     """Add to ``gradient`` the perturbation of ``recup_fl``."""
     radius = budget * float(torch.stack([g.square().sum() for g in gradient.values()]).sum().sqrt())

@@ -53,14 +53,7 @@ class Measured:
 
 def reason_for(found: Measured) -> str:
     """Name the fact that disagrees with the claim, in words that follow "because"; empty where none stands out."""
-    reasons = (
-        _not_covered,
-        _unchanged_values,
-        _clipped_after_noise,
-        _not_clipped,
-        _now_and_then,
-        _too_little_noise,
-    )
+    reasons = (_not_covered, _unchanged_values, _clipped_after_noise, _not_clipped, _now_and_then, _too_little_noise)
     return next((reason for find in reasons if (reason := find(found))), "")
 
 

@@ -118,13 +118,7 @@ def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping
 
 
 def uncovered(
-    mechanism: Mechanism,
-    pair: Neighbors,
-    held: Held,
-    *,
-    shapes: Mapping[str, torch.Size],
-    delta: float,
-    seed: int,
+    mechanism: Mechanism, pair: Neighbors, held: Held, *, shapes: Mapping[str, torch.Size], delta: float, seed: int
 ) -> list[Uncovered]:
     """Look for what the noise does not cover, and confirm it by fresh draws.
 

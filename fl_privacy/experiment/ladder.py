@@ -52,7 +52,9 @@ SOLVED = 1e-3
 """What equations may leave where they are solved, as a share of their right side."""
 
 LEAST_SECONDS = 3.0
-"""That an upload is attacked for in any case."""
+"""Of a usual processor, that an upload is attacked for in any case."""
+
+LEAST_EVALUATIONS = 25
 
 MEMBER_SECONDS = 30.0
 """That losses of single examples may take."""
@@ -172,7 +174,7 @@ class Ladder:
         victims: examples on the rungs of single ones.
         seed: of attacks and comparisons.
         seconds: after which no further rung is begun.
-        attack_within: the same with a limit of seconds for each upload, where its usual work would take too long.
+        attack_within: the same with so many evaluations for each upload, where its usual work would take too long.
         tell: hears what goes on.
     """
 
@@ -181,7 +183,7 @@ class Ladder:
     victims: int = 8
     seed: int = 0
     seconds: float = 600.0
-    attack_within: Callable[[float], ReconstructionAttack] | None = None
+    attack_within: Callable[[int], ReconstructionAttack] | None = None
     tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
     _single: Watched | None = field(default=None, init=False, repr=False)
 
@@ -333,13 +335,13 @@ class Ladder:
         return [one for group in groups for one in attack(group, seed=self.seed)], said
 
     def _attack_for(self, observations: Sequence[Observation]) -> tuple[ReconstructionAttack, tuple[str, ...]]:
-        """Choose the attack, reduced where the time is short, and a sentence that says so."""
-        limit = self.seconds / len(RUNGS) / len(observations)
-        if self.attack_within is None or EVALUATIONS["quick"] * seconds_of_evaluation(observations[0]) <= limit:
+        """Choose the attack, reduced by its work where the time is short, and a sentence that says so."""
+        limit = max(LEAST_SECONDS, self.seconds / len(RUNGS) / len(observations))
+        number = max(LEAST_EVALUATIONS, int(limit / seconds_of_evaluation(observations[0])))
+        if self.attack_within is None or number >= EVALUATIONS["quick"]:
             return self.attack, ()
-        seconds = max(LEAST_SECONDS, round(limit, 1))
-        return self.attack_within(seconds), (
-            f"The attack had {seconds:g} seconds an upload, less than it takes: more --seconds may read more.",
+        return self.attack_within(number), (
+            f"The attack had {number} evaluations an upload, fewer than it takes: more --seconds may read more.",
         )
 
     def _whole(self, observation: Observation, attack: ReconstructionAttack) -> Reconstruction:

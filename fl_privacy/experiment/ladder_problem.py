@@ -2,16 +2,17 @@
 
 import copy
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from fl_privacy.checkpointing import without_checkpointing
 from fl_privacy.data.app_data import find_normalization
@@ -35,6 +36,9 @@ FEW_ROWS = 10
 
 NEARLY_AS_ONE = 1e-2
 """Relative error up to which a gradient is that of all examples as one batch."""
+
+CALL, PRODUCT = 1e-5, 5e-11
+"""Seconds of a usual processor, for each call of PyTorch and each operation of a product of matrices."""
 
 OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}
 """Class of PyTorch -> name in a plan."""
@@ -255,19 +259,33 @@ def gradient_plan(seen: Watched) -> LocalPlan:
     return LocalPlan(shares="gradient", batch_norm=mode, probe_batch_norm=mode, mode=mode)
 
 
+class _Work(TorchDispatchMode):
+    """Counts what is computed."""
+
+    calls, products = 0, 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out, count = func(*args, **(kwargs or {})), flop_registry.get(func._overloadpacket)
+        self.calls += 1
+        self.products += count(*args, **(kwargs or {}), out_val=out) if count else 0.0
+        return out
+
+
 @without_checkpointing()
 def seconds_of_evaluation(observation: Observation) -> float:
-    """Measure roughly the seconds of an attack's step: the gradient of a gradient, on gray examples."""
+    """Estimate a usual processor's seconds of an attack's step: the gradient of a gradient, on gray examples.
+
+    The same on all machines.
+    """
     model = detached_copy(observation.model).train(observation.plan.mode == "train")
     gray = torch.full((observation.upload.num_examples, *observation.input_shape), 0.5, requires_grad=True)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    began = time.perf_counter()
-    with streams_put_back():
+    with streams_put_back(), _Work() as work:
         first = torch.autograd.grad(model(gray).sum(), parameters, create_graph=True, allow_unused=True)
         size = [g.square().sum() for g in first if g is not None and g.requires_grad]
         if size:
             torch.autograd.grad(torch.stack(size).sum(), gray, allow_unused=True)
-    return time.perf_counter() - began
+    return CALL * work.calls + PRODUCT * work.products
 
 
 def uploaded_tensors(reply: dict[str, np.ndarray], found: Matched) -> dict[str, Tensor]:

@@ -3,22 +3,22 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
 from fl_privacy.defenses import Defense
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
-from fl_privacy.federation.replies import expect_sound, told_alike
+from fl_privacy.federation.replies import expect_sound
 from fl_privacy.flower.answers import answered_once, content_of, refusing
 from fl_privacy.flower.audit_protocol import (
     OWN_RECORDS,
     asked_probe,
     introduce,
-    is_evaluation,
     is_training,
     merged_config,
     tell_defense,
@@ -61,19 +61,18 @@ def defense_mod(
     """Build a mod that puts the upload hooks of ``defense`` on the weights a client replies to a training message.
 
     ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. One question of a kind
-    (training, evaluation, each probe) is answered once a round, also after a restart of the node, and with the same
+    (training, evaluation, query, probe) is answered once a round, also after a restart of the node, and with the same
     bytes where it is asked again: the mean of many answers would have no noise. A message with anything beside the
     model, in another order than the model's, with values that are not finite or of an absurd norm is refused, in an
     error of one line. Whatever happens once the app is asked is one and the same line; the node's log says more. The
     reply says by what it was defended, which is public. In front of ``probe_mod`` it defends probes as well; without
-    one, probes are refused. Replies to other messages pass, but for such with arrays. Figures of an evaluation leave
-    with three digits.
+    one, probes are refused. Replies to other messages hold no arrays, and numbers of three digits.
 
-    Where the defense promises differential privacy, of numbers that a reply states only ``metrics`` leave, of
-    evaluations too, and no record of settings of the app: an exact loss tells what the noise hides, and so does an
-    error. An app that fails, or replies values that are not finite, counts as one that changed nothing: noise leaves,
-    in the form of an earlier reply. An app that fails before its first reply is not asked again until its operator
-    removes a file that the log names. How long an app trains is not hidden.
+    Where the defense promises differential privacy, of numbers that a reply states only ``metrics`` leave, and no
+    record of settings of the app: an exact loss tells what the noise hides, and so does an error. An app that fails, or
+    replies values that are not finite, counts as one that changed nothing: noise leaves, in the form of an earlier
+    reply. An app that fails before its first reply is not asked again until its operator removes a file that the log
+    names. How long an app trains is not hidden.
 
     Args:
         defense: with upload hooks only: noise, clipping, pruning, selective sharing, quantization. What acts within the
@@ -122,8 +121,6 @@ class _Defending:
     seed: int | None
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        if not (is_training(message) or is_evaluation(message)):
-            return self._other(message, context, call_next)
         # before the app has the message, and may write into it
         sent = self.read(message.content) if is_training(message) else {}
         expect_sound(sent)
@@ -145,22 +142,16 @@ class _Defending:
             return answered_once(message, context, answer, rounds=self.rounds, instead=private)
         return answer(message, context)
 
-    def _other(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        def asked() -> RecordDict:
-            content = content_of(call_next(message, context))
-            _expect_no_arrays(content)
-            return content
-
-        return Message(told_alike(asked), reply_to=message)
-
     def _stated(self, content: RecordDict) -> RecordDict:
-        """Return what an evaluation may state."""
+        """Return what any other reply may state."""
         _expect_no_arrays(content)
         if self.metrics is not None:
             withhold(content, self.metrics)
         elif self.seed is None:
-            for name, record in list(content.metric_records.items()):
-                content[name] = MetricRecord({key: rounded(value) for key, value in record.items()})
+            for name in [*content.metric_records, *content.config_records]:
+                if name not in OWN_RECORDS:
+                    told: Any = {k: v if k == NUM_EXAMPLES else rounded(v) for k, v in content[name].items()}
+                    content[name] = (MetricRecord if name in content.metric_records else ConfigRecord)(told)
         return content
 
     def _defended(self, sent: Tensors, message: Message, context: Context, content: RecordDict) -> RecordDict:

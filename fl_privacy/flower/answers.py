@@ -1,7 +1,4 @@
-"""What a node has answered in a run: a question is answered by one draw of noise, however often it is asked.
-
-One answer to a question of a server, around any ``ClientApp``: asked again, it is the same bytes.
-"""
+"""What a node has answered in a run: a question is answered by one draw of noise, however often it is asked."""
 
 import hashlib
 import json
@@ -18,14 +15,7 @@ from flwr.app import Array, Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation.replies import (
-    WITHHELD,
-    Failure,
-    UnansweredError,
-    UnfitMessageError,
-    attempt,
-    told_alike,
-)
+from fl_privacy.federation.replies import WITHHELD, Failure, UnansweredError, UnfitMessageError, attempt, told_alike
 from fl_privacy.files import PRIVATE_FILE, make_missing_private
 from fl_privacy.flower._node_memory import (
     SimulatedContext,
@@ -73,8 +63,8 @@ Instead = Callable[[RecordDict], RecordDict | None]
 class Answers:
     """The questions that the client of ``context`` has answered, by kind and round.
 
-    They are counted in the node's context and in a file beside the node's secret, which a restart leaves; the last
-    answer to each kind is in such a file too. A simulated node counts in its context alone and keeps no answer.
+    They are counted in the node's context and in a file beside the node's secret, which a restart
+    leaves. A simulated node counts in its context alone and keeps no answer.
 
     Attributes:
         context: of the node.
@@ -276,7 +266,7 @@ class Answers:
         return self._path(f".{hashlib.sha256(kind.encode()).hexdigest()[:16]}{KEPT}")
 
     def _path_of_form(self, kind: str) -> Path:
-        return state_folder(self.context) / f"{self._client()}.{kind.partition('.')[0]}{FORM}"
+        return state_folder(self.context) / f"{self._client()}.{hashlib.sha256(kind.encode()).hexdigest()[:16]}{FORM}"
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

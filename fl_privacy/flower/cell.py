@@ -45,6 +45,7 @@ class Cell:
             temporary="",
             reads=tuple(map(str, self.limits.reads)),
             writes=tuple(map(str, self.limits.writes)),
+            sealed=True,
             most_bytes=self.limits.most_bytes,
             most_processes=self.limits.most_processes,
         )

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from fl_privacy.federation.replies import printable
+from fl_privacy.federation.replies import Failure, attempt, printable
 from fl_privacy.flower.inside.serialized import message_with
 from fl_privacy.gate.entries import ASKED, ExhaustedError
 from fl_privacy.gate.filtering import RawArray, Records, admit, array_values, noise_alone, release
@@ -71,6 +71,7 @@ class Gate:
         self._states: OrderedDict[int, RecordDict] = OrderedDict()
         self._models: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._told: set[int] = set()
+        self._took: dict[str, float] = {}
         self._defend = _defense(self.policy)
 
     def around(self, app: ClientAppCallable) -> ClientAppCallable:
@@ -79,22 +80,19 @@ class Gate:
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return the reply to ``message``: what may leave of the app's, or one line."""
-        started, asked = time.monotonic(), list[bool]()
-        said: RecordDict | Error
+        started, asked, kind = time.monotonic(), list[bool](), plain_kind(str(message.metadata.message_type))
 
         def app(message: Message, context: Context) -> Message:
             asked.append(True)
             return call_next(message, context)
 
         try:
-            said = self._answer(message, context, app)
-        except RefusedError as error:
-            said = self._refusal(error)
-            if asked and error.reason not in UNCOUNTED:
-                said = self._alone(message) or said
-        except Exception as error:
-            logger.exception("The gate failed")
-            said = self._refusal(RefusedError("gate", f"{type(error).__name__}: {error}"))
+            said: RecordDict | Error = self._answer(message, context, app)
+            self._took[kind] = time.monotonic() - started
+        except Exception as error:  # noqa: BLE001  (one answer, whatever it is)
+            said = self._instead(message, error, asked=bool(asked))
+            if not isinstance(said, Error):  # noise, that leaves no earlier than an answer
+                time.sleep(max(0.0, self._took.get(kind, 0.0) - (time.monotonic() - started)))
         if self.policy.every_seconds:
             passed = time.monotonic() - started
             every = self.policy.every_seconds
@@ -125,11 +123,17 @@ class Gate:
             _remember(self._models, context.run_id, kept)
         return flower_records(released)
 
-    def _alone(self, message: Message) -> RecordDict | None:
-        """Return noise in place of an error of the app, if the policy leaves the app nothing else to choose."""
-        kind = str(message.metadata.message_type)
-        released = noise_alone(self.policy, kind, admit(self.policy, kind, plain_records(message.content)))
-        return None if released is None else flower_records(released)
+    def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
+        """Return one line, or noise where the app was ``asked`` and the policy leaves it nothing else to choose."""
+        if not isinstance(error, RefusedError):
+            logger.error("The gate failed", exc_info=error)
+            error = RefusedError("gate", f"{type(error).__name__}: {error}")
+        said, kind = self._refusal(error), str(message.metadata.message_type)
+        if not asked or error.reason in UNCOUNTED:
+            return said
+        given = lambda: admit(self.policy, kind, plain_records(message.content))  # noqa: E731
+        alone = attempt(lambda: noise_alone(self.policy, kind, given()))
+        return said if alone is None or isinstance(alone, Failure) else flower_records(alone)
 
     def _asked(self, message: Message, context: Context, received: Records, call_next: ClientAppCallable) -> Records:
         """Return the app's reply, of which nothing is believed yet; that it fails is a choice of the app's, too."""
@@ -140,9 +144,13 @@ class Gate:
             if reply.has_content():
                 return plain_records(reply.content)
             failed = f"it replied an error: {reply.error.reason}"
-        except RefusedError:
+        except RefusedError as error:
+            if error.reason not in UNCOUNTED:  # which an app in this process may say
+                raise
+            failed = str(error)
+        except KeyboardInterrupt:
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (of foreign code anything can come)
+        except BaseException as error:  # noqa: BLE001  (of foreign code anything can come)
             failed = f"{type(error).__name__}: {error}"
         raise RefusedError("app", failed)
 

@@ -366,10 +366,12 @@ def read_upload(content: RecordDict, model: nn.Module, weighted_by: str = NUM_EX
 
 
 def rounded(value: object) -> Any:
-    """Round a figure of an evaluation, or a list of them, to three digits: what is exact tells of single examples."""
+    """Round a number, or a list of them, to three digits: what is exact tells of single examples."""
     if isinstance(value, list):
         return [rounded(each) for each in value]
-    return float(f"{value:.3g}") if isinstance(value, float | np.floating) else value
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return value
+    return (float if isinstance(value, float | np.floating) else int)(float(f"{value:.3g}"))
 
 
 def finite_number(metrics: MetricRecord, key: str) -> float:

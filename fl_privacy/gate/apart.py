@@ -1,5 +1,6 @@
 """A process that is kept apart, and the two pipes on which it is talked to."""
 
+import errno
 import fcntl
 import json
 import logging
@@ -58,7 +59,7 @@ class Apart:
         variables: environment of the process, with that in ``GIVEN``.
 
     Raises:
-        OSError: no process, folder or pipe is to be had.
+        OSError: no process, thread, folder or pipe is to be had.
     """
 
     def __init__(self, module: str, wishes: Wishes, variables: Mapping[str, str]) -> None:
@@ -74,6 +75,10 @@ class Apart:
                 ends = os.pipe()
                 self._pipes.append(ends[mine])
                 theirs.append(ends[1 - mine])
+                os.set_blocking(ends[mine], False)
+                if hasattr(fcntl, "F_SETPIPE_SZ"):
+                    with suppress(OSError):  # as much as the system allows a user, so that weights take fewer turns
+                        fcntl.fcntl(ends[mine], fcntl.F_SETPIPE_SZ, PIECE)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module],
                 stdin=theirs[1],
@@ -83,18 +88,17 @@ class Apart:
                 env=_environment(work, variables),
                 start_new_session=True,
             )
-        except BaseException:
+            threading.Thread(target=_relay, args=(self._process.stderr,), daemon=True).start()
+        except BaseException as error:
+            if self._process is not None and self._process.stderr is not None:
+                self._process.stderr.close()
             self.close()
+            if isinstance(error, RuntimeError):
+                raise OSError(errno.EAGAIN, str(error)) from error
             raise
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
-        threading.Thread(target=_relay, args=(self._process.stderr,), daemon=True).start()
-        for pipe in self._pipes:
-            os.set_blocking(pipe, False)
-            if hasattr(fcntl, "F_SETPIPE_SZ"):
-                with suppress(OSError):  # as much as the system allows a user, so that weights take fewer turns
-                    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIECE)
         self.wishes = replace(wishes, temporary=str(work))
 
     def begin(self, asked: Mapping[str, Any], deadline: float) -> Held:

@@ -58,6 +58,7 @@ class Wishes:
     Attributes:
         temporary: a folder of its own, that it works in; its neighbor ``root`` becomes its root.
         reads, writes: places beside the system's and Python's.
+        sealed: whether no socket or pipe in ``reads`` and ``writes`` leads out, whenever somebody makes it.
         layered: folders that it reads, and whose changes go with the process.
         hidden: folders and files within these that it finds empty.
         most_bytes: of memory, of the process and all that it starts together, and of files that it writes.
@@ -68,6 +69,7 @@ class Wishes:
     temporary: str
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    sealed: bool = False
     layered: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     most_bytes: int = 8 << 30
@@ -75,12 +77,12 @@ class Wishes:
     internet: bool = False
 
     def as_plain(self) -> dict[str, Any]:
-        """Return the wishes as plain values for another process."""
+        """Return plain values for another process."""
         return asdict(self)
 
     @classmethod
     def of_plain(cls, told: dict[str, Any]) -> "Wishes":
-        """Return the wishes of which another process made plain values."""
+        """Return the wishes behind plain values."""
         plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in told.items()}
         return cls(**plain)
 
@@ -126,6 +128,7 @@ class Held:
 
 
 OWN_ROOT = "a root of its own"
+UNSEALED = "sockets in files, since one of the site's could be among those that the app reads or writes"
 ONE_BY_ONE = "OPEN but for each process's own memory"
 
 
@@ -133,7 +136,7 @@ def keep_apart(wishes: Wishes) -> Held:
     """Keep this process, which has one thread, apart; returns in a child of a child, whose end ends this process.
 
     This process then counts what the app uses. The child is the first one of the new process table: it does nothing
-    but wait, and all others end with it, whatever they have done.
+    but wait, and all others end with it.
 
     Raises:
         OSError: limits of memory can't be set.
@@ -154,7 +157,8 @@ def keep_apart(wishes: Wishes) -> Held:
         held.missing.append(f"giving up privileges ({error})")
     _landlock(wishes, held, own_root)
     try:
-        kernel.restrict_calls(unix_sockets=own_root, internet=own_root and wishes.internet)
+        unix_sockets = own_root and UNSEALED not in held.missing
+        kernel.restrict_calls(unix_sockets=unix_sockets, internet=own_root and wishes.internet)
         held.network.append("seccomp")
         held.processes.append("seccomp")
     except OSError as error:
@@ -222,7 +226,7 @@ def _close_all(*but: int) -> None:
 
 
 def _bound(wishes: Wishes) -> None:
-    """Have the kernel refuse processes far beyond those allowed, before somebody has counted them."""
+    """Have the kernel refuse processes far beyond those allowed."""
     tasks = Room(wishes.most_bytes, wishes.most_processes).most_tasks
     for place, value in (("sys/kernel/pid_max", tasks), ("self/oom_score_adj", 1000)):
         try:
@@ -238,7 +242,7 @@ _LOCKED = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
 
 
 def _change_root(wishes: Wishes, held: Held) -> bool:
-    """Make a root that holds what may be read and written and nothing else; return whether it could be made."""
+    """Make a root that holds what may be read and written; return whether it could be made."""
     root = str(Path(wishes.temporary).with_name("root"))
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     try:
@@ -255,6 +259,8 @@ def _change_root(wishes: Wishes, held: Held) -> bool:
         bound = _outermost(given)
         for place in bound:
             _bind(place, root, read_only=True)
+        if wishes.sealed and not (_sealed(wishes.reads, root, bound, _folder(space / "sealed")) and not wishes.writes):
+            held.missing.append(UNSEALED)
         for place in (*DEVICES, *GRAPHICS, *wishes.writes):
             _bind(place, root)
         for place in (wishes.temporary, SHARED_MEMORY):
@@ -280,6 +286,27 @@ def _change_root(wishes: Wishes, held: Held) -> bool:
 def _folder(place: Path) -> str:
     place.mkdir(mode=0o700)
     return str(place)
+
+
+def _sealed(places: Iterable[str], root: str, bound: Iterable[str], empty: str) -> bool:
+    """Lay an overlay over folders, in which files are the same and sockets and pipes others.
+
+    Returns:
+        Whether no other one can be reached; nothing is laid over mounts of others.
+    """
+    sealed = True
+    for real in map(os.path.realpath, places):
+        for target in [root + place for place in _seen_at((real,), bound)]:
+            if not os.path.lexists(target) or os.path.isfile(real):  # noqa: PTH113
+                continue
+            told = f"lowerdir={_escaped(real)}:{_escaped(empty)},userxattr"
+            try:
+                if real == "/" or any(place != target for place in _mounts_within(target)):
+                    raise OSError(errno.EINVAL, "others are in it")
+                kernel.mount("overlay", target, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, told)
+            except OSError:
+                sealed = False
+    return sealed
 
 
 def _layer(place: str, root: str, space: Path, held: Held) -> None:
@@ -355,24 +382,29 @@ def _bind(place: str, root: str, *, source: str = "", read_only: bool = False) -
 
 
 def _make_read_only(target: str) -> None:
-    """Let nothing be changed at the mount ``target``, nor in those within it, which a binding brings along.
+    """Let nothing be changed at the mount ``target``, nor in those within it.
 
     Raises:
         OSError: it can't be had of one that can be reached.
     """
-    told = {b"nosuid": kernel.MS_NOSUID, b"nodev": kernel.MS_NODEV, b"noexec": kernel.MS_NOEXEC}
-    found = {target: 0}
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-        words = line.split()
-        place = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), words[4]))
-        if place == target or place.startswith(f"{target}/"):
-            found[place] = sum(told.get(option, 0) for option in words[5].split(b","))
-    for place, flags in found.items():
+    for place, flags in ({target: 0} | _mounts_within(target)).items():
         try:
             kernel.mount("", place, None, _LOCKED | flags)
         except OSError as error:  # another one lies over it, or it is in a folder of somebody else's
             if place == target or error.errno not in {errno.ENOENT, errno.EINVAL, errno.EACCES}:
                 raise
+
+
+def _mounts_within(target: str) -> dict[str, int]:
+    """Return the flags of mounts at ``target`` and in it."""
+    told = {b"nosuid": kernel.MS_NOSUID, b"nodev": kernel.MS_NODEV, b"noexec": kernel.MS_NOEXEC}
+    found = {}
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        words = line.split()
+        place = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), words[4]))
+        if place == target or place.startswith(f"{target}/"):
+            found[place] = sum(told.get(option, 0) for option in words[5].split(b","))
+    return found
 
 
 def _landlock(wishes: Wishes, held: Held, own_root: bool) -> None:

@@ -172,13 +172,17 @@ class Ledger:
             after.add(Entry.read(line), line)  # what could not be read again would end the ledger
         except (ValueError, TypeError) as error:
             raise LedgerError(f"The ledger {self.path} is expected to be given an entry, but got {entry}.") from error
+        anchored = False
         try:
             _write_all(descriptor, line)
             if after.entries > account.entries:
                 os.fsync(descriptor)
+                anchored = True
                 self._drop_anchor(after)
         except OSError as error:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, LedgerError):
+                if anchored and self._anchored(after.size)[0] > account.entries:
+                    self._drop_anchor(account)  # else the entry that it has stays, and counts
                 os.ftruncate(descriptor, account.size)
                 os.fsync(descriptor)
             raise LedgerError(f"The ledger {self.path} can't be written: {error.strerror or error}.") from error

@@ -1,6 +1,6 @@
 """What counts the memory and processes of all that an app has started, from outside of them, and ends them beyond.
 
-Standard library alone. ``proc`` is the process table of the app's own namespace, which nobody else is in.
+Standard library alone. ``proc`` is the process table of the app's own namespace.
 """
 
 import os

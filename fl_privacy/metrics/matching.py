@@ -56,12 +56,7 @@ def match(reconstruction: Reconstruction, truth: Batch) -> Match:
         if not bool(found.all()):
             failure = "There is no guess with finite pixels for this image."
     return Match(
-        originals=originals,
-        labels=labels,
-        guesses=guesses,
-        guessed_labels=guessed_labels,
-        order=order,
-        failure=failure,
+        originals=originals, labels=labels, guesses=guesses, guessed_labels=guessed_labels, order=order, failure=failure
     )
 
 
@@ -99,9 +94,7 @@ def assign(guesses: Tensor, truths: Tensor) -> Tensor:
     except ImportError as error:
         raise UserError("Matching a batch needs scipy, which is not installed; run `pip install scipy`.") from error
     distance = torch.cdist(
-        truths.flatten(1).double(),
-        guesses[candidates].flatten(1).double(),
-        compute_mode="donot_use_mm_for_euclid_dist",
+        truths.flatten(1).double(), guesses[candidates].flatten(1).double(), compute_mode="donot_use_mm_for_euclid_dist"
     )
     cost = distance.square()
     cost[distance < _SAME * truths[0].numel() ** 0.5] -= len(truths) * cost.max()

@@ -117,10 +117,4 @@ class VGG16(BlockNetwork):
     channels of the first block. Images from 8x8 fit.
     """
 
-    blocks = (
-        ((1, 1), 3, True),
-        ((2, 2), 3, True),
-        ((4, 4, 4), 3, False),
-        ((8, 8, 8), 3, False),
-        ((8, 8, 8), 3, True),
-    )
+    blocks = (((1, 1), 3, True), ((2, 2), 3, True), ((4, 4, 4), 3, False), ((8, 8, 8), 3, False), ((8, 8, 8), 3, True))

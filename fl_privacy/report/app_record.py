@@ -28,8 +28,8 @@ PAGE, RECORD = "report.html", "audit.json"
 LARGEST_PICTURE = 1 << 24
 """Numbers of a picture."""
 
-LARGEST_NUMBER, MOST_COUNTED, MOST_STEPS, MOST_SHOWN = 1 << 63, 10_000, 100, 1000
-"""What a page may hold: whole numbers, examples of a rung, rungs, and letters of a headline on a terminal."""
+LARGEST_NUMBER, MOST_COUNTED, MOST_STEPS, MOST_SHOWN, MOST_VALUES = 1 << 63, 10_000, 100, 1000, 1 << 21
+"""What a page may hold: whole numbers, examples of a rung, rungs, letters of a headline on a terminal, and values."""
 
 FINDING: Mapping[str, Any] = {
     "severity": Literal["data", "facts", "look"],
@@ -134,8 +134,11 @@ def page_of_json(content: bytes | str) -> tuple[AppPage, Ran]:
             raise ValueError("it has a number that nothing here counts to")
         return found
 
+    text = content if isinstance(content, str) else content.decode()
+    if sum(map(text.count, "[{,")) > MOST_VALUES:  # which take a hundred times their letters' memory
+        raise ValueError(f"it has more than {MOST_VALUES} values")
     try:
-        told = json.loads(content, parse_int=whole)
+        told = json.loads(text, parse_int=whole)
         if not isinstance(told, dict) or set(told) != {"page", "ran"}:
             raise ValueError(f"it is {beginning(told)}")
         page = made(AppPage, told["page"], "page", **_PARTS)

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,17 @@ def test_what_is_no_page_is_refused(place: str, value: object) -> None:
 def test_what_is_no_json_is_refused(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         page_of_json(text)
+
+
+@pytest.mark.parametrize("piece", ["[],", '{"a":1},', "0,", '"a",'])
+def test_a_page_of_too_many_values_is_refused_before_it_takes_memory(piece: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="more than 2097152 values"):
+            page_of_json(b"[" + piece.encode() * (8 << 20) + b"0]")
+        assert tracemalloc.get_traced_memory()[1] < 256 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_text_of_an_app_stays_text(tmp_path: Path) -> None:

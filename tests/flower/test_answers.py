@@ -230,6 +230,45 @@ def test_weights_leave_with_training_replies_alone(kind: str, caplog: pytest.Log
     assert "these are kept back" in caplog.text
 
 
+def of_kind(kind: str, round: int | None, sent: Any = SENT) -> Message:
+    message = asked(sent, round)
+    message.metadata._message_type = kind  # type: ignore[attr-defined]
+    return message
+
+
+def test_a_query_is_a_question_that_is_counted_and_a_promise_keeps_its_figures() -> None:
+    def states(message: Message, context: Context) -> Message:
+        exact = {"loss": 0.123456789, "millionths": 123456, "all": [0.123456, 2.0], "num-examples": 12345}
+        told = ConfigRecord({**exact, "sure": True, "name": "a name"})
+        return Message(RecordDict({"metrics": MetricRecord(exact), "told": told}), reply_to=message)
+
+    left = {"loss": 0.123, "millionths": 123000, "all": [0.123, 2.0], "num-examples": 12345}
+    for number, kind in enumerate(("query", "query.facts", "evaluate")):
+        for defense in (NOISE, pruning(rate=0.5)):
+            mod, place = defense_mod(defense, model=NET), node(run=10 + 2 * number + (defense is NOISE))
+            first = mod(of_kind(kind, 1), place, states)
+            told = {name: dict(record) for name, record in first.content.items()}
+            if defense is NOISE:
+                assert told == {"metrics": {"num-examples": 12345}}
+            else:
+                assert told == {"metrics": left, "told": {**left, "sure": True, "name": "a name"}}
+            assert "answered before" in refusal(mod(of_kind(kind, 1, OTHER), place, states))
+            assert "number of the round" in refusal(mod(of_kind(kind, None), place, states))
+
+
+def test_behind_a_promise_a_query_that_fails_looks_like_one_of_its_kind() -> None:
+    def states(message: Message, context: Context) -> Message:
+        name = message.metadata.message_type.partition(".")[2]
+        return Message(RecordDict({name: MetricRecord({"num-examples": 1, "loss": 0.1})}), reply_to=message)
+
+    mod, place = defended(), node()
+    for kind in ("query.one", "query.other"):
+        assert mod(of_kind(kind, 1), place, states).has_content()
+    for kind in ("query.one", "query.other"):
+        failed = seen(mod(of_kind(kind, 2), place, fails))
+        assert failed == seen(mod(of_kind(kind, 3), place, states))
+
+
 def fails(message: Message, context: Context) -> Message:
     raise RuntimeError("patient 7 of /home/clinic\n is missing")
 

@@ -475,6 +475,26 @@ def folders_are_listed(places: Any) -> object:
     return "".join(name for place in places for name in (os.listdir(place) if Path(place).exists() else ()))
 
 
+def files_are_read(places: Places) -> object:
+    return "".join(Path(place).read_text() for place in places["places"])
+
+
+def sockets_are_called(places: Places) -> object:
+    return reached(
+        **{p: lambda p=p: _connected(socket.AF_UNIX, socket.SOCK_STREAM, p) for p in places["places"]},
+    )
+
+
+def sockets_are_made(places: Places) -> object:
+    def made() -> None:
+        with socket.socket(socket.AF_UNIX) as own:
+            own.bind("own")
+            own.listen()
+            _connected(socket.AF_UNIX, socket.SOCK_STREAM, "own")
+
+    return reached(made=made)
+
+
 def say_nothing(say: Callable[..., None]) -> None:
     say(Said.NAME, b"app")
     os._exit(0)
@@ -510,7 +530,7 @@ def print_without_end(say: Callable[..., None]) -> None:
 
 
 _LIES = (say_nothing, say_too_much, say_no_page, say_another_place, say_it_goes_on, print_without_end)
-HELPERS = {"folders_are_listed": folders_are_listed}
+HELPERS = {one.__name__: one for one in (folders_are_listed, files_are_read, sockets_are_called, sockets_are_made)}
 
 LIES = {one.__name__: one for one in _LIES}
 """What a process may say to the command outside, by name."""

@@ -1,16 +1,18 @@
-"""A process that is kept apart where a folder that it reads has another mount within it: tells what it could change."""
+"""A process that is kept apart where a folder that it reads has another mount within it: tells what it could do."""
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from fl_privacy.gate import kernel
 from fl_privacy.gate.isolation import Wishes, keep_apart
 
 
-def changed(folder: Path) -> list[str] | None:
+def changed(folder: Path, *, sealed: bool) -> list[str] | None:
     """Return the changes that went through; ``None`` where nothing can be mounted."""
     user, group = os.getuid(), os.getgid()
     try:
@@ -26,8 +28,11 @@ def changed(folder: Path) -> list[str] | None:
     for place in (read / "under", read / "a mount", read / "a mount"):  # the last lies over another
         kernel.mount("tmpfs", str(place), "tmpfs", kernel.MS_NOSUID if place.name == "under" else 0)
         (place / "file").write_text("the user's")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(read / "a mount" / "socket"))
+    listener.listen()
     files = [read / "a mount" / "file", read / "under" / "file"]
-    if not keep_apart(Wishes(temporary=str(temporary), reads=(str(read),))).is_all:
+    if not keep_apart(Wishes(temporary=str(temporary), reads=(str(read),), sealed=sealed)).is_all:
         return None
     assert [file.read_text() for file in files] == ["the user's"] * 2
     tries: dict[str, Callable[[Path], object]] = {
@@ -44,8 +49,12 @@ def changed(folder: Path) -> list[str] | None:
             except OSError:
                 continue
             found.append(f"{what} of {file.parent.name}")
+    if sealed:
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as wire:
+            wire.connect(str(read / "a mount" / "socket"))
+            found.append("a call")
     return found
 
 
 if __name__ == "__main__":
-    print(json.dumps(changed(Path(sys.argv[1]))), flush=True)
+    print(json.dumps(changed(Path(sys.argv[1]), sealed="sealed" in sys.argv)), flush=True)

@@ -173,14 +173,58 @@ def test_the_world_outside_is_as_it_was(inside: Apart, world: dict[str, Any]) ->
     assert folder is not None and not folder.exists()
 
 
-def test_a_mount_within_a_folder_that_is_read_is_not_changed(tmp_path: Path) -> None:
-    told = subprocess.run(
-        [sys.executable, "-m", "tests.gate.submount", str(tmp_path)], cwd=ROOT, capture_output=True, check=True
-    )
+@pytest.mark.parametrize("sealed", ["sealed", "open"])
+def test_a_mount_within_a_folder_that_is_read_is_not_changed(sealed: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.gate.submount", str(tmp_path), sealed]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     found = json.loads(told.stdout)
     if found is None:
         pytest.skip("nothing can be mounted here")
     assert found == []
+
+
+def test_a_socket_in_a_folder_that_is_sealed_leads_nowhere_whenever_it_is_made(tmp_path: Path) -> None:
+    data, aside = tmp_path / "data", tmp_path / "aside"
+    for folder in (data / "deeper", aside):
+        folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(data)
+    (data / "own.txt").write_text("own")
+    early, late = (socket.socket(socket.AF_UNIX) for _ in range(2))
+    early.bind(str(data / "s"))
+    early.listen()
+    reads = (str(tmp_path / "link"), str(data / "own.txt"), str(tmp_path / "none"))
+    for writes in ((), (str(aside),)):
+        process = begun(
+            Apart(MODULE, Wishes(temporary="", reads=reads, writes=writes, sealed=True), {"PYTHONPATH": ROOT})
+        )
+        try:
+            if not writes:
+                late.bind(str(data / "deeper" / "s"))
+                late.listen()
+            places = [str(place / name) for place in (tmp_path / "link", data) for name in ("s", "deeper/s")]
+            assert tried(process, "sockets_are_called", {"places": places}) == ""
+            assert (
+                tried(process, "files_are_read", {"places": [f"{tmp_path}/link/own.txt", f"{data}/own.txt"]})
+                == "ownown"
+            )
+            made = tried(process, "sockets_are_made", {})
+            assert made == ("" if writes else "made"), "a loader's workers talk by such"
+        finally:
+            process.close()
+
+
+def test_sockets_are_not_made_where_a_folder_can_not_be_sealed(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen()
+    process = begun(
+        Apart(MODULE, Wishes(temporary="", reads=(str(tmp_path / "s"),), sealed=True), {"PYTHONPATH": ROOT})
+    )
+    try:
+        assert tried(process, "sockets_are_called", {"places": [str(tmp_path / "s")]}) == ""
+        assert tried(process, "sockets_are_made", {}) == ""
+    finally:
+        process.close()
 
 
 def daemons(name: str) -> list[str]:
@@ -251,6 +295,22 @@ def test_a_closed_process_is_closed_once(world: dict[str, Any]) -> None:
     with pytest.raises(RefusedError, match="has ended"):
         process.send([b"x"], seconds(5))
     assert not process.is_quiet
+
+
+def test_a_thread_that_can_not_be_had_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def none(self: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("threading.Thread.start", none)
+    before, started = len(list(Path("/proc/self/fd").iterdir())), list[Any]()
+    popen = subprocess.Popen
+    monkeypatch.setattr("subprocess.Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[0])
+    with pytest.raises(OSError, match="new thread"):
+        Apart(MODULE, Wishes(temporary=""), {})
+    assert started[0].returncode is not None
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_process_that_can_not_be_had_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

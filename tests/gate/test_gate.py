@@ -18,12 +18,13 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fl_privacy.flower import gate as gate_module
 from fl_privacy.flower.cell import Cell
 from fl_privacy.flower.gate import Gate
 from fl_privacy.flower.inside.identity import identify_process, identity_put_back
 from fl_privacy.flower.inside.serialized import bytes_of, message_bytes, message_of
 from fl_privacy.gate.policy import LEAST_MEMORY, AppLimits, SitePolicy, parse_policy
-from fl_privacy.gate.rules import REASONS
+from fl_privacy.gate.rules import REASONS, RefusedError
 from tests.gate import apps
 from tests.gate.apps import OPEN, SECRETS
 
@@ -459,6 +460,84 @@ def test_whatever_fails_in_the_gate_says_nothing_of_it(tmp_path: Path, monkeypat
     reply = gate(question(), context(tmp_path), lambda m, c: Message(m.content, reply_to=m))
     assert reply.error.reason == "The site's policy lets no reply leave: the gate failed."
     assert [entry.outcome for entry in gate.ledger.entries()] == ["refused"]  # type: ignore[union-attr]
+
+
+CONSTANT = BUDGET.replace("{integer: true, at_least: 32, round_to: 32}", "{value: 64}").replace(
+    "train_loss: {digits: 3}", "train_loss: {value: 1}"
+)
+
+
+@pytest.mark.parametrize("broken", ["release", "_remember", "flower_records"])
+def test_whatever_fails_once_the_app_is_asked_is_noise_and_counted(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def app(message: Message, context: Context) -> Message:
+        asked.append(True)
+        return Message(RecordDict({"arrays": message.content.array_records["arrays"]}), reply_to=message)
+
+    gate = Gate(policy(tmp_path, CONSTANT))
+    honest, real = gate(question(), context(tmp_path), app), getattr(gate_module, broken)
+    left = [1]
+
+    def failing(*args: Any) -> Any:
+        if len(asked) > 1 and left:
+            left.pop()
+            raise KeyError("a name of the app's")
+        return real(*args)
+
+    monkeypatch.setattr(gate_module, broken, failing)
+    reply = gate(question(), context(tmp_path), app)
+    assert not left and reply.has_content()
+    assert [*reply.content] == [*honest.content]
+    assert reply.content.metric_records == honest.content.metric_records
+    assert len(gate.ledger.entries()) == 2  # type: ignore[union-attr]
+    assert "budget" in gate(question(), context(tmp_path), app).error.reason
+
+
+class Odd(BaseException):
+    """Ends what catches errors alone."""
+
+
+@pytest.mark.parametrize(
+    "error", [Odd(), RefusedError("budget", "mine"), RefusedError("ledger", "mine"), MemoryError()]
+)
+def test_whatever_an_app_raises_is_noise(error: BaseException, tmp_path: Path) -> None:
+    def app(message: Message, context: Context) -> Message:
+        raise error
+
+    gate = Gate(policy(tmp_path, CONSTANT))
+    assert gate(question(), context(tmp_path), app).has_content()
+    assert gate.refused[-1][0] == "app"
+    assert [entry.outcome for entry in gate.ledger.entries()] == ["failed"]  # type: ignore[union-attr]
+
+
+def test_noise_in_place_of_a_failure_takes_as_long_as_a_reply(tmp_path: Path) -> None:
+    left = [1]
+
+    def app(message: Message, context: Context) -> Message:
+        if not left:
+            raise ValueError("one bit")
+        left.pop()
+        time.sleep(0.3)
+        return Message(RecordDict({"arrays": message.content.array_records["arrays"]}), reply_to=message)
+
+    gate = Gate(policy(tmp_path, CONSTANT))
+    for _ in range(2):
+        started = time.monotonic()
+        assert gate(question(), context(tmp_path), app).has_content()
+        assert time.monotonic() - started >= 0.3
+    assert not left
+
+
+def test_noise_that_can_not_be_made_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> None:
+        raise KeyError("a name")
+
+    gate = Gate(policy(tmp_path, CONSTANT))
+    monkeypatch.setattr("fl_privacy.flower.gate.noise_alone", broken)
+    assert gate(question(), context(tmp_path), lambda m, c: 1 / 0).error.reason.endswith("the app failed.")  # type: ignore[arg-type, return-value]
 
 
 def test_a_reply_says_no_finer_time_than_when_it_leaves(site: Path) -> None:

@@ -94,6 +94,47 @@ def test_a_full_disk_lets_nothing_out_and_leaves_no_torn_line(tmp_path: Path) ->
         replies.unlink()
 
 
+@pytest.mark.parametrize("often", [1, 2, 1000])
+def test_a_failing_disk_of_the_anchor_neither_locks_the_ledger_nor_loses_an_entry(
+    often: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The anchor is there, but that it lasts is not sure: once, also where it is taken back, or from now on."""
+    one, left = ledger(tmp_path), [often]
+
+    def failing(folder: Path) -> None:
+        if folder == one.anchor.parent and left[0]:
+            left[0] -= 1
+            raise OSError(5, "Input/output error")
+
+    append(one, 0.1)
+    monkeypatch.setattr("fl_privacy.gate.ledger._sync_folder", failing)
+    with pytest.raises(LedgerError, match="can't be written"):
+        append(one, 0.1)
+    monkeypatch.undo()
+    kept = often > 1
+    for again in (one, ledger(tmp_path)):
+        assert again.account().entries == 1 + kept
+    append(one, 0.1)
+    assert [entry.number for entry in ledger(tmp_path).entries()] == list(range(1, 3 + kept))
+    assert json.loads(one.anchor.read_text())["entries"] == 2 + kept
+
+
+def test_an_anchor_that_can_not_be_made_leaves_the_ledger_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    one = ledger(tmp_path)
+    append(one, 0.1)
+    before = one.path.read_bytes()
+    monkeypatch.setattr("fl_privacy.gate.ledger.write_private", full)
+    for _ in range(3):
+        with pytest.raises(LedgerError, match="can't be written"):
+            append(one, 0.1)
+    assert one.path.read_bytes() == before, "nobody was asked"
+
+
 def test_a_restart_refuses_at_the_budget_whatever_asks(tmp_path: Path) -> None:
     limits = Limits(epsilon=8, delta=1e-5)
     sent = 0

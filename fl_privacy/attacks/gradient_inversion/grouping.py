@@ -228,14 +228,7 @@ def read_each(
     return attack_in_groups(observations, attack, progress=progress, as_victims=one_each)
 
 
-def read_group(
-    group: Group,
-    read: Reading,
-    *,
-    name: str,
-    seed: int,
-    report: Report,
-) -> dict[int, Reconstruction]:
+def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
     """Reconstruct each of a group, by position, each with a random stream of its own; see :func:`read_each`."""
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):

@@ -184,7 +184,7 @@ class _Run:
         ladder = Ladder(
             clients=_clients(self.grid),
             attack=attack_named("auto")(budget=self.asked.budget),
-            attack_within=lambda seconds: attack_named("auto")(budget=seconds),
+            attack_within=lambda number: attack_named("auto")(evaluations=number),
             victims=self.asked.victims,
             seed=self.asked.seed or 0,
             seconds=self.asked.seconds,
