@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from kept_training import Done, KeptTraining
+from measures import effective_rank, mean_squared_distance, scale_norm
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -42,7 +43,6 @@ from fl_privacy.federation.ckks import encrypted_rounds
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.secagg import secure_rounds
 from fl_privacy.interception import States
-from fl_privacy.metrics.distortion import effective_rank, mean_squared_distance, scale_norm
 from fl_privacy.metrics.images import bpki, mse
 from fl_privacy.metrics.matching import match
 from fl_privacy.types import Batch, Observation, Reconstruction, Upload, VictimId

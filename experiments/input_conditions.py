@@ -11,11 +11,11 @@ import argparse
 import math
 from statistics import mean
 
+from measures import input_conditions
 from row_file import RowFile, takes_rows
 
 from fl_privacy.config import compose_run
 from fl_privacy.experiment.build import build_dataset, build_network
-from fl_privacy.metrics.distortion import input_conditions
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from measures import chance_label_distance, published_label_distance, published_rmse
 from row_file import RowFile, takes_rows
 from torch import Tensor
 
@@ -22,7 +23,6 @@ from fl_privacy.defenses import ClientState, Defense, dp_noise, none, spn
 from fl_privacy.federation import Client
 from fl_privacy.metrics.images import rmse
 from fl_privacy.metrics.matching import assign, hard_labels, label_correct, pair_labels
-from fl_privacy.metrics.spn import chance_label_distance, published_label_distance, published_rmse
 from fl_privacy.models import DLNet, build_model
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 

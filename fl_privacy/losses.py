@@ -123,14 +123,6 @@ def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
     return _tried(given, num_classes, like)
 
 
-def slopes_of(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
-    """Compute the gradient (B, K) of a batch's loss by its outputs (B, K)."""
-    leaf = outputs.detach().requires_grad_()
-    with torch.enable_grad():
-        (found,) = torch.autograd.grad(loss(leaf, labels), leaf)
-    return found
-
-
 def _is_plain_module(given: object) -> bool:
     plain = type(given) in (nn.CrossEntropyLoss, nn.NLLLoss) and getattr(given, "weight", None) is None
     return plain and not getattr(given, "label_smoothing", 0.0) and getattr(given, "reduction", "") == "mean"

@@ -31,10 +31,3 @@ def once_each(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tenso
     for name, value in values.items():
         found.setdefault(first.get(name, name), value)
     return found
-
-
-def under_all_names(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``values`` with a tied weight under all its names, with the value of its first one."""
-    first = first_names(model)
-    more = {name: values[own] for name, own in first.items() if own in values and own != name}
-    return {**values, **more}

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from fl_privacy.metrics import FEW, Statistic
 from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report.numbers import metric, percent, ratio, title
-from fl_privacy.results import Counts, Reading, Recognized, Verdict
+from fl_privacy.results import Counts, Recognized, Verdict
 from fl_privacy.results.candidates import TOLD
 from fl_privacy.results.findings import Finding
-from fl_privacy.results.readings import AttackedUploads, AttackFacts, in_round
+from fl_privacy.results.readings import AttackedUploads, AttackFacts
 from fl_privacy.results.verdict import Ground, Tone
 
 UNDEFENDED_UNREAD = (
@@ -370,8 +370,3 @@ def bound_in_words(bound: Recognized) -> str:
     """Format a bound, such as ``PSNR ≥ 15.0 dB``."""
     sign = "≥" if bound.leaks == "above" else "<"
     return f"{title(bound.metric)} {sign} {metric(bound.value, bound.metric)}"
-
-
-def readings_in_words(found: Sequence[Reading], round: int) -> str:
-    """Say what each attacker reconstructed in ``round``, in sentences."""
-    return ", ".join(f"{reading.attacker} {read_in_words(reading.counts)}" for reading in in_round(found, round))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl_privacy.metrics.distortion import effective_rank, mean_squared_distance, scale_norm
+from experiments.measures import effective_rank, mean_squared_distance, scale_norm
 
 
 def test_distance_is_the_mean_over_pairs():

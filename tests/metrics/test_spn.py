@@ -5,14 +5,12 @@ import math
 import pytest
 import torch
 
+from experiments.measures import chance_label_distance, published_label_distance, published_rmse
 from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.distortion import linear_system
 from fl_privacy.metrics.spn import (
     CHUNK,
-    chance_label_distance,
-    published_label_distance,
-    published_rmse,
     trace,
     tracing_distance,
 )
