@@ -13,7 +13,7 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 53,
-    "lines of the package": 100_526,
+    "lines of the package": 100_409,
     "files": 517,
     "private helpers of at most 6 lines, called once": 480,
     "public class names with two homes": 30,
