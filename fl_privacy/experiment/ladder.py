@@ -205,7 +205,9 @@ class Ladder:
         started = time.perf_counter()
         if not self.clients:
             return
-        if _depends_on_mode(self.clients[0].watched):
+        seen = self.clients[0].watched
+        kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+        if seen.training and any(isinstance(each, kinds) for part in seen.modules for each in part.modules()):
             still = attempt(lambda: self._singles(later=False, evaluation=True))
             found, reason = still if not isinstance(still, Failure) else ([], reason_of(still))
             yield replace(self._rung("gradient", found, reason), name="evaluation")
@@ -359,7 +361,8 @@ class Ladder:
             return Rung(name="batch", reason=f"the app's code fails on a single batch ({again.reason})")
         size = again.watched.loaded if again.watched.cut else 0
         if not size and again.watched.program is not None:
-            size = _first_size(again.watched)
+            program = again.watched.program
+            size = 0 if program is None else max((len(t) for t in program.constants.values() if t.dim()), default=0)
         steps = again.watched.steps
         if steps != 1:
             return Rung(name="batch", reason=f"its code makes {steps} steps on a single batch")
@@ -422,12 +425,6 @@ def _by_first_block(
     return scored, (NOTE, named, *dict.fromkeys(one.said for one in read[:1]))
 
 
-def _depends_on_mode(seen: Watched) -> bool:
-    """Say whether the network, trained in training mode, answers differently in evaluation mode."""
-    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
-    return seen.training and any(isinstance(each, kinds) for part in seen.modules for each in part.modules())
-
-
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> Again | Failure:
     """Ask for an answer on one example, else in every pass, else on two, which batch norm needs."""
     tried: Again | Failure = Failure("nothing was tried")
@@ -446,12 +443,6 @@ def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> Again | Failu
 def _of_one(seen: Watched) -> bool:
     """Say whether the first batch has a single example."""
     return bool(seen.batches) and all(len(t) == 1 for t in tensors_in(seen.batches[0]) if t.dim())
-
-
-def _first_size(watched: Watched) -> int:
-    """Count the examples of the first step, by the batches that entered modules."""
-    program = watched.program
-    return 0 if program is None else max((len(t) for t in program.constants.values() if t.dim()), default=0)
 
 
 def _notes(problem: Problem, observation: Observation, guesses: Sequence[Reconstruction]) -> tuple[str, ...]:

@@ -57,7 +57,11 @@ def build_fitting(
         factory = factory.func
     signature = inspect.signature(factory)
     name = getattr(factory, "__name__", str(factory))
-    _expect_of_these(name, signature, architecture)
+    # refuse a model of other examples than the data have, as far as its arguments show
+    takes = next((kind for kind in MODALITIES if kind.facts & set(signature.parameters)), None)
+    there = next((kind for kind in MODALITIES if kind.facts & set(architecture)), None)
+    if takes is not None and there is not None and takes is not there:
+        raise UserError(f"Model {name} is of {takes.models}, but the data are {there.data}; {there.remedy}.")
     options = {fact: value for fact, value in architecture.items() if fact in signature.parameters} | options
     init = None if "init" in signature.parameters else options.pop("init", None)
     rank, alpha = (options.pop(name, None) for name in ("lora_rank", "lora_alpha"))
@@ -88,14 +92,6 @@ def _normalization(parameters: Collection[str], options: dict[str, Any]) -> Norm
         return None
     mean, std = options.pop("mean", None), options.pop("std", None)
     return Normalization([0.0] if mean is None else mean, [1.0] if std is None else std)
-
-
-def _expect_of_these(name: str, signature: inspect.Signature, architecture: Mapping[str, Any]) -> None:
-    """Refuse a model of other examples than the data have, as far as its arguments show."""
-    takes = next((kind for kind in MODALITIES if kind.facts & set(signature.parameters)), None)
-    there = next((kind for kind in MODALITIES if kind.facts & set(architecture)), None)
-    if takes is not None and there is not None and takes is not there:
-        raise UserError(f"Model {name} is of {takes.models}, but the data are {there.data}; {there.remedy}.")
 
 
 @torch.no_grad()
