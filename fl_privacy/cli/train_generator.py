@@ -110,7 +110,11 @@ def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
         return file
     training = order.training()
     expect_writable(file)
-    state = file.with_name(f"{file.name}.training") if settings["out"] is not None else _state_in_cache(order)
+    state = (
+        file.with_name(f"{file.name}.training")
+        if settings["out"] is not None
+        else user_cache_folder() / f"generator-{order.training_key}.training"
+    )
     if not settings["overwrite"] and state.exists() and load_training(state, order.training_key) is None:
         raise UserError(
             f"{state} is expected to be of this very training, but is of another that was stopped; name another out, go"
@@ -120,11 +124,6 @@ def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
     save_generator(training.result(), order.provenance(), file, {"key": key, "settings": json.dumps(settings)})
     state.unlink(missing_ok=True)
     return file
-
-
-def _state_in_cache(order: _Order) -> Path:
-    """Return the path of the training's state, the same for any number of steps."""
-    return user_cache_folder() / f"generator-{order.training_key}.training"
 
 
 def _public(dataset: Dataset, split: str, number: int | None) -> Examples:

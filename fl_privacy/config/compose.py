@@ -38,7 +38,8 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
     Raises:
         HydraException, OmegaConfBaseException: they do not fit each other.
     """
-    places, stamp = tuple(search_path()), _stamp()
+    paths = (path for folder in config_folders() for path in folder.rglob("*.yaml"))
+    places, stamp = tuple(search_path()), hash(tuple((str(path), path.stat().st_mtime_ns) for path in sorted(paths)))
     apart = dict(filter(None, map(_apart, chosen)))
     if _composed.cache_info().misses >= FEW and len(apart) == len(chosen):
         base_config, base_choices = _composed(base, (), places, stamp)
@@ -89,12 +90,6 @@ def _composed(
 def own_keys(base: str) -> frozenset[str]:
     """Return the keys that the file ``base`` of ``conf`` sets itself."""
     return frozenset(map(str, OmegaConf.load(CONFIG_DIR / f"{base}.yaml").keys()))
-
-
-def _stamp() -> int:
-    """Return a value that changes with every file that is composed."""
-    paths = (path for folder in config_folders() for path in folder.rglob("*.yaml"))
-    return hash(tuple((str(path), path.stat().st_mtime_ns) for path in sorted(paths)))
 
 
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:

@@ -57,17 +57,17 @@ def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
     kind = kind or verdict.modality.one
     clauses = _clauses(verdict, kind)
     lead, rest = ("".join(clause.text for clause in clauses if clause.leads is leads) for leads in (True, False))
-    return Headline(
-        "".join(clause.text for clause in clauses), " ".join(_basis(verdict, kind)), verdict.tone, lead, _sentence(rest)
-    )
-
-
-def _sentence(clauses: str) -> str:
-    """Make a sentence of what stood behind a comma, a semicolon or in parentheses."""
-    text = clauses.lstrip(" ,;")
+    # make a sentence of what stood behind a comma, a semicolon or in parentheses
+    text = rest.lstrip(" ,;")
     if text.startswith("("):
         text = text[1:].replace(")", "", 1)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+    return Headline(
+        "".join(clause.text for clause in clauses),
+        " ".join(_basis(verdict, kind)),
+        verdict.tone,
+        lead,
+        f"{text[0].upper()}{text[1:]}." if text else "",
+    )
 
 
 def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:

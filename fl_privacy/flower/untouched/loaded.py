@@ -96,7 +96,8 @@ class LoadedBy:
         for partition in self._partitions[-1:] if labels is None else ():
             told = attempt(lambda: _classes(partition))  # noqa: B023
             labels = None if isinstance(told, Failure) else told
-        examples = seen.loaded or _entered(seen)
+        # count the examples that entered modules, where no loader gave them
+        examples = seen.loaded or sum(len(next(iter(each), torch.empty(0))) for each in seen.inputs)
         for fit in fits[-1:] if labels is None else ():
             rows, labels, examples = [*rows, fit.rows[:MOST_ROWS]], _classes_of(fit), examples or len(fit.rows)
         return Loaded(rows=rows, columns=columns, labels=labels, examples=examples)
@@ -119,11 +120,6 @@ def _numbers(table: Any) -> dict[str, np.ndarray]:
     """Select the columns of numbers of a pandas table."""
     chosen = [name for name in table.columns if table[name].dtype.kind in "iuf"]
     return {str(name): table[name].to_numpy()[:MOST_ROWS] for name in chosen}
-
-
-def _entered(seen: Watched) -> int:
-    """Count the examples that entered modules, where no loader gave them."""
-    return sum(len(next(iter(each), torch.empty(0))) for each in seen.inputs)
 
 
 def _columns(partition: Any) -> dict[str, np.ndarray]:
