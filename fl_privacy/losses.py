@@ -149,7 +149,6 @@ def _following(given: nn.Module, like: Tensor) -> Callable[[Tensor, Tensor], Ten
 
 
 def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Tensor) -> Loss:
-    """Find out what a loss takes, by calling it with classes and with rows."""
     moved = _following(given, like) if isinstance(given, nn.Module) else given
     size = _TINY_TRIAL + (num_classes == _TINY_TRIAL)
     outputs = torch.rand(size, num_classes, generator=torch.Generator().manual_seed(0)).to(like)

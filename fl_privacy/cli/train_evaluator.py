@@ -127,7 +127,6 @@ def _images(
     seed: int,
     teacher: EvaluationNetwork | None,
 ) -> _Work:
-    """Plan a training on ``number`` of ``ours``, shown on ``others``."""
     public = expect_images(ours, "train-evaluator").images[_thinned(len(ours), number)]
     shown = expect_images(others, "train-evaluator").images[_thinned(len(others), SHOWN)]
 

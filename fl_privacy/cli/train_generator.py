@@ -127,7 +127,6 @@ def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
 
 
 def _public(dataset: Dataset, split: str, number: int | None) -> Examples:
-    """Choose ``number`` examples of ``split``, at equal distances."""
     one_of("split", split, ("train", "test"))
     examples = expect_images(dataset.train if split == "train" else dataset.test, "train-generator")
     if number is None:

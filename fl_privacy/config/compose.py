@@ -68,7 +68,6 @@ def _apart(override: str) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=512)
 def _section(group: str, option: str, places: tuple[str, ...], stamp: int) -> DictConfig:
-    """Compose one ``option`` of a group by itself."""
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         config = compose(f"{group}/{option}", overrides=[*places])
     return config[group]
@@ -361,7 +360,6 @@ def _expect_short(text: str) -> None:
 
 
 def _values(override: Override) -> list[str]:
-    """Return ``key=value`` for each of the values that ``override`` lists."""
     value, key = override.value(), override.get_key_element()
     try:
         if isinstance(value, RangeSweep):

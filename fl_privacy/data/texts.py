@@ -319,7 +319,6 @@ def _examples(parts: Sequence[Any], columns: _Columns, target: Target, name: str
 
 
 def _of_any_token(examples: TextExamples) -> TextExamples:
-    """Keep the texts that have a token at all."""
     kept = (examples.lengths > 0).nonzero().flatten()
     return examples if len(kept) == len(examples) else examples.subset(kept)
 

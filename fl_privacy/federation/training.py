@@ -368,7 +368,6 @@ def train_private(
 
 
 def _holding(model: nn.Module, values: ModelState) -> nn.Module:
-    """Copy ``model`` with ``values``, as one that does not train."""
     copied = copy.deepcopy(model).requires_grad_(False)
     with torch.no_grad():
         for name, parameter in copied.named_parameters():

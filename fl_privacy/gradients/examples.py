@@ -215,7 +215,6 @@ def _formed_elements(layered: Layered, batch: Batch, most: int) -> int:
 
 
 def _ghost_clipped_sum(layered: Layered, batch: Batch, clip_norm: float) -> tuple[Tensors, Tensor]:
-    """Return the clipped sum, and the sum of the losses."""
     loss, calls = layered.passed(batch.inputs.unsqueeze(1), batch.labels.unsqueeze(1))
     uses = Counter(name for call in calls for name in call.names.values())
     formed: dict[str, Tensor] = {}
@@ -335,7 +334,6 @@ def sketched_examples(
 
 
 def _stacked(name: str, like: Tensor, directions: Sequence[Tensors]) -> Tensor:
-    """Stack the parameter ``name`` of all directions, (elements, K)."""
     return torch.stack(
         [d[name].to(like).flatten() if name in d else torch.zeros_like(like).flatten() for d in directions], 1
     )

@@ -105,7 +105,6 @@ def _turned(found: Identified, look: Look, candidates: int) -> Identified:
 
 
 def _likeness(guesses: Tensor, originals: Tensor) -> Identified:
-    """Compare guesses with originals, without candidates."""
     still = Standing(originals, FINE)
     found = []
     for guess in torch.split(guesses, 1):

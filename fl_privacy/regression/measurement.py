@@ -309,7 +309,6 @@ def _worst(metric: str, values: Sequence[float]) -> float:
 
 
 def _examples(data: object, images: int, batch_size: int) -> list[tuple[Tensor, int]]:
-    """Return the first ``images`` of ``data``."""
     whole("batch_size", batch_size, at_least=1, example=8)
     whole("images", images, at_least=1, example=40)
     if images % batch_size:

@@ -210,7 +210,6 @@ def _utility_axis(*, use_pmm: bool) -> str:
 
 
 def _in_words(rows: Sequence[StudyRow], attack: str, name: str) -> str:
-    """Describe each row by the attacker with the worst mean."""
     shown = []
     for row in rows:
         found = [reading for reading in row.all_readings if reading.attack == attack]

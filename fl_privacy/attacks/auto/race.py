@@ -203,7 +203,6 @@ class Race:
         self._keep(1)
 
     def _keep(self, best: int) -> None:
-        """Keep the ``best`` first attempts at each victim."""
         for position, attempts in self.attempts.items():
             self.attempts[position] = ranked(attempts)[:best]
 
@@ -255,7 +254,6 @@ class Race:
     def _staged(
         self, member: int, jobs: Sequence[tuple[int, Attempt]], rung: Rung, report: Report
     ) -> Sequence[Attempt]:
-        """Run one rung in its stages, and return each attempt after it."""
         stages = rung.stages if self._members[member].staged else 1
         for stage in range(stages):
 

@@ -95,7 +95,6 @@ def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
 
 
 def _computed(network: Residual, images: Tensor, wanted: fx.Node) -> Mapping[fx.Node, Tensor]:
-    """Compute all nodes up to ``wanted``."""
     interpreter = fx.Interpreter(network.graph.module)
     interpreter.env = {network.graph.image: images}
     needed = network.graph.behind(wanted, ())

@@ -226,7 +226,6 @@ class Dager:
         rank: int,
         rng: torch.Generator,
     ) -> _Read:
-        """Find the texts of a batch whose tokens are ``candidates``."""
         gradient = explanation.gradient
         if len(model.attention_weights) < 2:
             raise NotAttackableError(

@@ -111,13 +111,11 @@ def _classes_of(fit: Fitted) -> np.ndarray | None:
 
 
 def _written_after(file: Any, moment: float) -> bool:
-    """Say whether ``file`` is the path of one that was written after ``moment``."""
     made = attempt(lambda: Path(file).stat().st_mtime)
     return not isinstance(made, Failure) and made > moment
 
 
 def _numbers(table: Any) -> dict[str, np.ndarray]:
-    """Select the columns of numbers of a pandas table."""
     chosen = [name for name in table.columns if table[name].dtype.kind in "iuf"]
     return {str(name): table[name].to_numpy()[:MOST_ROWS] for name in chosen}
 
@@ -150,7 +148,6 @@ def _rows(seen: Watched) -> tuple[list[np.ndarray], np.ndarray | None]:
 
 
 def _classes(partition: Any) -> np.ndarray | None:
-    """Find the column of classes of a partition that has one."""
     names = [name for name, kind in partition.features.items() if hasattr(kind, "num_classes")]
     if not names and (likely := [name for name in ("label", "target", "species") if name in partition.features]):
         names = likely
