@@ -210,7 +210,7 @@ def _round(
     sizes = torch.tensor([t.numel() for t in _all(uploads[0])])
     peaks = torch.stack([_peaks(u) * (u.num_examples / total) for u in uploads]).amax(0)
     largest = torch.where(peaks > 0, peaks, 1.0).repeat_interleave(sizes)
-    shares = (u.num_examples / total * _flat(u) / largest for u in uploads)
+    shares = (u.num_examples / total * torch.cat([t.flatten().double() for t in _all(u)]) / largest for u in uploads)
     summed = keys.decrypt(adder.add(keys.encrypt(packing.pack(share)) for share in shares))
     mean = largest * packing.unpack(summed, len(largest), summands=len(sound))
     crypto = time.perf_counter() - began
@@ -247,10 +247,6 @@ def _usable(
     ((usual, _),) = Counter(layouts.values()).most_common(1)
     excluded |= {c: "its update has other tensors than most" for c, own in layouts.items() if own != usual}
     return {c: r for c, r in results.items() if isinstance(r, LocalResult) and c not in excluded}, excluded
-
-
-def _flat(upload: Upload) -> Tensor:
-    return torch.cat([t.flatten().double() for t in _all(upload)])
 
 
 def _peaks(upload: Upload) -> Tensor:

@@ -246,7 +246,7 @@ def measure_training(
     return measured(
         metric=metric,
         attack=name,
-        values=_worst_values(scores, metric),
+        values=[_worst(metric, values) for values in zip(*(_read(found, metric) for found in scores), strict=True)],
         uploads=[o.id for o in observations for _ in range(batch_size)],
         outcomes=_most(scores),
         victims=[fingerprint(image) for image in pixels],
@@ -279,11 +279,6 @@ def _at_one_rate(observations: Sequence[Observation]) -> list[Observation]:
 def _read(scores: Sequence[VictimScore], metric: str) -> list[float]:
     """Return the metric of each image, NaN after a failure."""
     return [image.values.get(metric, math.nan) for score in scores for image in score.images]
-
-
-def _worst_values(scores: Sequence[Sequence[VictimScore]], metric: str) -> list[float]:
-    """Return the metric of each image, by the attacker that leaks most of it."""
-    return [_worst(metric, values) for values in zip(*(_read(found, metric) for found in scores), strict=True)]
 
 
 def _most(scores: Sequence[Sequence[VictimScore]]) -> list[Outcome | None]:
