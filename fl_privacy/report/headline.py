@@ -76,7 +76,11 @@ def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
     if verdict.ground is Ground.NOTHING:
         return [_Clause(f"No {kind} was attacked: nothing is known")]
     if verdict.ground is Ground.UNTOLD:
-        questions, by = _untold(verdict)
+        # what the server could not tell, and by which attacks
+        asked = tuple(dict.fromkeys(finding.about for finding in verdict.asked))
+        questions = " or ".join(TOLD.get(about, about) for about in asked)
+        by = _by_methods(verdict.asked, asked)
+        questions = f"The server could not tell {questions} better than by chance"
         return [_Clause(questions), _Clause(f", {by}", leads=False), _Clause(nothing, leads=False)]
     if verdict.ground is Ground.OLDER:
         return [_Clause("Judged by an older version: run again to know what was read")]
@@ -85,13 +89,6 @@ def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
         return [_Clause(f"{known[0].upper()}{known[1:]}"), _Clause(f", {by}{nothing}", leads=False)]
     joint = "; " if verdict.ground is Ground.READ else ", but "
     return [*_of_examples(verdict, kind), *([_Clause(f"{joint}{known}")] if known else [])]
-
-
-def _untold(verdict: Verdict) -> tuple[str, str]:
-    """Return what the server could not tell, and by which attacks."""
-    asked = tuple(dict.fromkeys(finding.about for finding in verdict.asked))
-    questions = " or ".join(TOLD.get(about, about) for about in asked)
-    return f"The server could not tell {questions} better than by chance", _by_methods(verdict.asked, asked)
 
 
 def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:
