@@ -13,12 +13,12 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 53,
-    "lines of the package": 100_088,
+    "lines of the package": 100_083,
     "files": 517,
-    "private helpers of at most 6 lines, called once": 370,
+    "private helpers of at most 6 lines, called once": 369,
     "public class names with two homes": 30,
     "argument lines without their noun, in percent": 44,
-    "words in docstrings": 156_009,
+    "words in docstrings": 155_998,
     "words of our own in docstrings": 373,
     "words of our own in docs and README": 238,
     "words in the guide": 33_792,
