@@ -38,8 +38,7 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
     Raises:
         HydraException, OmegaConfBaseException: they do not fit each other.
     """
-    paths = (path for folder in config_folders() for path in folder.rglob("*.yaml"))
-    places, stamp = tuple(search_path()), hash(tuple((str(path), path.stat().st_mtime_ns) for path in sorted(paths)))
+    places, stamp = tuple(search_path()), _stamp()
     apart = dict(filter(None, map(_apart, chosen)))
     if _composed.cache_info().misses >= FEW and len(apart) == len(chosen):
         base_config, base_choices = _composed(base, (), places, stamp)
@@ -68,6 +67,7 @@ def _apart(override: str) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=512)
 def _section(group: str, option: str, places: tuple[str, ...], stamp: int) -> DictConfig:
+    """Compose one ``option`` of a group by itself."""
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         config = compose(f"{group}/{option}", overrides=[*places])
     return config[group]
@@ -89,6 +89,12 @@ def _composed(
 def own_keys(base: str) -> frozenset[str]:
     """Return the keys that the file ``base`` of ``conf`` sets itself."""
     return frozenset(map(str, OmegaConf.load(CONFIG_DIR / f"{base}.yaml").keys()))
+
+
+def _stamp() -> int:
+    """Return a value that changes with every file that is composed."""
+    paths = (path for folder in config_folders() for path in folder.rglob("*.yaml"))
+    return hash(tuple((str(path), path.stat().st_mtime_ns) for path in sorted(paths)))
 
 
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
@@ -360,6 +366,7 @@ def _expect_short(text: str) -> None:
 
 
 def _values(override: Override) -> list[str]:
+    """Return ``key=value`` for each of the values that ``override`` lists."""
     value, key = override.value(), override.get_key_element()
     try:
         if isinstance(value, RangeSweep):

@@ -70,13 +70,7 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
             )
         own, labels = state.tensors[_IMAGES].to(batch.inputs.device), state.tensors[_LABELS].to(batch.inputs.device)
         shares = coefficients(len(batch), k, largest, rng).to(batch.inputs)
-        # find which of the examples with ``marks`` (N,) the images are (B,); any, where they are none of them
-        known, order = state.tensors[_MARKS].cpu().sort()
-        wanted = _marks(levels(batch.inputs)).cpu()
-        at = torch.searchsorted(known, wanted).clamp_max(len(known) - 1)
-        places = torch.where(
-            known[at] == wanted, order[at], torch.randint(len(known), (len(batch.inputs),), generator=rng)
-        )
+        places = _places(batch.inputs, state.tensors[_MARKS], rng)
         partners = distinct(places.unsqueeze(1), private - 1, len(own), rng).to(own.device)
         others = [own[partners].to(batch.inputs) / 255]
         if public and k > private:
@@ -164,6 +158,14 @@ def _marks(images: Tensor) -> Tensor:
     weights = torch.randint(largest, flat.shape[1:], generator=derive_generator(0, "instahide", "marks"))
     weights = weights.to(flat.device, torch.float64)
     return torch.cat([part.double() @ weights for part in torch.split(flat, _MARKED_AT_ONCE)]).long()
+
+
+def _places(images: Tensor, marks: Tensor, rng: torch.Generator) -> Tensor:
+    """Find which of the examples with ``marks`` (N,) the images are (B,); any, where they are none of them."""
+    known, order = marks.cpu().sort()
+    wanted = _marks(levels(images)).cpu()
+    at = torch.searchsorted(known, wanted).clamp_max(len(known) - 1)
+    return torch.where(known[at] == wanted, order[at], torch.randint(len(known), (len(images),), generator=rng))
 
 
 _ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif")
