@@ -13,9 +13,9 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 53,
-    "lines of the package": 100_092,
+    "lines of the package": 100_095,
     "files": 517,
-    "private helpers of at most 6 lines, called once": 371,
+    "private helpers of at most 6 lines, called once": 372,
     "public class names with two homes": 30,
     "argument lines without their noun, in percent": 44,
     "words in docstrings": 156_046,
