@@ -9,6 +9,7 @@ import io
 import json
 import re
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -96,9 +97,9 @@ def on_files(files: Files, config: Any) -> Files:
     listed = "".join(f"- [`{name}`]({name}.md): {what}\n" for name, what in REFERENCE.items())
     made["reference/index.md"] = f"# Reference\n\nMade from the docstrings of the code.\n\n{listed}"
     for name, what in REFERENCE.items():
-        made[f"reference/{name}.md"] = (
-            f"# {name}\n\n{what}\n\n::: {name}\n    options:\n      show_root_heading: false\n"
-        )
+        exported = ", ".join(getattr(import_module(name), "__all__", ()))
+        options = "show_root_heading: false" + (f"\n      members: [{exported}]" if exported else "")
+        made[f"reference/{name}.md"] = f"# {name}\n\n{what}\n\n::: {name}\n    options:\n      {options}\n"
     for path, content in made.items():
         files.append(File.generated(config, path, content=content))
     return files

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from kept_training import Done, KeptTraining
+from measures import effective_rank, mean_squared_distance, scale_norm
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -60,42 +61,6 @@ METHODS = {
 SPLIT = ("SplitFed", "FDL-PP")
 SECURE: dict[str, Callable[..., Any]] = {"SecAgg+": secure_rounds, "CKKS": encrypted_rounds}
 DELTA, PUBLISHED_EPSILON = 1e-5, 15.8
-
-
-def mean_squared_distance(weights: Tensor) -> float:
-    """Return the mean over all pairs of clients, a client with itself included, of ``||W_i - W_j||^2`` (Figure 4).
-
-    Args:
-        weights: (N, ...) of N clients.
-    """
-    flat = weights.flatten(1).double()
-    return float(torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square().mean())
-
-
-def scale_norm(scale: Tensor) -> float:
-    """Compute the operator norm of the scaling that multiplies each channel by its element of ``scale`` (Figure 5).
-
-    The matrix of such a scaling is diagonal, so that its norm is the largest of the elements' magnitudes.
-
-    Args:
-        scale: (O,).
-    """
-    return float(scale.detach().abs().max())
-
-
-def effective_rank(weight: Tensor, *, share: float = 0.99) -> int:
-    """Count how many of the largest singular values add up to ``share`` of the sum of all (Figure 5, left).
-
-    The paper takes "99 % of the sum of the singular values as threshold" and counts the values above; a single value is
-    never above that, so it is read as the sum that the values counted have to reach.
-
-    Args:
-        weight: (O, ...), seen as a matrix of O rows.
-        share: above 0 up to 1.
-    """
-    values = torch.linalg.svdvals(weight.flatten(1).double())
-    reached = values.cumsum(0) >= share * values.sum() * (1 - 1e-12)
-    return int(reached.long().argmax()) + 1
 
 
 @dataclass

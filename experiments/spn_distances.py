@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from measures import chance_label_distance, published_label_distance, published_rmse
 from row_file import RowFile, takes_rows
 from torch import Tensor
 
@@ -32,42 +33,6 @@ DEFENSES: Mapping[str, Defense] = {
     "SPN-0.5": spn(alpha2=0.5),
     "SPN-0.1": spn(alpha2=0.1),
 }
-
-
-def published_rmse(guesses: Tensor, truths: Tensor) -> Tensor:
-    """(N,) ||guess - x|| / ||x|| of guesses as they come: not brought to [0, 1], not matched (SPN, section 4.1).
-
-    The metric ``rmse`` clamps guesses first, and no clamped guess of a digit can have the errors that Figure 12 prints.
-
-    Args:
-        guesses: (N, C, H, W), of any range.
-        truths: (N, C, H, W) in [0, 1], in the order in which they were attacked.
-    """
-    x, apart = truths.flatten(1).double(), (guesses - truths).flatten(1).double()
-    ratios: Tensor = apart.square().sum(1).sqrt() / x.square().sum(1).sqrt()
-    return ratios
-
-
-def published_label_distance(guesses: Tensor, truths: Tensor) -> Tensor:
-    """(N,) 1 where the label at this place of the batch is wrong, else 0 (SPN, section 4.1, as its figures have it).
-
-    An attack on a batch finds labels in no order, so that perfectly read ones are at a wrong place as often as chance
-    has it; the metric ``label_correct`` takes the order that finds most.
-
-    Args:
-        guesses, truths: (N,) classes or (N, K) probabilities, in their own order.
-    """
-    return (hard_labels(guesses) != hard_labels(truths)).double()
-
-
-def chance_label_distance(batch_size: int, classes: int) -> float:
-    """Return the distance of labels that were perfectly read and laid in a random order beside those of the batch.
-
-    Labels are uniform over the ``classes``: a place has its own label with probability 1/B, and else one that is right
-    by chance with probability 1/K.
-    """
-    own = 1 / batch_size
-    return 1 - (own + (1 - own) / classes)
 
 
 def attacked(client: Client, attack: ReconstructionAttack, probe: int, batch_size: int) -> tuple[Tensor, Tensor]:

@@ -9,73 +9,58 @@ from typing import TYPE_CHECKING
 from fl_privacy.packages import on_demand
 
 if TYPE_CHECKING:
-    from fl_privacy.attacks import reconstruct
-    from fl_privacy.defenses import Defense, compose
-    from fl_privacy.federation import Audit, Client
-    from fl_privacy.flower import HonestButCurious, PrivacyClient, audit, defend, defense_mod, probe_mod
-    from fl_privacy.interception import Interceptor, load_observations
-    from fl_privacy.metrics import evaluate
-    from fl_privacy.report.loggers import log_run
-    from fl_privacy.report.notebook import show
-    from fl_privacy.results.frames import to_dataframe
-    from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
-
-_HOMES = {
-    "fl_privacy.attacks": ("reconstruct",),
-    "fl_privacy.defenses": ("Defense", "compose"),
-    "fl_privacy.federation": (
-        "Audit",
-        "Client",
-    ),
-    "fl_privacy.flower": ("HonestButCurious", "PrivacyClient", "audit", "defend", "defense_mod", "probe_mod"),
-    "fl_privacy.interception": ("Interceptor", "load_observations"),
-    "fl_privacy.metrics": ("evaluate",),
-    "fl_privacy.report.loggers": ("log_run",),
-    "fl_privacy.report.notebook": ("show",),
-    "fl_privacy.results.frames": ("to_dataframe",),
-    "fl_privacy.types": (
-        "Batch",
-        "Knowledge",
-        "LocalPlan",
-        "ModelState",
-        "Observation",
-        "Reconstruction",
-        "Upload",
-        "VictimId",
-    ),
-}
-
-__all__ = [
-    "Audit",
-    "Batch",
-    "Client",
-    "Defense",
-    "HonestButCurious",
-    "Interceptor",
-    "Knowledge",
-    "LocalPlan",
-    "ModelState",
-    "Observation",
-    "PrivacyClient",
-    "Reconstruction",
-    "Upload",
-    "VictimId",
-    "audit",
-    "compose",
-    "defend",
-    "defense_mod",
-    "evaluate",
-    "load_observations",
-    "log_run",
-    "probe_mod",
-    "reconstruct",
-    "show",
-    "to_dataframe",
-]
-
-
-__getattr__ = on_demand(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from fl_privacy.attacks import reconstruct as reconstruct
+    from fl_privacy.defenses import Defense as Defense
+    from fl_privacy.defenses import compose as compose
+    from fl_privacy.federation import Audit as Audit
+    from fl_privacy.federation import Client as Client
+    from fl_privacy.flower import (
+        HonestButCurious as HonestButCurious,
+    )
+    from fl_privacy.flower import (
+        PrivacyClient as PrivacyClient,
+    )
+    from fl_privacy.flower import (
+        audit as audit,
+    )
+    from fl_privacy.flower import (
+        defend as defend,
+    )
+    from fl_privacy.flower import (
+        defense_mod as defense_mod,
+    )
+    from fl_privacy.flower import (
+        probe_mod as probe_mod,
+    )
+    from fl_privacy.interception import Interceptor as Interceptor
+    from fl_privacy.interception import load_observations as load_observations
+    from fl_privacy.metrics import evaluate as evaluate
+    from fl_privacy.report.loggers import log_run as log_run
+    from fl_privacy.report.notebook import show as show
+    from fl_privacy.results.frames import to_dataframe as to_dataframe
+    from fl_privacy.types import (
+        Batch as Batch,
+    )
+    from fl_privacy.types import (
+        Knowledge as Knowledge,
+    )
+    from fl_privacy.types import (
+        LocalPlan as LocalPlan,
+    )
+    from fl_privacy.types import (
+        ModelState as ModelState,
+    )
+    from fl_privacy.types import (
+        Observation as Observation,
+    )
+    from fl_privacy.types import (
+        Reconstruction as Reconstruction,
+    )
+    from fl_privacy.types import (
+        Upload as Upload,
+    )
+    from fl_privacy.types import (
+        VictimId as VictimId,
+    )
+else:
+    __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -149,7 +149,6 @@ def _following(given: nn.Module, like: Tensor) -> Callable[[Tensor, Tensor], Ten
 
 
 def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Tensor) -> Loss:
-    """Find out what a loss takes, by calling it with classes and with rows."""
     moved = _following(given, like) if isinstance(given, nn.Module) else given
     size = _TINY_TRIAL + (num_classes == _TINY_TRIAL)
     outputs = torch.rand(size, num_classes, generator=torch.Generator().manual_seed(0)).to(like)
@@ -157,7 +156,8 @@ def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Te
     rows = torch.zeros_like(outputs)
     rows[:, 0] = 1
     known = _TARGETS.get(type(given)) if isinstance(given, nn.Module) else _FUNCTIONS.get(given)
-    of_rows, name = _refused(moved, outputs, rows), _name(given)
+    name = getattr(given, "__name__", type(given).__name__)
+    of_rows, name = _refused(moved, outputs, rows), name if name.isidentifier() else "the function given"
     if num_classes == 1 and (known is None or of_rows is not None):
         return _of_one_output(moved, outputs, name, of_rows)
     of_indices = _refused(moved, outputs, indices) if known is None else "it takes rows"
@@ -214,8 +214,3 @@ def _kind(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor) -> TargetK
     except (RuntimeError, ValueError, TypeError):
         return "bits"
     return "values" if float(slope.sum()) > 0 else "bits"
-
-
-def _name(given: object) -> str:
-    name = getattr(given, "__name__", type(given).__name__)
-    return name if name.isidentifier() else "the function given"

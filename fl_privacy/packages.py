@@ -3,8 +3,9 @@
 Names of a package that import their modules when they are first asked for.
 """
 
+import ast
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
@@ -90,24 +91,29 @@ def minilm_folder() -> Path:
     return packaged_folder(module, needed_by="MiniLM", install=install) / "model"
 
 
-def on_demand(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
-    """Make ``__getattr__`` of ``package``: what ``homes`` names (module -> its names), imported when first used.
+def on_demand(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Make ``__getattr__``, ``__dir__`` and ``__all__`` of ``package``: its names are imported when first used.
 
-    What needs a package that is not installed is a ``UserError`` that names the extra.
+    The names are those that its ``__init__.py`` imports for type checkers alone, under ``if TYPE_CHECKING``. What needs
+    a package that is not installed is a ``UserError`` that names the extra.
     """
-    where = {name: home for home, names in homes.items() for name in names}
+    module = sys.modules[package]
+    source = Path(str(module.__file__)).read_text(encoding="utf-8")
+    block = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom) and node.module]
+    where = {alias.name: node.module for node in imports for alias in node.names}
 
     def find(name: str) -> object:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            return getattr(import_module(where[name]), name)
+            return getattr(import_module(str(where[name])), name)
         except ImportError as error:
             if (missing := missing_extra(error)) is None:
                 raise
             raise missing from error
 
-    return find
+    return find, lambda: sorted({*vars(module), *where}), sorted(where)
 
 
 class _Later(ModuleType):

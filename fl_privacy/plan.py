@@ -101,7 +101,6 @@ class LocalPlan:
         self._expect_compatible()
 
     def _expect_compatible(self) -> None:
-        """Refuse settings that contradict each other."""
         if self.augment_probes and not self.augments:
             raise UserError(
                 "plan.augment_probes is expected with crop_padding or flip, but there is neither; set plan.flip=true."

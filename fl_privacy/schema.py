@@ -1,17 +1,15 @@
 """What the columns of a table are, and how its rows become what a model takes."""
 
 import copy
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
 
 TOLERANCE = 0.319
@@ -240,25 +238,6 @@ class Schema:
         """Format cells (N, C) as their data set writes them."""
         return [[c.written(v) for c, v in zip(self.columns, row, strict=True)] for row in cells.tolist()]
 
-    def to_json(self) -> str:
-        """Serialize the schema as JSON."""
-        return json.dumps([asdict(column) for column in self.columns])
-
-    @classmethod
-    def of_json(cls, text: str) -> "Schema":
-        """Read what :meth:`to_json` wrote.
-
-        Raises:
-            UserError: it is something else.
-        """
-        try:
-            return cls(tuple(_column(each) for each in json.loads(text)))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-            raise UserError(
-                "A schema is expected to be a JSON list of columns with name, categories, shift and scale, but is not;"
-                " write it by Schema.to_json()."
-            ) from error
-
     @classmethod
     def inferred(cls, inputs: Tensor, names: Sequence[str] = ()) -> "Schema":
         """Find the schema of what a model takes, (N, F): neighbors of 0 and 1 that add up to 1 are categories.
@@ -312,15 +291,6 @@ def number_column(name: str, values: Tensor) -> Column:
         std=std,
         decimals=0 if whole else min(MOST_DECIMALS, max(0, 2 - math.floor(math.log10(std)))),
     )
-
-
-def _column(given: Mapping[str, Any]) -> Column:
-    kinds: dict[str, Any] = {"name": str, "categories": list[str], "decimals": int}
-    kinds |= dict.fromkeys(("shift", "scale"), list[float | int]) | dict.fromkeys(("low", "high", "std"), float | int)
-    if any(key in given and not fits(given[key], kind) for key, kind in kinds.items()):
-        raise TypeError("a value of another type")
-    parts = {**given, **{key: tuple(given.get(key, ())) for key in ("categories", "shift", "scale")}}
-    return Column(**parts)
 
 
 M = TypeVar("M")

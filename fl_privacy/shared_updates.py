@@ -121,7 +121,6 @@ def _values(what: str, inner: nn.Module, given: Weights) -> dict[str, Tensor]:
 
 
 def _apart(values: Mapping[str, Tensor], parameters: set[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Split ``values`` into parameters and other values."""
     return (
         {name: value for name, value in values.items() if name in parameters},
         {name: value for name, value in values.items() if name not in parameters},

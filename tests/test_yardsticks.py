@@ -13,13 +13,13 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 53,
-    "lines of the package": 100_782,
+    "lines of the package": 100_095,
     "files": 517,
-    "private helpers of at most 6 lines, called once": 480,
+    "private helpers of at most 6 lines, called once": 372,
     "public class names with two homes": 30,
     "argument lines without their noun, in percent": 44,
-    "words in docstrings": 157_920,
-    "words of our own in docstrings": 375,
+    "words in docstrings": 156_046,
+    "words of our own in docstrings": 373,
     "words of our own in docs and README": 238,
     "words in the guide": 33_792,
 }

@@ -41,7 +41,6 @@ def attack_named(name: str) -> Make:
 
 
 def _settings(file: Path) -> Mapping[str, Any]:
-    """Return a file's settings on top of those of the file that it extends."""
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
     if len(lines) == 1 and (found := _TARGET.fullmatch(lines[0])):
         return {"_target_": f"fl_privacy.attacks.{found[1]}"}

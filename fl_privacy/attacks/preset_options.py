@@ -95,17 +95,17 @@ def vary(published: T, options: Mapping[str, Any]) -> T:
         chosen |= {"source": Untrained(), "projection": "none"} if space == "network" else {}
     if layers := chosen.pop("layers", None):
         objective = chosen.get("objective", published.objective) if isinstance(published, GradientInversion) else None
-        if not is_dataclass(objective) or isinstance(objective, type) or "layers" not in _settable(objective):
+        if (
+            not is_dataclass(objective)
+            or isinstance(objective, type)
+            or "layers" not in {each.name for each in fields(objective) if each.init}
+        ):
             raise UserError(
                 "attack.layers is expected with an objective that is a dataclass with a field layers, but"
                 f" {type(objective).__name__} is none; leave attack.layers out."
             )
         chosen["objective"] = replace(objective, layers=layers)
     return replace(published, **chosen)
-
-
-def _settable(objective: Any) -> set[str]:
-    return {each.name for each in fields(objective) if each.init}
 
 
 def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callable[P, T]], Callable[P, T]]:

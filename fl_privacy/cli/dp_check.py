@@ -72,7 +72,11 @@ def check_dp(  # noqa: PLR0917
         records = in_order(
             [*records, *(r for r in read_claims(folder) if r.subject not in {n.subject for n in records})]
         )
-    page = write_claims_page(records, out or _page(folder, kind), title=folder.name if kind != "name" else subject)
+    page = write_claims_page(
+        records,
+        out or (folder / "claim.html" if kind == "run" else Path("claim.html")),
+        title=folder.name if kind != "name" else subject,
+    )
     if kind == "run":
         write_claims(folder, records)
     say(claims_as_json(records) if as_json else _in_words(records, page))
@@ -121,10 +125,6 @@ def _kind_of(folder: Path) -> Kind:
             " neither; name one that does, or module:name."
         )
     return "name"
-
-
-def _page(folder: Path, kind: Kind) -> Path:
-    return folder / "claim.html" if kind == "run" else Path("claim.html")
 
 
 def _verdicts(subject: str, kind: Kind, asked: Asked, *, train: bool) -> list[ClaimVerdict]:

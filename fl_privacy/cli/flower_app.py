@@ -181,7 +181,7 @@ def _order(context: Context) -> _Order:
         given = _sized(given, lambda: total)
     if not _is_simulated():
         unread = frozenset({"out", "name", *(("data.root",) if DATA_PATH in context.node_config else ())})
-    return _composed(tuple(given), tuple(_trusted_here()), unread)
+    return _composed(tuple(given), tuple(os.environ.get(TRUST_VARIABLE, "").replace(",", " ").split()), unread)
 
 
 @contextmanager
@@ -323,7 +323,3 @@ def _overrides(context: Context) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise UserError(f"overrides are expected as key=value with closed quotes, but got {text[:200]!r}.") from error
-
-
-def _trusted_here() -> list[str]:
-    return os.environ.get(TRUST_VARIABLE, "").replace(",", " ").split()

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -19,7 +18,7 @@ from fl_privacy.checks import one_of, whole
 from fl_privacy.config import compose_file
 from fl_privacy.config.building import check_arguments
 from fl_privacy.config.reading import expect_type
-from fl_privacy.data import Dataset, LabelledExamples, TextExamples, expect_images, texts_of
+from fl_privacy.data import LabelledExamples, TextExamples, expect_images, texts_of
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_dataset, build_network
 from fl_privacy.files import user_cache_folder
@@ -60,14 +59,25 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     texts = texts_of(dataset.train) is not None
     teacher = None if settings["teacher"] is None else _teacher(settings["teacher"], texts=texts)
     usual = TEXTS if texts else EvaluatorPlan() if teacher is None else student_plan(EvaluatorPlan(), teacher)
-    plan, device = _plan(settings, usual), resolve_device(settings["device"])
-    splits, seed = _public_first(settings["split"], dataset), settings["seed"]
+    chosen = {name: settings[name] for name in EvaluatorPlan.__dataclass_fields__ if settings[name] is not None}
+    if "widths" in chosen:
+        chosen["widths"] = tuple(chosen["widths"])
+    check_arguments(EvaluatorPlan, chosen, "evaluator")
+    plan, device = replace(usual, **chosen), resolve_device(settings["device"])
+    split = settings["split"]
+    one_of("split", split, ("train", "test"))
+    splits = (dataset.train, dataset.test) if split == "train" else (dataset.test, dataset.train)
+    seed = settings["seed"]
     if texts:
         model = build_network(settings["model"], dataset, seed=seed)
         work = _words(*splits, settings["images"], plan, seed=seed, model=model)
     else:
         work = _images(*splits, settings["images"], plan, seed=seed, teacher=teacher)
-    file = _target(settings["out"], dataset.name, work.key)
+    out = settings["out"]
+    if out is not None:
+        file = expanded(out)
+    else:
+        file = user_cache_folder() / f"evaluator-{dataset.name.replace('/', '--')}-{work.key}.safetensors"
     if not settings["overwrite"] and file.exists():
         if read_about(file).get("key") != work.key:
             raise UserError(
@@ -108,14 +118,6 @@ class _Work:
     """(R, N) predictions for the other split at each of :data:`RATIOS`."""
 
 
-def _plan(settings: Mapping[str, Any], usual: EvaluatorPlan) -> EvaluatorPlan:
-    chosen = {name: settings[name] for name in EvaluatorPlan.__dataclass_fields__ if settings[name] is not None}
-    if "widths" in chosen:
-        chosen["widths"] = tuple(chosen["widths"])
-    check_arguments(EvaluatorPlan, chosen, "evaluator")
-    return replace(usual, **chosen)
-
-
 def _images(
     ours: LabelledExamples,
     others: LabelledExamples,
@@ -125,7 +127,6 @@ def _images(
     seed: int,
     teacher: EvaluationNetwork | None,
 ) -> _Work:
-    """Plan a training on ``number`` of ``ours``, shown on ``others``."""
     public = expect_images(ours, "train-evaluator").images[_thinned(len(ours), number)]
     shown = expect_images(others, "train-evaluator").images[_thinned(len(others), SHOWN)]
 
@@ -177,12 +178,6 @@ def _words(
     )
 
 
-def _public_first(split: str, dataset: Dataset) -> tuple[LabelledExamples, LabelledExamples]:
-    """Return the split that is trained on, and the other one."""
-    one_of("split", split, ("train", "test"))
-    return (dataset.train, dataset.test) if split == "train" else (dataset.test, dataset.train)
-
-
 def _thinned(there: int, number: int | None) -> slice:
     """Choose ``number`` of ``there`` at equal distances; all for ``None``."""
     if number is None:
@@ -197,12 +192,6 @@ def _key(plan: EvaluatorPlan, seed: int, examples: Tensor, *more: str) -> str:
     content = hashlib.sha256(examples.contiguous().numpy().tobytes())
     content.update(json.dumps([examples.shape, seed, asdict(plan), *more]).encode())
     return content.hexdigest()[:16]
-
-
-def _target(out: str | None, data: str, key: str) -> Path:
-    if out is not None:
-        return expanded(out)
-    return user_cache_folder() / f"evaluator-{data.replace('/', '--')}-{key}.safetensors"
 
 
 def _train(train: Callable[[torch.device, Progress], Evaluator], device: torch.device, console: Console) -> Evaluator:

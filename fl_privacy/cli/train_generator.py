@@ -110,7 +110,11 @@ def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
         return file
     training = order.training()
     expect_writable(file)
-    state = file.with_name(f"{file.name}.training") if settings["out"] is not None else _state_in_cache(order)
+    state = (
+        file.with_name(f"{file.name}.training")
+        if settings["out"] is not None
+        else user_cache_folder() / f"generator-{order.training_key}.training"
+    )
     if not settings["overwrite"] and state.exists() and load_training(state, order.training_key) is None:
         raise UserError(
             f"{state} is expected to be of this very training, but is of another that was stopped; name another out, go"
@@ -122,13 +126,7 @@ def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
     return file
 
 
-def _state_in_cache(order: _Order) -> Path:
-    """Return the path of the training's state, the same for any number of steps."""
-    return user_cache_folder() / f"generator-{order.training_key}.training"
-
-
 def _public(dataset: Dataset, split: str, number: int | None) -> Examples:
-    """Choose ``number`` examples of ``split``, at equal distances."""
     one_of("split", split, ("train", "test"))
     examples = expect_images(dataset.train if split == "train" else dataset.test, "train-generator")
     if number is None:

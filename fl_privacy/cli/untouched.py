@@ -81,7 +81,6 @@ def audit(  # noqa: PLR0917
 
 
 def _asked(nodes: int | None, rounds: int, *, victims: int, budget: str, seconds: float) -> dict[str, Any]:
-    """Check how much is asked for."""
     one_of("--budget", budget, ("quick", "standard", "thorough"))
     whole("--victims", victims, at_least=1, at_most=1000, example=8)
     number("--seconds", seconds, above=0, example=600.0)

@@ -340,7 +340,6 @@ def _settings(name: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield each text inside a nested ``value``."""
     if isinstance(value, Mapping):
         yield from _texts([*value, *value.values()])
     elif isinstance(value, Iterable) and not isinstance(value, str | bytes):

@@ -146,7 +146,10 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
     Raises:
         UserError: there is no such grid, or it is not one.
     """
-    raw, trust = _read(name), trust_in(overrides)
+    path = GRIDS / f"{name}.yaml" if name in grid_names() else Path(name)
+    if not path.is_file():
+        raise UserError(f"A grid is expected to be a YAML file or one of {', '.join(grid_names())}, but got {name!r}.")
+    raw, trust = read_settings(path), trust_in(overrides)
     for key in raw:
         if key not in _SECTIONS:
             raise UserError(f"Unknown key {key} in the grid {name}{suggest(str(key), _SECTIONS)}")
@@ -204,13 +207,6 @@ def grid_points(family: str, overrides: Sequence[str]) -> Iterable[GridPoint]:
     for point in expand_sweep(overrides):
         value = next((o.partition("=")[2] for o in point if o.partition("=")[0] == key), "")
         yield GridPoint(family, f"{key.rpartition('.')[2].replace('_', ' ')} {value}".strip(), tuple(point))
-
-
-def _read(name: str) -> Mapping[str, Any]:
-    path = GRIDS / f"{name}.yaml" if name in grid_names() else Path(name)
-    if not path.is_file():
-        raise UserError(f"A grid is expected to be a YAML file or one of {', '.join(grid_names())}, but got {name!r}.")
-    return read_settings(path)
 
 
 TRACKS = Path(__file__).resolve().parent.parent / "tracks"

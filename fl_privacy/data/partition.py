@@ -238,7 +238,6 @@ def _shuffled(count: int, seed: int) -> Tensor:
 
 
 def _indices(partitioner: Any, columns: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the column ``index`` of every part that ``partitioner`` makes of a table."""
     table = {name: column.numpy() for name, column in columns.items()}
     partitioner.dataset = require("datasets").Dataset.from_dict(table)
     # Its warnings of repeated draws and its progress bars tell nothing; a division not found is raised.

@@ -264,10 +264,10 @@ class ImageFolder:
 
     def identity(self) -> list[str]:
         """Return paths, times and sizes of the images, and the classes."""
-        return [*(self.classes or ()), *self._stamps()]
-
-    def _stamps(self) -> list[str]:
-        return file_stamps(file for classes in self._splits().values() for files in classes.values() for file in files)
+        return [
+            *(self.classes or ()),
+            *file_stamps(file for classes in self._splits().values() for files in classes.values() for file in files),
+        ]
 
     def tables(self) -> Tables:
         """Return a table of paths with their class for each split."""

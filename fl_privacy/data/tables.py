@@ -264,7 +264,6 @@ def _dataset(frames: Sequence[Any], names: Sequence[str] | None, reading: _Readi
 
 
 def _expect_columns(frames: Sequence[Any], columns: Sequence[str], reading: _Reading, name: str) -> None:
-    """Refuse columns that are asked for and not there, and splits of different columns."""
     asked = {
         "data.target": [reading.target],
         "data.group_column": [reading.group_column],

@@ -100,7 +100,10 @@ def _trained(library: Any, name: str, texts: Sequence[str], size: int) -> Any:
     tokenizer = library.Tokenizer(library.models.WordLevel())
     tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-    words = _word_counts(tokenizer, texts)
+    words: Counter[str] = Counter()
+    for text in texts:
+        normal = tokenizer.normalizer.normalize_str(text)
+        words.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
     if name == "words":
         kept = sorted(words, key=lambda word: (-words[word], word))[: size - 1]
         tokenizer.model = library.models.WordLevel(_numbered([_UNKNOWN, *kept]), unk_token=_UNKNOWN)
@@ -111,14 +114,6 @@ def _trained(library: Any, name: str, texts: Sequence[str], size: int) -> Any:
     ends = [(token, vocabulary[token]) for token in (_FIRST, _LAST)]
     tokenizer.post_processor = library.processors.TemplateProcessing(single=f"{_FIRST} $A {_LAST}", special_tokens=ends)
     return tokenizer
-
-
-def _word_counts(tokenizer: Any, texts: Sequence[str]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for text in texts:
-        normal = tokenizer.normalizer.normalize_str(text)
-        found.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
-    return found
 
 
 def _word_pieces(words: Mapping[str, int], size: int) -> list[str]:
@@ -324,7 +319,6 @@ def _examples(parts: Sequence[Any], columns: _Columns, target: Target, name: str
 
 
 def _of_any_token(examples: TextExamples) -> TextExamples:
-    """Keep the texts that have a token at all."""
     kept = (examples.lengths > 0).nonzero().flatten()
     return examples if len(kept) == len(examples) else examples.subset(kept)
 

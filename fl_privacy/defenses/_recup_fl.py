@@ -61,7 +61,8 @@ def mislead(
     radius = budget * float(torch.stack([g.square().sum() for g in gradient.values()]).sum().sqrt())
     if radius == 0:
         return gradient
-    told = _logits(gradient, sketch, heads).softmax(-1).mean(0).argmax(-1)
+    sketched = sketch({name: g.unsqueeze(0) for name, g in gradient.items()})
+    told = torch.stack([head(sketched) for head in heads]).softmax(-1).mean(0).argmax(-1)
     moved: Tensors = {name: torch.zeros_like(g) for name, g in gradient.items()}
     length = 2 * radius / iterations
     for turn in range(iterations):
@@ -70,12 +71,6 @@ def mislead(
             uphill = _uphill({n: g + moved[n] for n, g in gradient.items()}, sketch, asked, told)
             moved = _within({n: m + length * uphill[n] for n, m in moved.items()}, radius)
     return {name: g + moved[name] for name, g in gradient.items()}
-
-
-def _logits(gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier]) -> Tensor:
-    """Return the logits (heads, 1, A) of the substitutes."""
-    sketched = sketch({name: g.unsqueeze(0) for name, g in gradient.items()})
-    return torch.stack([head(sketched) for head in heads])
 
 
 def _uphill(gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier], told: Tensor) -> Tensors:
@@ -120,7 +115,7 @@ class _Zoo:
                 " defense.informed with them, or use data with an attribute beside the class."
             )
         values = ModelState({n: p.detach() for n, p in step.sent.parameters.items()}, step.sent.buffers)
-        key = _fingerprint(values)
+        key = tuple(float(moment) for p in values.parameters.values() for moment in (p.sum(), p.square().sum()))
         if self._kept is None or self._kept[0] != key:
             self._kept = key, self._trained(step, values, uploaded, step.plan)
         return self._kept[1]
@@ -142,7 +137,3 @@ class _Zoo:
                 GradientClassifier.fit(known[some], attributes[some], classes, rng, hidden=hidden, steps=STEPS)
             )
         return sketch, heads
-
-
-def _fingerprint(values: ModelState) -> tuple[float, ...]:
-    return tuple(float(moment) for p in values.parameters.values() for moment in (p.sum(), p.square().sum()))

@@ -242,7 +242,6 @@ class Defense:
         return [made[name] for name in values]
 
     def _expect_of_uploads(self, model: nn.Module | None, batch: Batch | None) -> None:
-        """Refuse a defense that acts on more than what is uploaded."""
         inside = {"model": "the model", "private": "private layers", "examples": "the client's examples"}
         inside |= {"data": "each batch", "loss": "the loss"}
         if acts := [what for hook, what in inside.items() if getattr(self, hook)]:

@@ -93,7 +93,13 @@ def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: A
 def own_gradients(step: LocalStep, inputs: Tensor) -> Tensors:
     """Compute the gradient (B, *shape) of each example's loss, differentiable by ``inputs``."""
     batch = Batch(inputs, step.batch.labels)
-    return example_gradients(step.model, _frozen(step), batch, plan=step.plan, changes=step.changes)
+    return example_gradients(
+        step.model,
+        ModelState({n: p.detach() for n, p in step.sent.parameters.items()}, step.sent.buffers),
+        batch,
+        plan=step.plan,
+        changes=step.changes,
+    )
 
 
 def descend(
@@ -140,10 +146,6 @@ def pull_within(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
     if float(length) <= radius:
         return {name: gradient[name] for name in center}
     return {name: c + (radius / length * apart[name]).to(c) for name, c in center.items()}
-
-
-def _frozen(step: LocalStep) -> ModelState:
-    return ModelState({n: p.detach() for n, p in step.sent.parameters.items()}, step.sent.buffers)
 
 
 def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[str, int]:

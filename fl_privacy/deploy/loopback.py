@@ -115,7 +115,13 @@ class LoopbackFederation:
             extra: arguments.
         """
         command = [sys.executable, "-m", "fl_privacy", "supernode", "--superlink", superlink or self.address]
-        command += ["--port", str(free_port()), "--node-config", _node_config(config), *extra]
+        command += [
+            "--port",
+            str(free_port()),
+            "--node-config",
+            " ".join(f"{key}={json.dumps(value)}" for key, value in config.items()),
+            *extra,
+        ]
         if self.secured:
             command += ["--root-certificates", str(authority or self.secured.authority)]
         else:
@@ -263,10 +269,6 @@ def _answers(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _node_config(config: Mapping[str, object]) -> str:
-    return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
 
 
 def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:

@@ -132,7 +132,11 @@ def _write_keys(deployment: Deployment) -> None:
 
 
 def _write_texts(deployment: Deployment) -> None:
-    values = {"host": _in_url(deployment.host), "port": deployment.port, "nodes": deployment.nodes}
+    values = {
+        "host": f"[{deployment.host}]" if ":" in deployment.host else deployment.host,
+        "port": deployment.port,
+        "nodes": deployment.nodes,
+    }
     folder, last = deployment.folder, deployment.nodes - 1
     for name in ("README.md", "Dockerfile"):
         _write(folder / name, name, values | {"last": last})
@@ -206,10 +210,6 @@ def _is_host(text: str) -> bool:
         named = len(text) <= _LONGEST_HOST and all(map(_LABEL.fullmatch, labels))
         return named and not labels[-1].isdigit()  # 1.2.3 and 1.2.3.400 are no addresses
     return "%" not in text
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _private_folder(folder: Path) -> None:

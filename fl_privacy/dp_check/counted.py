@@ -57,7 +57,12 @@ class Drawn:
         first, second = drawn[0].numpy(), drawn[1].numpy()
         fixing = len(first) // 5
         tests = _chosen(first[:fixing], second[:fixing], claim.delta)
-        widest = _widest(first[:fixing], second[:fixing], projections=len(statistics.directions))
+        # the projection with noise whose means are most standard deviations apart
+        projections = len(statistics.directions)
+        yes, no = first[:fixing][:, :projections], second[:fixing][:, :projections]
+        spread = np.sqrt((yes.var(0) + no.var(0)) / 2)
+        shift = np.abs(yes.mean(0) - no.mean(0))
+        widest = int(np.argmax(np.where(_varies(yes) & _varies(no), shift / np.maximum(spread, 1e-300), -1.0)))
         kept = {"first": first[fixing:], "second": second[fixing:]}
         return cls(**kept, tests=tests, widest=widest, statistics=statistics, delta=claim.delta, draws=len(first))
 
@@ -128,14 +133,6 @@ def _chosen(first: Values, second: Values, delta: float) -> list[Test]:
         place = int(np.argmax(found))
         rated.append((float(found[place]), (number, float(thresholds[place]))))
     return [test for _, test in sorted(rated, key=lambda each: -each[0])[:TESTS_KEPT]]
-
-
-def _widest(first: Values, second: Values, *, projections: int) -> int:
-    """Return the projection with noise whose means are most standard deviations apart."""
-    yes, no = first[:, :projections], second[:, :projections]
-    spread = np.sqrt((yes.var(0) + no.var(0)) / 2)
-    shift = np.abs(yes.mean(0) - no.mean(0))
-    return int(np.argmax(np.where(_varies(yes) & _varies(no), shift / np.maximum(spread, 1e-300), -1.0)))
 
 
 def _varies(values: Values) -> NDArray[np.bool_]:

@@ -254,7 +254,7 @@ def _others(app: AppReport, captured: Captured, number: int, seed: int) -> Other
 def _sentences(app: AppReport, said: Sequence[str]) -> list[str]:
     """Say on the page what is known of the app, before what was attacked."""
     described = describe_app(app.observations, app.defense, app.found, app.defenses)
-    return [*described, *app.said, *said, *_told(app.problems)]
+    return [*described, *app.said, *said, *[f"Went wrong: {problem}." for problem in app.problems[:5]]]
 
 
 def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
@@ -297,10 +297,6 @@ def _what(observations: Sequence[Observation]) -> str:
         f"{' and '.join(filter(None, parts))} of {clients} client{'s' * (clients > 1)}"
         f" in round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}"
     )
-
-
-def _told(problems: Sequence[str]) -> list[str]:
-    return [f"Went wrong: {problem}." for problem in problems[:5]]
 
 
 def _nothing(*args: object, **kwargs: object) -> list[Any]:

@@ -28,7 +28,7 @@ from fl_privacy.models import normalized
 from fl_privacy.plan import Normalization
 from fl_privacy.results.ongoing import CAPTURES, CONFIG, IDENTITY
 from fl_privacy.results.read import read_identity
-from fl_privacy.types import Observation, VictimId
+from fl_privacy.types import Observation
 
 
 def app_captures(captured: str) -> Path | None:
@@ -66,7 +66,7 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
     app = AppReport(
         observations=observations,
         source=source,
-        fingerprints=_by_victim(note.fingerprints, observations),
+        fingerprints={id: note.fingerprints[str(id)] for id in ids_of(observations) if str(id) in note.fingerprints},
         defense=note.defense,
         defenses=note.defenses,
         found=Counter(),
@@ -114,10 +114,6 @@ def _first_shape(captures: Path) -> tuple[tuple[int, ...], int]:
         file.refuse(f"is of images {shape!r} of {classes!r} classes")
     assert isinstance(shape, list)
     return tuple(shape), classes
-
-
-def _by_victim(told: Mapping[str, Sequence[str]], observations: Sequence[Observation]) -> dict[VictimId, Sequence[str]]:
-    return {id: told[str(id)] for id in ids_of(observations) if str(id) in told}
 
 
 def expect_of(setup: Setup, observation: Observation) -> None:

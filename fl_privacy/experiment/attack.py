@@ -10,7 +10,7 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings
 from fl_privacy.data import images_of
 from fl_privacy.errors import UserError, blamed_on
-from fl_privacy.experiment.app import AppReport, report_app
+from fl_privacy.experiment.app import report_app
 from fl_privacy.experiment.app_captures import app_captures, as_captured, captures_of, expect_of, load_app
 from fl_privacy.experiment.build import (
     attack_of_run,
@@ -142,7 +142,16 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     app, note = load_app(captures, config)
-    app = replace(app, said=[*app.said, *_image_prior_of_app(attack, app)])
+    shapes = [observation.input_shape for observation in app.observations[:1]]
+    known = [batch.inputs for batch in app.truth().first(LOOKED_AT)]
+    alike = bool(known) and all(images.shape == known[0].shape for images in known)
+    app = replace(
+        app,
+        said=[
+            *app.said,
+            *[s for shape in shapes for s in describe_image_prior(attack, shape, torch.cat(known) if alike else None)],
+        ],
+    )
     defense = "+".join(part.name for part in note.defense) or "none"
     name = config.truth or "unknown"
     config = config.changed({"choices.data": Path(name).name, "choices.defense": defense, "choices.federation": "app"})
@@ -168,13 +177,6 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
             monitor.say(said)
         place.write_page()
     return place.path
-
-
-def _image_prior_of_app(attack: ReconstructionAttack, app: AppReport) -> list[str]:
-    shapes = [observation.input_shape for observation in app.observations[:1]]
-    known = [batch.inputs for batch in app.truth().first(LOOKED_AT)]
-    alike = bool(known) and all(images.shape == known[0].shape for images in known)
-    return [s for shape in shapes for s in describe_image_prior(attack, shape, torch.cat(known) if alike else None)]
 
 
 def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]:

@@ -81,7 +81,8 @@ class Tracer:
         if number < 2:
             return None
         query_owners = torch.cat([owners, _dealt(len(of), owners.unique()) if shared else of])
-        guessed = torch.cat([_guessed(score) for score in scores])
+        # which of the images have a guess, (B,)
+        guessed = torch.cat([torch.tensor([image.guess is not None for image in score.images]) for score in scores])
         distance = of_attacked = 1.0
         if guessed.any():
             answers = torch.cat([score.guesses for score in scores])[guessed], owners[guessed]
@@ -110,11 +111,6 @@ def _dealt(number: int, owners: Tensor) -> Tensor:
 
 def _counts(score: VictimScore) -> bool:
     return not score.sentences and score.rows is None and all(image.failure is None for image in score.images)
-
-
-def _guessed(score: VictimScore) -> Tensor:
-    """Say which of the images have a guess, (B,)."""
-    return torch.tensor([image.guess is not None for image in score.images])
 
 
 class Truth(Protocol):
@@ -337,11 +333,12 @@ class AttackStage:
         who = which if self.knowledge.defense is None else f"{which}, {attacker} attacker"
         result = self._reconstruct([*earlier, *observations], who, attacker)[len(earlier) :]
         self.knowledge.remember(result, attacker)
+        # the mode in which the client ran batch norm; ``None`` for a model without
         self.folder.add_attack(
             round=round,
             victims=len(result),
             seconds=time.perf_counter() - started,
-            batch_norm=_batch_norm(observations[0]),
+            batch_norm=observations[0].plan.batch_norm if has_batch_norm(observations[0].model) else None,
             attacker=attacker,
             countermeasures=list(dict.fromkeys(sentence for r in result for sentence in r.countermeasures)),
             candidates_from=None if (others := self.judge.others.candidates) is None else others.name,
@@ -412,11 +409,6 @@ def _in_words(round: int, start: int, number: int, total: int) -> str:
     """
     some = f"updates {start + 1} to {start + number} of {total}" if number < total else f"{total} updates"
     return (some if total > 1 else "1 update") + (f" of round {round}" if round else "")
-
-
-def _batch_norm(observation: Observation) -> str | None:
-    """Return the mode in which the client ran batch norm; ``None`` for a model without."""
-    return observation.plan.batch_norm if has_batch_norm(observation.model) else None
 
 
 def _expect_answers(found: object, asked: Sequence[Observation]) -> list[Reconstruction]:

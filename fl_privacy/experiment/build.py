@@ -234,7 +234,10 @@ def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> Non
     """Prepare ``defense`` for the examples of ``dataset``; ``UserError`` if it can't be, or can't change texts."""
     kind = dataset.train.modality
     if not _SUITS[kind](defense):
-        *most, last = _defenses_for(kind)
+        # name the package's defenses that suit examples of ``kind`` as they are, without an attribute to hide
+        names = [name for name in defenses.__all__ if name in options("defense") and name != "none"]
+        made: Mapping[str, Defense] = {name: getattr(defenses, name)() for name in names}
+        *most, last = [name for name, defense in made.items() if _SUITS[kind](defense) and not defense.informed]
         raise UserError(
             f"Defense {defense.name} is of images, but the data are {kind.data}; take {', '.join(most)} or {last}."
         )
@@ -270,13 +273,6 @@ _SUITS: Mapping[Modality, Callable[[Defense], bool]] = {
     ROWS: _suits_rows,
 }
 """Whether a defense changes and looks at nothing that such examples do not have."""
-
-
-def _defenses_for(kind: Modality) -> list[str]:
-    """Name the package's defenses that suit examples of ``kind`` as they are, without an attribute to hide."""
-    names = [name for name in defenses.__all__ if name in options("defense") and name != "none"]
-    made: Mapping[str, Defense] = {name: getattr(defenses, name)() for name in names}
-    return [name for name, defense in made.items() if _SUITS[kind](defense) and not defense.informed]
 
 
 _MOST_OF_PRIOR = 1000

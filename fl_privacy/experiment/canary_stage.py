@@ -168,19 +168,18 @@ class CanaryStage:
         parts = flat.split([value.numel() for value in like.values()])
         return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
 
-    def _chosen(self, update: Tensors, like: Tensors) -> Tensor:
-        """Take the chosen coordinates (s,) of ``update``; what it withholds is 0."""
-        assert self._coordinates is not None
-        whole = [update[name].flatten() if name in update else torch.zeros(v.numel()) for name, v in like.items()]
-        return torch.cat([part.cpu().to(torch.float32) for part in whole])[self._coordinates]
-
     def _by_clients(self, sent: Observation) -> Tensor:
         """Score clients (m,) whose update is the canary, or nothing, behind the hooks of the upload.
 
         Of a large model the hooks get the chosen coordinates alone: nothing else of a canary is other than 0.
         """
         assert self._directions is not None
-        norm, sizes = clip_norm_of(self._defense) or 1.0, self._chosen_sizes(sent.upload.tensors)
+        # count the chosen coordinates, which are in order, in each array that has any
+        assert self._coordinates is not None
+        ends = torch.tensor([value.numel() for value in sent.upload.tensors.values()]).cumsum(0)
+        counts = torch.bincount(torch.searchsorted(ends, self._coordinates, right=True), minlength=len(ends))
+        norm = clip_norm_of(self._defense) or 1.0
+        sizes = {name: count for name, count in zip(sent.upload.tensors, counts.tolist(), strict=True) if count}
         scores = torch.zeros(len(self._directions), dtype=torch.float64)
         for number, direction in counted("canary", list(enumerate(self._directions))):
             parts = (direction * norm * bool(self._taken[number])).split(list(sizes.values()))
@@ -191,13 +190,6 @@ class CanaryStage:
             row = [update[name].flatten() if name in update else torch.zeros(size) for name, size in sizes.items()]
             scores[number] = float(torch.cat(row).cpu().to(torch.float32) @ direction)
         return scores
-
-    def _chosen_sizes(self, like: Tensors) -> dict[str, int]:
-        """Count the chosen coordinates, which are in order, in each array that has any."""
-        assert self._coordinates is not None
-        ends = torch.tensor([value.numel() for value in like.values()]).cumsum(0)
-        counts = torch.bincount(torch.searchsorted(ends, self._coordinates, right=True), minlength=len(ends))
-        return {name: count for name, count in zip(like, counts.tolist(), strict=True) if count}
 
     def _by_examples(self, sent: Observation) -> Tensor:
         """Score gradients (m,) that were added to a client's local steps."""
@@ -218,4 +210,9 @@ class CanaryStage:
         found = made.upload.tensors
         if client.plan.shares == "weights":
             found = {name: value - sent.sent.parameters[name].cpu() for name, value in found.items()}
-        return sign * (directions @ self._chosen(found, like)).to(torch.float64)
+        # take the chosen coordinates (s,) of ``update``; what it withholds is 0
+        assert self._coordinates is not None
+        whole = [found[name].flatten() if name in found else torch.zeros(v.numel()) for name, v in like.items()]
+        return sign * (directions @ torch.cat([part.cpu().to(torch.float32) for part in whole])[self._coordinates]).to(
+            torch.float64
+        )

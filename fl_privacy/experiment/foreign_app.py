@@ -213,7 +213,6 @@ def describe_app(
 
 
 def _what_clients_say(defense: Description, defenses: Mapping[int, Description]) -> list[str]:
-    """Describe the defenses that clients report, of each kind that there is."""
     if all(parts == defense for parts in defenses.values()):
         if not defense:
             return ["Clients tell of no defense."]

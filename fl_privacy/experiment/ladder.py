@@ -208,7 +208,9 @@ class Ladder:
         started = time.perf_counter()
         if not self.clients:
             return
-        if _depends_on_mode(self.clients[0].watched):
+        seen = self.clients[0].watched
+        kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+        if seen.training and any(isinstance(each, kinds) for part in seen.modules for each in part.modules()):
             still = attempt(lambda: self._singles(later=False, evaluation=True))
             found, reason = still if not isinstance(still, Failure) else ([], reason_of(still))
             yield replace(self._rung("gradient", found, reason), name="evaluation")
@@ -430,12 +432,6 @@ def _by_first_block(
     false = sum(len(one.guess - one.truth) for one in read)
     named = f"Of {words} different words of {len(read)} uploads {right} were named, and {false} that are not there."
     return scored, (NOTE, named, *dict.fromkeys(one.said for one in read[:1]))
-
-
-def _depends_on_mode(seen: Watched) -> bool:
-    """Say whether the network, trained in training mode, answers differently in evaluation mode."""
-    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
-    return seen.training and any(isinstance(each, kinds) for part in seen.modules for each in part.modules())
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> Again | Failure:

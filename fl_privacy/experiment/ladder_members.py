@@ -173,7 +173,6 @@ def _after(client: Trained) -> dict[str, Tensor]:
 
 
 def _losses(seen: Watched) -> _Losses:
-    """Prepare the seen network and loss to compute losses of other examples."""
     program = seen.program
     if program is None or not seen.batches:
         raise NotAttackedError("its examples do not come from a DataLoader, or no loss was seen")

@@ -133,7 +133,10 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> Problem:
     parts = tuple(cleaned(part) for part in program.parts)
     plain = replace(program, parts=parts)
     shapes = [tuple(program.constants[n].shape[1:]) for n in variables]
-    kind = _kind(shapes)
+    if len(shapes) == 1 and len(shapes[0]) == 3 and shapes[0][0] in (1, 2, 3, 4) and min(shapes[0][1:]) >= LEAST_SIDE:
+        kind: Kind = "image"
+    else:
+        kind = "row"
     truths = [program.constants[n].float() for n in variables]
     low, scale, notes = _ranges(kind, truths, range_of)
     if beside(program, variables, batch):
@@ -312,12 +315,6 @@ def _leaves(program: Program, call: Call) -> list[int]:
         if number in program.constants and number not in found:
             found.append(number)
     return found
-
-
-def _kind(shapes: Sequence[tuple[int, ...]]) -> Kind:
-    if len(shapes) == 1 and len(shapes[0]) == 3 and shapes[0][0] in (1, 2, 3, 4) and min(shapes[0][1:]) >= LEAST_SIDE:
-        return "image"
-    return "row"
 
 
 def _ranges(

@@ -103,12 +103,13 @@ def _loaded(seen: Watched, table: nn.Embedding) -> set[int] | None:
             if tensor.dtype in (torch.int64, torch.int32) and tensor.dim() in (1, 2):
                 columns.setdefault((tensor.dim(), place), []).append(tensor.flatten())
     whole = {key: torch.cat(parts) for key, parts in columns.items()}
+    # whether numbers reach over the table, as labels do not
     fits = {
         key: tokens
         for key, tokens in whole.items()
         if int(tokens.min()) >= 0
         and int(tokens.max()) < table.num_embeddings
-        and (key[0] == 2 or _is_wide(tokens, table))
+        and (key[0] == 2 or 2 * int(tokens.max()) >= table.num_embeddings)
     }
     if not fits:
         return None
@@ -116,11 +117,6 @@ def _loaded(seen: Watched, table: nn.Embedding) -> set[int] | None:
     words = set(tokens.unique().tolist())
     words.discard(table.padding_idx if table.padding_idx is not None else 0)
     return words
-
-
-def _is_wide(tokens: Tensor, table: nn.Embedding) -> bool:
-    """Say whether numbers reach over the table, as labels do not."""
-    return 2 * int(tokens.max()) >= table.num_embeddings
 
 
 def _tables(seen: Watched) -> list[tuple[str, nn.Embedding]]:

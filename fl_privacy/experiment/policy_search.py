@@ -16,7 +16,7 @@ from fl_privacy.checks import number, whole
 from fl_privacy.config import Options, to_yaml
 from fl_privacy.config.building import check_arguments
 from fl_privacy.config.reading import plain_value, read_section
-from fl_privacy.data import Dataset, LabelledExamples
+from fl_privacy.data import Dataset
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_dataset, build_network, build_parts
 from fl_privacy.experiment.run_folder import Monitor
@@ -116,12 +116,18 @@ class PolicyScorer:
             state = _semi_trained(self._model, seen, training, config.seed, file=semi_trained, monitor=monitor)
         self._similarity = GradientSimilarity(self._model, state, dataset.train.input_shape, device=self._device)
         rest = dataset.train.subset(order[number:])
-        self._batch = rest.batch(_of_each_class(rest, config.images_per_class), self._device)
+        rows = [
+            (rest.labels == label).nonzero().flatten()[: config.images_per_class] for label in range(rest.num_classes)
+        ]
+        self._batch = rest.batch(torch.cat(rows), self._device)
         draws = range(config.accuracy_draws)
         seeds = [derive_seed(config.seed, "search", "model", draw) for draw in draws]
         self._fresh = [_fresh(config.model, dataset, seed).to(self._device) for seed in seeds]
         streams = [derive_generator(config.seed, "search", "batch", draw) for draw in draws]
-        self._draws = [_draw(rest, config.accuracy_images, rng).to(self._device) for rng in streams]
+        self._draws = [
+            rest.batch(torch.randperm(len(rest), generator=rng)[: config.accuracy_images]).inputs.to(self._device)
+            for rng in streams
+        ]
 
     def __call__(self, policies: Sequence[Policy]) -> list[Scored]:
         """Score policies, in their order; the company of a policy changes no score beyond rounding."""
@@ -166,19 +172,9 @@ def _semi_trained(
     return load_weights(file, ModelState.of(model))
 
 
-def _of_each_class(examples: LabelledExamples, number: int) -> torch.Tensor:
-    """Return indices of the first ``number`` examples of every class."""
-    rows = [(examples.labels == label).nonzero().flatten()[:number] for label in range(examples.num_classes)]
-    return torch.cat(rows)
-
-
 def _fresh(model: Mapping[str, Any], dataset: Dataset, seed: int) -> ModelState:
     """Draw initial values of a draw's own."""
     return ModelState.of(build_network(model, dataset, seed=seed))
-
-
-def _draw(examples: LabelledExamples, number: int, rng: torch.Generator) -> torch.Tensor:
-    return examples.batch(torch.randperm(len(examples), generator=rng)[:number]).inputs
 
 
 SCORES, PAGE, SEMI_TRAINED = "scores.jsonl", "search.html", "semi_trained.safetensors"
@@ -198,7 +194,7 @@ def search_policies(settings: Mapping[str, Any], monitor: Monitor) -> Path:
     config = read_section(SearchSettings, settings)
     plans = _Plans.of(config)
     folder = _folder_of(config)
-    if not config.overwrite and _is_finished(folder, plans):
+    if not config.overwrite and (folder / POLICY_FILE).is_file() and _selected_by(folder) == asdict(plans.selection):
         monitor.say("Finished already; overwrite=true searches again.")
         return folder
     lock = _claim(folder, overwrite=config.overwrite)
@@ -258,10 +254,6 @@ def _folder_of(config: SearchSettings) -> Path:
         settings = {key: value for key, value in settings.items() if key not in ("client", "clients", "partition")}
         settings["choices"] = {**settings["choices"], "partition": None}
     return Path(config.out) / folder_name(label, {"command": "search-policies", **settings})
-
-
-def _is_finished(folder: Path, plans: _Plans) -> bool:
-    return (folder / POLICY_FILE).is_file() and _selected_by(folder) == asdict(plans.selection)
 
 
 def _claim(folder: Path, *, overwrite: bool) -> Lock:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings, compose_run
-from fl_privacy.data import LabelledExamples, images_of, partition_table
+from fl_privacy.data import images_of, partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.build import attack_of_run, clients_of
@@ -68,7 +68,10 @@ def run_experiment(
         uploads=config.intercept.uploads,
         shares=config.federation.plan.get("shares"),
     )
-    prior = _image_prior(attack, setup.dataset.train, clients)
+    if (examples := images_of(setup.dataset.train)) is None:
+        prior = []
+    else:
+        prior = describe_image_prior(attack, examples.input_shape, None if clients.own_data else examples.images)
     run_baseline(config, backend, monitor)
     with place.open() as folder:
         if folder.finished:
@@ -83,12 +86,6 @@ def run_experiment(
             folder.finish(undefended_accuracy=_undefended_accuracy(place) if config.compares else None)
         place.write_page()
     return place.path
-
-
-def _image_prior(attack: ReconstructionAttack | None, train: LabelledExamples, clients: Whereabouts) -> list[str]:
-    if (examples := images_of(train)) is None:
-        return []
-    return describe_image_prior(attack, examples.input_shape, None if clients.own_data else examples.images)
 
 
 def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> None:

@@ -272,7 +272,10 @@ def find_entry(entry: str, strengths: Sequence[str]) -> tuple[list[GridPoint], s
         )
     function = _function_in(module, name)
     overrides = ["defense=custom", f"defense._target_={module.__name__}.{function}", *strengths]
-    return _points(function, overrides), _source_hash(module)
+    file = module.__file__
+    return _points(function, overrides), hashlib.sha256(
+        Path(file).read_bytes() if file else module.__name__.encode()
+    ).hexdigest()
 
 
 def _points(family: str, overrides: Sequence[str]) -> list[GridPoint]:
@@ -327,8 +330,3 @@ def _function_in(module: ModuleType, name: str) -> str:
 def _returns_defense(function: object) -> bool:
     annotation = inspect.signature(function).return_annotation  # type: ignore[arg-type]
     return annotation is Defense or annotation in ("Defense", "defenses.Defense", "fl_privacy.defenses.Defense")
-
-
-def _source_hash(module: ModuleType) -> str:
-    file = module.__file__
-    return hashlib.sha256(Path(file).read_bytes() if file else module.__name__.encode()).hexdigest()

@@ -116,8 +116,10 @@ def _table(track: Track, measured: Measured, training: str) -> MeasuredTable | N
         if is_finished(folder)
     }
     servers = dict.fromkeys(c.server for c in track.cells if c.server and c.uploads in uploads)
+    overrides = (*track.settings, *track.trainings[training])
+    keys = override_keys(overrides)
     return MeasuredTable(
-        settings=_deciding((*track.settings, *track.trainings[training])),
+        settings=tuple(o for o, key in zip(overrides, keys, strict=True) if not is_within(key, keys_of(Role.RUNTIME))),
         attacks=("auto", *servers),
         weights=track.weights(training),
         command=f"fl-privacy benchmark {track.name}",
@@ -174,12 +176,6 @@ def _data_hashes(planned: PlannedPoint) -> dict[str, str]:
                     content.update(tensor.contiguous().numpy().tobytes())
         found[name] = content.hexdigest()
     return found
-
-
-def _deciding(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Keep the overrides that figures depend on."""
-    keys = override_keys(overrides)
-    return tuple(o for o, key in zip(overrides, keys, strict=True) if not is_within(key, keys_of(Role.RUNTIME)))
 
 
 def _hardware(environment: Mapping[str, Any]) -> str:

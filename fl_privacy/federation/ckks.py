@@ -206,8 +206,11 @@ def _round(
     began, before = time.perf_counter(), adder.received
     uploads = [r.upload for r in sound.values()]
     total = sum(u.num_examples for u in uploads)
-    largest = _largest(uploads, total)
-    shares = (u.num_examples / total * _flat(u) / largest for u in uploads)
+    # the largest absolute share (N,) that any client has in each element's tensor; 1 where all are zero
+    sizes = torch.tensor([t.numel() for t in _all(uploads[0])])
+    peaks = torch.stack([_peaks(u) * (u.num_examples / total) for u in uploads]).amax(0)
+    largest = torch.where(peaks > 0, peaks, 1.0).repeat_interleave(sizes)
+    shares = (u.num_examples / total * torch.cat([t.flatten().double() for t in _all(u)]) / largest for u in uploads)
     summed = keys.decrypt(adder.add(keys.encrypt(packing.pack(share)) for share in shares))
     mean = largest * packing.unpack(summed, len(largest), summands=len(sound))
     crypto = time.perf_counter() - began
@@ -234,27 +237,16 @@ def _usable(
     uploads = {c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}
     faults = {c: u.reason if isinstance(u, Failure) else fault(u, server.state) for c, u in uploads.items()}
     excluded = {c: reason for c, reason in faults.items() if reason}
-    layouts = {c: _layout(u) for c, u in uploads.items() if c not in excluded and isinstance(u, Upload)}
+    layouts = {
+        c: (tuple(u.tensors), tuple(u.buffers))
+        for c, u in uploads.items()
+        if c not in excluded and isinstance(u, Upload)
+    }
     if not layouts:
         raise UserError("At least one usable update is expected in a round, but all clients failed; fix them.")
     ((usual, _),) = Counter(layouts.values()).most_common(1)
     excluded |= {c: "its update has other tensors than most" for c, own in layouts.items() if own != usual}
     return {c: r for c, r in results.items() if isinstance(r, LocalResult) and c not in excluded}, excluded
-
-
-def _layout(upload: Upload) -> tuple[tuple[str, ...], ...]:
-    return tuple(upload.tensors), tuple(upload.buffers)
-
-
-def _flat(upload: Upload) -> Tensor:
-    return torch.cat([t.flatten().double() for t in _all(upload)])
-
-
-def _largest(uploads: Sequence[Upload], total: int) -> Tensor:
-    """Return the largest absolute share (N,) that any client has in each element's tensor; 1 where all are zero."""
-    sizes = torch.tensor([t.numel() for t in _all(uploads[0])])
-    peaks = torch.stack([_peaks(u) * (u.num_examples / total) for u in uploads]).amax(0)
-    return torch.where(peaks > 0, peaks, 1.0).repeat_interleave(sizes)
 
 
 def _peaks(upload: Upload) -> Tensor:

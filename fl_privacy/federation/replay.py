@@ -127,7 +127,6 @@ def _flat(order: Sequence[Tensor]) -> list[int]:
 
 
 def _steps_until(order: Sequence[Tensor], rows: set[int]) -> int:
-    """Count the steps that it takes to visit each of ``rows``."""
     missing = set(rows)
     for number, step in enumerate(order, 1):
         missing.difference_update(step.tolist())

@@ -351,7 +351,11 @@ def train_private(
         return
     values = join_private(model, sent, state)
     if not defense.gradient and not defense.loss:  # nobody looks at the other gradients, which need not be computed
-        model, values = _holding(model, values), ModelState(moved.parameters, values.buffers)
+        copied = copy.deepcopy(model).requires_grad_(False)
+        with torch.no_grad():
+            for name, parameter in copied.named_parameters():
+                parameter.copy_(values.parameters[name])
+        model, values = copied, ModelState(moved.parameters, values.buffers)
     steps = take_steps(
         model,
         values,
@@ -365,15 +369,6 @@ def train_private(
         timed=Stopwatch(),
     )
     store_private(steps.values, sent, state)
-
-
-def _holding(model: nn.Module, values: ModelState) -> nn.Module:
-    """Copy ``model`` with ``values``, as one that does not train."""
-    copied = copy.deepcopy(model).requires_grad_(False)
-    with torch.no_grad():
-        for name, parameter in copied.named_parameters():
-            parameter.copy_(values.parameters[name])
-    return copied
 
 
 class _Descent:

@@ -78,37 +78,3 @@ def row_beside_known(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndar
     row = np.asarray(share @ sums / (share @ share))
     label = int(share[0] > 0) if len(share) == 1 else int(np.argmax(share))
     return row, label
-
-
-def row_between_optima(
-    before: LogisticOptimum, after: LogisticOptimum, sample: np.ndarray, number: int
-) -> tuple[np.ndarray, int]:
-    """Estimate the row that came between two fits, to first order.
-
-    The optimum moves by the inverse curvature times the row's gradient. The curvature of ``number`` rows is taken from
-    a sample of the population. So the row is only as good as that sample; its direction is better than its length.
-
-    Args:
-        before, after: optima of ``number`` and of ``number`` + 1 rows, two classes.
-        sample: (M, F) rows of the same population.
-        number: of the client's rows.
-
-    Returns:
-        The estimated row (F,) and its label.
-
-    Raises:
-        UserError: there are more than two classes, or the optima are equal.
-    """
-    if len(before.weights) != 1 or before.weights.shape != after.weights.shape:
-        raise UserError("Optima of two classes and equal features are expected.")
-    wide = np.column_stack([sample, np.ones(len(sample))])
-    step = np.append(after.weights[0] - before.weights[0], after.intercepts[0] - before.intercepts[0])
-    middle = (wide @ np.append(before.weights[0], before.intercepts[0]) + wide @ np.append(
-        after.weights[0], after.intercepts[0])) / 2  # fmt: skip
-    p = 1 / (1 + np.exp(-middle))
-    curvature = (wide * (p * (1 - p))[:, None]).T @ wide * (number / len(sample))
-    curvature[:-1, :-1] += np.eye(sample.shape[1]) / before.inverse_penalty
-    gradient = curvature @ step  # (y - p) times the row and 1
-    if abs(gradient[-1]) < 1e-12:
-        raise UserError("Two different optima are expected, but they are equal.")
-    return np.asarray(gradient[:-1] / gradient[-1]), int(gradient[-1] > 0)

@@ -156,7 +156,11 @@ class _Defending:
 
     def _defended(self, sent: Tensors, message: Message, context: Context, content: RecordDict) -> RecordDict:
         replied = _expect_like(self.read(content), sent)
-        _put(content, self._guarded(sent, replied, message, context))
+        values = self._guarded(sent, replied, message, context)
+        (name, record), *_ = content.array_records.items()
+        content[name] = ArrayRecord(
+            {key: Array.from_numpy_ndarray(to_array(value)) for key, value in zip(record, values, strict=True)}
+        )
         if self.metrics is not None:
             withhold(content, self.metrics)
         introduce(content, context)
@@ -229,13 +233,6 @@ def _expect_like(replied: Tensors, sent: Tensors) -> Tensors:
             f" shapes, but replied {len(replied)} arrays for {len(sent)} or others; the defense is on their change."
         )
     return {name: replied[name] for name in sent}
-
-
-def _put(reply: RecordDict, values: Sequence[torch.Tensor]) -> None:
-    (name, record), *_ = reply.array_records.items()
-    reply[name] = ArrayRecord(
-        {key: Array.from_numpy_ndarray(to_array(value)) for key, value in zip(record, values, strict=True)}
-    )
 
 
 def _generator(seed: int | None, context: Context, message: Message) -> torch.Generator:

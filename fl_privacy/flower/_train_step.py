@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from flwr.app import Context, RecordDict
@@ -154,7 +154,12 @@ class DefendedTraining:
         batch = Batch(_plain(images, self.normalization), labels)
         batch = _hooked(self.defense, batch, self._state, self._rng)
         model = self._prepared(tuple(batch.inputs.shape[1:]))
-        plan = replace(self.plan, batch_norm=_mode(self.net), loss_scale=1.0)
+        layers = [module for module in self.net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        plan = replace(
+            self.plan,
+            batch_norm="eval" if layers and not any(layer.training for layer in layers) else "train",
+            loss_scale=1.0,
+        )
         public = public_state(self.net, self.defense)
         values = ModelState(
             {**self._private.parameters, **public.parameters}, {**self._private.buffers, **public.buffers}
@@ -199,17 +204,15 @@ class DefendedTraining:
             model, rng = self.net, self.draws.always("private")
             for hook in self.defense.model:
                 model = hook(model, self._state.of_images(shape), rng)
-            joined, sent = join_private(model, public_state(self.net, self.defense), self._state), self._own_names()
+            public = public_state(self.net, self.defense)
+            joined = join_private(model, public_state(self.net, self.defense), self._state)
+            sent = {*public.parameters, *public.buffers}
             self._private = ModelState(
                 {n: p for n, p in joined.parameters.items() if n not in sent},
                 {n: b for n, b in joined.buffers.items() if n not in sent},
             )
             self._model = model if self.normalization is None else normalized(model, self.normalization)
         return self._model
-
-    def _own_names(self) -> set[str]:
-        public = public_state(self.net, self.defense)
-        return {*public.parameters, *public.buffers}
 
     def _step_private(self, gradients: Tensors) -> None:
         moved = {
@@ -272,12 +275,6 @@ def _hooked(defense: Defense, batch: Batch, state: ClientState, rng: torch.Gener
     for hook in defense.data:
         batch = hook(batch, state, rng)
     return batch
-
-
-def _mode(net: nn.Module) -> Literal["train", "eval"]:
-    """Return how batch norm of ``net`` runs: in training mode unless every such layer is in evaluation mode."""
-    layers = [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    return "eval" if layers and not any(layer.training for layer in layers) else "train"
 
 
 def _plain(images: Tensor, normalization: Normalization | None) -> Tensor:

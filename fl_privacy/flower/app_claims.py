@@ -110,7 +110,6 @@ def begun_app(path: Path) -> App:
 
 
 def _begun(app: App, server: ServerApp) -> App:
-    """Complete ``app`` with what its server app starts its training with."""
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(app.run_config))
     make = getattr(server, "_server_fn", None)
     if make is not None:

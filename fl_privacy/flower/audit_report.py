@@ -320,7 +320,6 @@ class AuditReport:
         return said or ([f"The images of data are normalized by {seen.in_words()}."] if seen else [])
 
     def _with_clients_normalization(self) -> Sequence[Observation]:
-        """Return the observations, each by a model that normalizes as its client says that it does."""
         assert self._observations is not None
         told, own = self._normalizations(), self.model.normalization
         networks: dict[Normalization | None, nn.Module] = {own: self.model.network}

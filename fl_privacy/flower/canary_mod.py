@@ -244,7 +244,13 @@ def _let_pass(
         return
     sizes = [value.numel() for value in like.values()]
     directions, taken = about.directions(about.rounds, sum(sizes)), about.coins(about.rounds)
-    mechanism, found = mechanism_of_mod(mod, config=_config(message)), np.zeros(about.number)
+    mechanism = mechanism_of_mod(
+        mod,
+        config=numbers_of(
+            {key: value for record in message.content.config_records.values() for key, value in record.items()}
+        ),
+    )
+    found = np.zeros(about.number)
     ends = time.monotonic() + MOST_SECONDS
     for canary, (direction, there) in enumerate(zip(directions, taken.tolist(), strict=True)):
         if time.monotonic() > ends:
@@ -264,9 +270,3 @@ def _let_pass(
 def _row(sent: Tensor | None, like: Tensor) -> Tensor:
     """Lay one array of a release in a row of float64; what was withheld is 0."""
     return torch.zeros(like.numel(), dtype=torch.float64) if sent is None else sent.detach().double().flatten()
-
-
-def _config(message: Message) -> Mapping[str, float]:
-    return numbers_of(
-        {key: value for record in message.content.config_records.values() for key, value in record.items()}
-    )

@@ -171,7 +171,6 @@ class PrivacyClient(NumPyClient):
         return self._figures(self._counted(["evaluate"], self._round(config), work))
 
     def _counted(self, kinds: Sequence[str], round: int, work: Callable[[ClientState], T]) -> T:
-        """Count a question, then return what ``work`` makes of the client's state, and keep the state."""
         for kind in kinds:
             self.memory.expect_new(kind, round, bounded=self.last_round is not None)
         state = self.memory.load(self.wrapped.device)
@@ -222,7 +221,6 @@ class PrivacyClient(NumPyClient):
         return number
 
     def _message_number(self, config: Config) -> int:
-        """Return the number that distinguishes a training message from earlier ones."""
         return self._round(config)
 
     def _sent(self, parameters: Arrays, config: Config) -> ModelState:

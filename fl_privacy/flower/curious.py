@@ -102,7 +102,11 @@ class HonestButCurious(StrategyAround):
         shared = tuple(id(record) for record in message.content.array_records.values())
         if shared not in states:
             states[shared] = read_state(message.content, model)
-        upload = read_upload(reply.content, model, _weighted_by(self.strategy))
+        # the metric by which ``strategy``, or the strategy that it wraps, weighs replies
+        strategy = self.strategy
+        while (key := getattr(strategy, "weighted_by_key", None)) is None and hasattr(strategy, "strategy"):
+            strategy = strategy.strategy
+        upload = read_upload(reply.content, model, key if isinstance(key, str) else NUM_EXAMPLES)
         _expect_claim(upload.num_examples, None if asked is None else asked[1])
         self.interceptor.capture(victim, sent=states[shared], upload=upload, states=self._before)
 
@@ -164,13 +168,6 @@ class _TappedGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return self._grid.pull_messages(message_ids)
-
-
-def _weighted_by(strategy: Any) -> str:
-    """Return the metric by which ``strategy``, or the strategy that it wraps, weighs replies."""
-    while (key := getattr(strategy, "weighted_by_key", None)) is None and hasattr(strategy, "strategy"):
-        strategy = strategy.strategy
-    return key if isinstance(key, str) else NUM_EXAMPLES
 
 
 def _asked(message: Message) -> tuple[int, int] | None:

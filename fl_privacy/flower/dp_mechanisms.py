@@ -185,7 +185,12 @@ def mechanism_of_strategy(
                 _reply(records.nothing if client else own, client, sent=sent, config=config, mods=mods)
                 for client in range(clients)
             ]
-            _begin(subject, number, sent)
+            # set the model that the round starts from in the strategy, as ``configure_train`` does, without asking
+            # nodes
+            if hasattr(subject, "current_arrays"):
+                subject.current_arrays = sent
+            if hasattr(subject, "_pending_events") and getattr(subject, "accountant", None) is not None:
+                subject._pending_events[number] = None
             arrays, _ = subject.aggregate_train(number, replies)
         if arrays is None:
             raise UserError(
@@ -248,11 +253,3 @@ def _reply(
     if reply.has_error():
         raise UserError(f"A mod is expected to answer a training message, but: {reply.error.reason}; see its log.")
     return reply
-
-
-def _begin(strategy: Strategy, number: int, sent: ArrayRecord) -> None:
-    """Set the model that the round starts from in the strategy, as ``configure_train`` does, without asking nodes."""
-    if hasattr(strategy, "current_arrays"):
-        strategy.current_arrays = sent
-    if hasattr(strategy, "_pending_events") and getattr(strategy, "accountant", None) is not None:
-        strategy._pending_events[number] = None

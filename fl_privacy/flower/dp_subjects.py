@@ -73,7 +73,12 @@ def verdicts_on(subject: object, asked: Asked, *, name: str = "", mods: Sequence
         return on_defense(subject, asked)
     if isinstance(subject, Strategy):
         return [_on_strategy(subject, asked, mods, name)]
-    arguments = _positional(subject)
+    if not callable(subject) or isinstance(subject, type):
+        arguments = None
+    else:
+        parameters = inspect.signature(subject).parameters.values()
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        arguments = sum(p.kind in kinds and p.default is p.empty for p in parameters)
     if arguments is None or arguments not in (1, 3):
         raise UserError(
             f"{name} is expected to be a mod (message, context, call_next), a strategy, a defense of the package or a"
@@ -83,14 +88,6 @@ def verdicts_on(subject: object, asked: Asked, *, name: str = "", mods: Sequence
     if arguments == 3:
         return [tested(name, mechanism_of_mod(subject), stated, asked)]  # type: ignore[arg-type]
     return [tested(name, _of_tensors(subject), stated, asked)]  # type: ignore[arg-type]
-
-
-def _positional(subject: object) -> int | None:
-    if not callable(subject) or isinstance(subject, type):
-        return None
-    parameters = inspect.signature(subject).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in kinds and p.default is p.empty for p in parameters)
 
 
 def _of_tensors(function: Callable[[Any], Any]) -> Mechanism:

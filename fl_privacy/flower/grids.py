@@ -234,7 +234,12 @@ class Traffic(RelayGrid):
                 if reply.reason.startswith(NOT_COUNTED):
                     self.breaking[client] = reply.reason
                 continue
-            self.received += sum(map(len, _payload(reply.content)))
+            values = [value for record in reply.content.config_records.values() for value in record.values()]
+            lists = [value if isinstance(value, list) else [value] for value in values]
+            arrays = [array.data for record in reply.content.array_records.values() for array in record.values()]
+            self.received += sum(
+                map(len, [piece for some in lists for piece in some if isinstance(piece, bytes)] + arrays)
+            )
             record = reply.content.config_records.get(RECORD_KEY_CONFIGS)
             if vectors := record and record.get(SecAggKey.MASKED_PARAMETERS):
                 self.masked[client] = [bytes_to_ndarray(piece) for piece in vectors]  # type: ignore[union-attr,arg-type]
@@ -246,10 +251,3 @@ class Traffic(RelayGrid):
             return reply
         reason = self.expected.fault(asked, reply.content, self.nodes.values())
         return reply if reason is None else Failure(f"{NOT_COUNTED}: {reason}")
-
-
-def _payload(content: RecordDict) -> list[bytes]:
-    values = [value for record in content.config_records.values() for value in record.values()]
-    lists = [value if isinstance(value, list) else [value] for value in values]
-    arrays = [array.data for record in content.array_records.values() for array in record.values()]
-    return [piece for some in lists for piece in some if isinstance(piece, bytes)] + arrays

@@ -22,7 +22,11 @@ def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, contex
     before, after = _by_name(sent), _by_name(reply)
     if not norms or not norms <= after.keys() or before.keys() != after.keys():
         return
-    change = {n: after[n] - before[n] for n, _ in model.named_parameters() if n in after and _alike(n, before, after)}
+    change = {
+        n: after[n] - before[n]
+        for n, _ in model.named_parameters()
+        if n in after and before[n].shape == after[n].shape and after[n].is_floating_point()
+    }
     if moved_apart(change, norms) is None:
         context.state.pop(KEPT, None)
         return
@@ -35,10 +39,6 @@ def own_norms(context: Context) -> dict[str, Tensor]:
     """Return the update norms that ``keep_own_norms`` remembers of a client."""
     record = context.state.array_records.get(KEPT)
     return {} if record is None else {name: to_tensor(array_values(array)) for name, array in record.items()}
-
-
-def _alike(name: str, before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
-    return before[name].shape == after[name].shape and after[name].is_floating_point()
 
 
 def _by_name(content: RecordDict) -> dict[str, Tensor]:

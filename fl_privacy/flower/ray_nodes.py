@@ -98,7 +98,10 @@ class RayGrid(LocalGrid):
         next(progress, None)
         while waiting or working:
             while waiting and (actor := self._next_idle(working)) is not None:
-                errand = self._hand_over(actor, waiting.popleft())
+                message = waiting.popleft()
+                limit = self._timeout + (_STARTING if actor in self._preparing.values() else 0.0)
+                answer = actor.answer.remote(message, self.contexts[message.metadata.dst_node_id])
+                errand = _Errand(actor, message, answer, time.monotonic() + limit)
                 working[errand.answer] = errand
             over, done = self._wait(working)
             if over is not None:
@@ -119,11 +122,6 @@ class RayGrid(LocalGrid):
         if chosen is not None:
             self._idle.remove(chosen)
         return chosen
-
-    def _hand_over(self, actor: Any, message: Message) -> "_Errand":
-        limit = self._timeout + (_STARTING if actor in self._preparing.values() else 0.0)
-        answer = actor.answer.remote(message, self.contexts[message.metadata.dst_node_id])
-        return _Errand(actor, message, answer, time.monotonic() + limit)
 
     def _wait(self, working: Mapping[Any, "_Errand"]) -> tuple["_Errand | None", bool]:
         """Wait for an errand to end, and say whether it was answered; ``None`` after an actor has just become ready."""

@@ -297,7 +297,11 @@ def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> 
     found = places_of_model(content, like, whole=whole)
     arrays = {name: content.array_records[place][key] for name, (place, key) in found.items()}
     values = to_tensors(arrays, like)
-    if other := [n for n, a in arrays.items() if values[n].shape != tuple(a.shape) or _named(values[n]) != a.dtype]:
+    if other := [
+        n
+        for n, a in arrays.items()
+        if values[n].shape != tuple(a.shape) or str(values[n].dtype).removeprefix("torch.") != a.dtype
+    ]:
         raise UserError(f"{other[0]} is expected to be of the shape and numbers it claims, but its bytes are not.")
     first: dict[int, str] = {}
     for name, value in values.items() if whole else ():
@@ -305,10 +309,6 @@ def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> 
         if not torch.equal(value, values[own]):
             raise UserError(f"{name} is tied to {own} and expected to be sent with its values, but has others.")
     return values
-
-
-def _named(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def model_tensors(model: nn.Module) -> Tensors:

@@ -279,7 +279,9 @@ def train_secure_round(
     started, before = time.perf_counter(), traffic.received
     step = 2 * workflow.clipping_range / workflow.quantization_range
     strategy = _Summing(server, traffic, round if attempt is None else attempt, step, int(workflow.max_weight))
-    context = LegacyContext(_server_context(), strategy=strategy)
+    context = LegacyContext(
+        Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={}), strategy=strategy
+    )
     context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({WorkflowKey.CURRENT_ROUND: round})
     context.state.array_records[MAIN_PARAMS_RECORD] = ArrayRecord()
     with quiet_flower():
@@ -396,10 +398,6 @@ def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> 
         most: examples to which weights are relative.
     """
     return step / 2 * math.sqrt(clients) * most / examples
-
-
-def _server_context() -> Context:
-    return Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={})
 
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,6 @@ COUNTERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
 VARIANCE = "running_var"
 """Last name of what noise must not make negative."""
 
-LONGEST_HEADER = 4096
-
 
 @dataclass(frozen=True)
 class RawArray:

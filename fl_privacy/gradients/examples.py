@@ -181,7 +181,11 @@ def _layered(
     try:
         layered = Layered(VictimModel(frozen, names, plan))
         if right is None:
-            few = _made_up(batch)
+            # at most two examples of zeros and ones, which suit any kind, for a time that no real ones decide
+            inputs, labels = batch.inputs[:2].detach(), torch.zeros_like(batch.labels[:2])
+            labels[..., 0] = 1
+            drawn = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0))
+            few = Batch(drawn.round().to(inputs), labels)
             with torch.no_grad():
                 layered.expect_right_factors(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
                 found = layered(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
@@ -191,14 +195,6 @@ def _layered(
     if len(batch) > 1 or not right:  # a single example does not tell whether examples are mixed
         tried[wanted] = right
     return layered if right else None
-
-
-def _made_up(batch: Batch) -> Batch:
-    """Return at most two examples of zeros and ones, which suit any kind, for a time that no real ones decide."""
-    inputs, labels = batch.inputs[:2].detach(), torch.zeros_like(batch.labels[:2])
-    labels[..., 0] = 1
-    drawn = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0))
-    return Batch(drawn.round().to(inputs), labels)
 
 
 def _chunks(batch: Batch, elements: int) -> Iterator[Batch]:
@@ -219,7 +215,6 @@ def _formed_elements(layered: Layered, batch: Batch, most: int) -> int:
 
 
 def _ghost_clipped_sum(layered: Layered, batch: Batch, clip_norm: float) -> tuple[Tensors, Tensor]:
-    """Return the clipped sum, and the sum of the losses."""
     loss, calls = layered.passed(batch.inputs.unsqueeze(1), batch.labels.unsqueeze(1))
     uses = Counter(name for call in calls for name in call.names.values())
     formed: dict[str, Tensor] = {}
@@ -339,7 +334,6 @@ def sketched_examples(
 
 
 def _stacked(name: str, like: Tensor, directions: Sequence[Tensors]) -> Tensor:
-    """Stack the parameter ``name`` of all directions, (elements, K)."""
     return torch.stack(
         [d[name].to(like).flatten() if name in d else torch.zeros_like(like).flatten() for d in directions], 1
     )

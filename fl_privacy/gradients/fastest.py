@@ -234,7 +234,12 @@ def gradient_by_inputs(
         ).gradients
         return {name: found[name] for name in names}
 
-    layered = None if changes or _drops(model) else _layered(model, frozen, batch, names, plan, plain=plain)
+    layered = (
+        None
+        if changes
+        or any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
+        else _layered(model, frozen, batch, names, plan, plain=plain)
+    )
     if layered is None:
         return lambda inputs: plain(inputs, batch.labels)
 
@@ -244,10 +249,6 @@ def gradient_by_inputs(
         return {name: found[name][0] for name in names}
 
     return gradient
-
-
-def _drops(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
 
 
 def _layered(

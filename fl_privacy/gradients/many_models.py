@@ -53,7 +53,11 @@ def for_many(model: nn.Module, inputs: Tensor) -> nn.Module:
     found = {n: m for n, m in copied.named_modules() if n and type(m) is nn.Conv2d and pads_with_zeros(m)}
     with torch.no_grad(), leaving(found, _output) as calls:
         copied(inputs)
-    large = {call.name for call in calls if _fills(call.inputs, found[call.name].weight, call.output[0, 0].numel())}
+    large = {
+        call.name
+        for call in calls
+        if len(call.inputs) * call.output[0, 0].numel() * found[call.name].weight.numel() >= _FILLS
+    }
     for name in large:
         parent, _, own = name.rpartition(".")
         setattr(copied.get_submodule(parent), own, convolution_as(ConvolutionOfMany, found[name]))
@@ -123,11 +127,6 @@ def _first(info: Any, values: Tensor, place: int | None) -> Tensor:
     return values.expand(info.batch_size, *values.shape) if place is None else values.movedim(place, 0)
 
 
-def _fills(inputs: Tensor, weight: Tensor, outputs: int) -> bool:
-    """Say whether a convolution of inputs (B, C, H, W) to ``outputs`` pixels each is large."""
-    return len(inputs) * outputs * weight.numel() >= _FILLS
-
-
 EXAMPLES_AT_ONCE, _ELEMENTS = 1 << 13, 1 << 26
 """Of all models together, in one step or one evaluation, and of their values: what a step needs of memory follows."""
 
@@ -186,7 +185,12 @@ class ManyModels:
         for number, rows in enumerate(order, start=1):
             gradients, buffers = step(parameters, buffers, pool.inputs[rows], pool.labels[rows])
             if math.isfinite(longest):
-                gradients = _shortened(gradients, longest)
+                # scale each model's gradients to at most ``longest`` in all
+                lengths = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]).norm(
+                    dim=0
+                )
+                factor = (longest / lengths).clamp_max(1)
+                gradients = {name: g * factor.view(-1, *(1 for _ in g.shape[1:])) for name, g in gradients.items()}
             if plan.weight_decay and plan.optimizer != "adamw":
                 gradients = {n: g + plan.weight_decay * parameters[n] for n, g in gradients.items()}
             direction, moments = step_direction(gradients, moments, plan, number)
@@ -241,13 +245,6 @@ def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list
         current += part.start == 0
         steps.append(subsets.gather(1, orders[current][:, part]))
     return steps
-
-
-def _shortened(gradients: Tensors, longest: float) -> Tensors:
-    """Scale each model's gradients to at most ``longest`` in all."""
-    lengths = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]).norm(dim=0)
-    factor = (longest / lengths).clamp_max(1)
-    return {name: g * factor.view(-1, *(1 for _ in g.shape[1:])) for name, g in gradients.items()}
 
 
 def _loss_gradient(

@@ -116,18 +116,16 @@ class SimulatedSideInformation:
         scratch = ClientState(dict(state.tensors))
         replay = Replay(client=victim, victim=id, sent=sent, state=scratch, batch_size=self.batch_size)
         architecture, private = victim.private_part(sent, state)
-        at = self._place(architecture, victim.examples.input_shape, sent)
+        if self.features_at == ACTIVATION:
+            at = behind_activation(architecture, victim.examples.input_shape, sent.parameters)
+        else:
+            at = self.features_at or cut_layer(architecture, victim.examples.input_shape, sent.parameters)
         held, front = _joined(join_private(architecture, sent, ClientState()), private), None
         if self.features_of == "trained" and self.colluder is not None:
             held = self._after_training(id.client, observation, states)
             front = self._after_training(self.colluder, observation, states)
         features = self._features(victim, Front(architecture, at), held, replay.transformed, observation.plan)
         return told.told(features=features, features_at=at if self.features_at else None, front=front)
-
-    def _place(self, model: nn.Module, shape: tuple[int, ...], sent: ModelState) -> str:
-        if self.features_at == ACTIVATION:
-            return behind_activation(model, shape, sent.parameters)
-        return self.features_at or cut_layer(model, shape, sent.parameters)
 
     def _after_training(self, client: int, observation: Observation, states: States) -> ModelState:
         """Return what ``client`` holds after its local training in the round: what it uploaded and its private part."""

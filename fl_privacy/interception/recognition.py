@@ -198,7 +198,13 @@ def estimated_lr(observation: Observation) -> float | None:
     outputs for random images.
     """
     one_step = _is_one_step_on_one_example(observation)
-    bias = _output_bias(observation.model, observation.num_classes)
+    layers = [
+        n
+        for n, m in observation.model.named_modules()
+        if isinstance(m, nn.Linear) and m.out_features == observation.num_classes
+    ]
+    name = layers[-1] if layers else ""
+    bias = f"{name}.bias" if layers and f"{name}.bias" in dict(observation.model.named_parameters()) else None
     if not one_step or observation.plan.optimizer != "sgd" or bias is None or bias not in observation.upload.tensors:
         return None
     step = -observation.update()[bias].double()
@@ -206,12 +212,6 @@ def estimated_lr(observation: Observation) -> float | None:
     chance = 1 - float(_outputs(observation)[label])
     found = float(step.clamp_min(0).sum()) / max(chance, 1e-3)
     return found if math.isfinite(found) and found > 0 else None
-
-
-def _output_bias(model: nn.Module, num_classes: int) -> str | None:
-    layers = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m.out_features == num_classes]
-    name = layers[-1] if layers else ""
-    return f"{name}.bias" if layers and f"{name}.bias" in dict(model.named_parameters()) else None
 
 
 @torch.no_grad()

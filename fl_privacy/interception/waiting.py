@@ -45,7 +45,11 @@ class WaitingUpdates(LazyObservations):
             self._write(observation)
             return
         self._held.append(observation)
-        self._bytes += _bytes_of(observation, self._last_sent)
+        upload, sent = observation.upload, observation.sent
+        held = [*upload.tensors.values(), *upload.buffers.values()]
+        if sent is not self._last_sent:
+            held += [*sent.parameters.values(), *sent.buffers.values()]
+        self._bytes += sum(t.nbytes for t in held)
         self._last_sent = observation.sent
         if self._bytes > self._most:
             self._writer = CaptureWriter(self._folder)
@@ -75,11 +79,3 @@ class WaitingUpdates(LazyObservations):
         if not self._written:
             self._writer.write(observation)
         self._model_of.append(known)
-
-
-def _bytes_of(observation: Observation, last_sent: ModelState | None) -> int:
-    upload, sent = observation.upload, observation.sent
-    held = [*upload.tensors.values(), *upload.buffers.values()]
-    if sent is not last_sent:
-        held += [*sent.parameters.values(), *sent.buffers.values()]
-    return sum(t.nbytes for t in held)

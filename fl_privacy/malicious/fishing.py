@@ -131,7 +131,8 @@ class Fishing(ServerAttack):
         """Set class c to answer to the feature above ``threshold``; if infinite, to nothing; if minus that, to all."""
         expect_whole(model, state, "Fishing")
         weight, bias = self._layer(model, state)
-        direction, slope = self._direction(state, weight), self._slope(model, state)
+        direction = self._direction(state, weight)
+        slope = self.sharpness / max(float(self._features(model, state).std()), 1e-12)
         rows = torch.zeros_like(state.parameters[weight])
         rows[self.target] = slope * direction
         offsets = torch.zeros_like(state.parameters[bias])
@@ -146,9 +147,6 @@ class Fishing(ServerAttack):
         """Return the direction of the features: the row that the model has for the class."""
         row = state.parameters[weight][self.target]
         return F.normalize(row if row.any() else torch.ones_like(row), dim=0)
-
-    def _slope(self, model: nn.Module, state: ModelState) -> float:
-        return self.sharpness / max(float(self._features(model, state).std()), 1e-12)
 
     @torch.no_grad()
     def _features(self, model: nn.Module, state: ModelState) -> Tensor:

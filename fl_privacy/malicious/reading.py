@@ -122,19 +122,15 @@ def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | 
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)
     apart = (levels - levels.round()).square() * telling
-    number, seen = telling.sum(1), _seen_levels(levels, telling)
+    # which levels (N, 256) the ``telling`` pixels of each row (N, D) are nearest to
+    nearest = levels.round().clamp(0, LEVELS).long()
+    seen = torch.zeros(len(levels), int(LEVELS) + 1, dtype=torch.int64, device=levels.device)
+    number, seen = telling.sum(1), seen.scatter_add_(1, nearest, telling.long()) > 0
     inside = ((levels > -1) & (levels < LEVELS + 1)).all(1)
     fine = torch.ones_like(inside) if error is None else LEVELS * error < WHOLE
     most = levels.new_full((len(levels),), WHOLE) if blur is None else (WHOLE + 2 * LEVELS * blur).clamp_max(NEARLY)
     various = (seen.sum(1) >= LEAST_LEVELS) & ~_on_coarser_steps(seen)
     return fine & various & inside & ((apart.sum(1) / number.clamp_min(1)).sqrt() < most)
-
-
-def _seen_levels(levels: Tensor, telling: Tensor) -> Tensor:
-    """Say which levels (N, 256) the ``telling`` pixels of each row (N, D) are nearest to."""
-    nearest = levels.round().clamp(0, LEVELS).long()
-    seen = torch.zeros(len(levels), int(LEVELS) + 1, dtype=torch.int64, device=levels.device)
-    return seen.scatter_add_(1, nearest, telling.long()) > 0
 
 
 def _on_coarser_steps(seen: Tensor) -> Tensor:

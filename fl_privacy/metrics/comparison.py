@@ -141,15 +141,15 @@ class Look:
         seen = Moved(self.guesses[number : number + 1], self.sight)
         for of, to, window in self.sight.ways:
             places = seen.rows(of, window)
-            yield largest(places, self._own.rows(to, window)), largest(places, self._rest(to, window))
+            rows = self.others.standing(self.sight).rows(to, window)
+            yield (
+                largest(places, self._own.rows(to, window)),
+                largest(places, rows if len(rows) == len(self.rivals) else rows[self.rivals]),
+            )
 
     @cached_property
     def _own(self) -> Standing:
         return Standing(self.originals, self.sight)
-
-    def _rest(self, blur: int, window: int) -> Tensor:
-        rows = self.others.standing(self.sight).rows(blur, window)
-        return rows if len(rows) == len(self.rivals) else rows[self.rivals]
 
     def _foreign(self, original: int, at: int) -> float:
         """Return how much a guess shows of others beyond an original, by the guess and way ``at``."""

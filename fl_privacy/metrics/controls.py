@@ -298,7 +298,8 @@ def bag_figures(
     }  # fmt: skip
     if others is not None and others.texts is not None:
         public = without(others.texts.long(), special)
-        control = _frequent_kinds(public, total)
+        counts = public[public >= 0].bincount()
+        control = counts.argsort(descending=True, stable=True)[None, : min(total, int((counts > 0).sum()))]
         figures["word_control_f1"] = round(float(token_f1(*widened([control, kinds[1]]))), _DIGITS_OF_F1)
         texts = [set(text[text >= 0].tolist()) for text in _stand_ins(public, len(truth))]
         own = [set(text[text >= 0].tolist()) for text in without(truth.inputs.cpu().long(), special)]
@@ -311,9 +312,3 @@ def _different(tokens: Tensor) -> Tensor:
     """Return the different tokens (1, k) of (1, n), which may have -1 for none."""
     different: Tensor = torch.unique(tokens[tokens >= 0])
     return different[None]
-
-
-def _frequent_kinds(public: Tensor, number: int) -> Tensor:
-    """Return the most frequent different tokens of ``public``, (1, number)."""
-    counts = public[public >= 0].bincount()
-    return counts.argsort(descending=True, stable=True)[None, : min(number, int((counts > 0).sum()))]

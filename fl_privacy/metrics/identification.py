@@ -105,7 +105,6 @@ def _turned(found: Identified, look: Look, candidates: int) -> Identified:
 
 
 def _likeness(guesses: Tensor, originals: Tensor) -> Identified:
-    """Compare guesses with originals, without candidates."""
     still = Standing(originals, FINE)
     found = []
     for guess in torch.split(guesses, 1):
@@ -141,7 +140,11 @@ def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
     """
     tries = [guess]
     for change in (guess, guess.flip(-1), _best_place(guess, original)):
-        fitted = _fitted(change, original)
+        # fit ``a * guess + b`` to ``original`` in each channel, clamped to [0, 1]
+        x, y = change.flatten(1).double(), original.flatten(1).double()
+        dx, dy = x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
+        slope = (dx * dy).sum(1, keepdim=True) / dx.square().sum(1, keepdim=True).clamp_min(1e-9)
+        fitted = (y.mean(1, keepdim=True) + slope * dx).clamp(0, 1).view_as(original).to(original.dtype)
         tries.append(fitted)
     changed = torch.stack(tries)
     truth = original.expand_as(changed)
@@ -228,11 +231,3 @@ def _shifted(image: Tensor, down: int, right: int) -> Tensor:
     edges = max(right, 0), max(-right, 0), max(down, 0), max(-down, 0)
     padded = functional.pad(image[None], edges, "replicate")[0]
     return padded[:, max(-down, 0) :, max(-right, 0) :][:, :height, :width]
-
-
-def _fitted(guess: Tensor, original: Tensor) -> Tensor:
-    """Fit ``a * guess + b`` to ``original`` in each channel, clamped to [0, 1]."""
-    x, y = guess.flatten(1).double(), original.flatten(1).double()
-    dx, dy = x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
-    slope = (dx * dy).sum(1, keepdim=True) / dx.square().sum(1, keepdim=True).clamp_min(1e-9)
-    return (y.mean(1, keepdim=True) + slope * dx).clamp(0, 1).view_as(original).to(original.dtype)

@@ -15,9 +15,6 @@ ANY_VALUE = (-math.inf, math.inf)
 FEW = 5
 """With fewer independent groups an interval says little: Student's factor is 2.8 with five and 12.7 with two."""
 
-_NORMAL_975 = 1.959963984540054
-"""Quantile of the standard normal distribution."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:

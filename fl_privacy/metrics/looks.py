@@ -87,7 +87,10 @@ class Standing:
         if (blur, window) not in self._made:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
             edges = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
-            inner = _inner(with_detail(_unsharp(gray, blur)), *edges)
+            inner = _inner(
+                with_detail(blurred(gray, BLURS[blur]) if blur < _MOSAIC else _mosaic(gray, *MOSAICS[blur - _MOSAIC])),
+                *edges,
+            )
             for number, cut in enumerate(_windows(*inner.shape[-2:], self.sight.gap)):
                 self._made[blur, number] = _unit(inner[..., cut[0], cut[1]])
         return self._made[blur, window]
@@ -153,10 +156,6 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
     rows = functional.conv2d(functional.pad(flat, (0, 0, reach, reach), "replicate"), weights.view(1, 1, -1, 1))
     found = functional.conv2d(functional.pad(rows, (reach, reach, 0, 0), "replicate"), weights.view(1, 1, 1, -1))
     return found.reshape(images.shape)
-
-
-def _unsharp(gray: Tensor, look: int) -> Tensor:
-    return blurred(gray, BLURS[look]) if look < _MOSAIC else _mosaic(gray, *MOSAICS[look - _MOSAIC])
 
 
 def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:

@@ -183,7 +183,6 @@ def _of_texts(
 def _of_rows(
     reconstructions: Sequence[Reconstruction], truths: Sequence[Batch], schema: Schema, others: Others | None
 ) -> list[VictimScore]:
-    """Score rows of a table."""
     matches = [match_rows(r, t, schema) for r, t in zip(reconstructions, truths, strict=True)]
     compared = None if others is None else [compare_rows(m, others, schema) for m in matches]
     measured: list[dict[str, float]] = []

@@ -159,10 +159,6 @@ def _tiles(gray: Tensor, grid: int) -> Tensor:
     return cut.view(-1, grid, down, grid, right).transpose(2, 3).flatten(1, 2).flatten(2)
 
 
-def _least(rows: Tensor) -> float:
-    return float(LEAST_CONTRAST * (rows.shape[-1] * rows.shape[-2]) ** 0.5)
-
-
 def _edges(looks: Tensor, slack: float) -> tuple[int, int]:
     """Return by how many pixels the middle of images (..., H, W) ends from their edge, down and right."""
     height, width = looks.shape[-2:]
@@ -177,7 +173,10 @@ def _middle(looks: Tensor, slack: float) -> Tensor:
 
 def _unit(rows: Tensor) -> Tensor:
     rows = rows - rows.mean((-2, -1), keepdim=True)
-    return rows / (rows.square().sum((-2, -1), keepdim=True).sqrt() + _least(rows))
+    return rows / (
+        rows.square().sum((-2, -1), keepdim=True).sqrt()
+        + float(LEAST_CONTRAST * (rows.shape[-1] * rows.shape[-2]) ** 0.5)
+    )
 
 
 def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:

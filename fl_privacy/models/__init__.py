@@ -5,158 +5,143 @@ from typing import TYPE_CHECKING
 from fl_privacy.packages import on_demand
 
 if TYPE_CHECKING:
-    from fl_privacy.models.alexnet_vgg import VGG16, AlexNet
+    from fl_privacy.models.alexnet_vgg import VGG16 as VGG16
+    from fl_privacy.models.alexnet_vgg import AlexNet as AlexNet
     from fl_privacy.models.build import (
-        build_fitting,
-        build_model,
-        check_model,
-        check_table_model,
-        check_text_model,
-        normalization_of,
-        normalized,
+        build_fitting as build_fitting,
     )
-    from fl_privacy.models.cut import Front, Rest, behind_activation, cut_layer
+    from fl_privacy.models.build import (
+        build_model as build_model,
+    )
+    from fl_privacy.models.build import (
+        check_model as check_model,
+    )
+    from fl_privacy.models.build import (
+        check_table_model as check_table_model,
+    )
+    from fl_privacy.models.build import (
+        check_text_model as check_text_model,
+    )
+    from fl_privacy.models.build import (
+        normalization_of as normalization_of,
+    )
+    from fl_privacy.models.build import (
+        normalized as normalized,
+    )
+    from fl_privacy.models.cut import (
+        Front as Front,
+    )
+    from fl_privacy.models.cut import (
+        Rest as Rest,
+    )
+    from fl_privacy.models.cut import (
+        behind_activation as behind_activation,
+    )
+    from fl_privacy.models.cut import (
+        cut_layer as cut_layer,
+    )
     from fl_privacy.models.huggingface import (
-        ADAPTED,
-        Adapted,
-        HuggingFaceText,
-        adapter_of,
-        down_projection,
-        hugging_face,
-        with_adapters,
+        ADAPTED as ADAPTED,
     )
-    from fl_privacy.models.layers import ACTIVATIONS, INITIALIZERS, InputNormalization, has_batch_norm, initialize
-    from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20, ResNet34
-    from fl_privacy.models.small_networks import MLP, ConvNet, DLNet, LeNet, LeNet5
-    from fl_privacy.models.table_models import FlTabular, TableLogistic, TableMLP, TableModel, TableResNet
-    from fl_privacy.models.text_model import TextModel
-    from fl_privacy.models.torchvision_models import MobileNetV2, ResNet50, ViT
-    from fl_privacy.models.transformers import Bert, Gpt, TransformerLM, bert_mini, bert_tiny, gpt_tiny, minilm
-
-_HOMES = {
-    "fl_privacy.models.alexnet_vgg": (
-        "AlexNet",
-        "VGG16",
-    ),
-    "fl_privacy.models.build": (
-        "build_fitting",
-        "build_model",
-        "check_model",
-        "check_table_model",
-        "check_text_model",
-        "normalization_of",
-        "normalized",
-    ),
-    "fl_privacy.models.cut": (
-        "behind_activation",
-        "cut_layer",
-        "Front",
-        "Rest",
-    ),
-    "fl_privacy.models.huggingface": (
-        "ADAPTED",
-        "Adapted",
-        "adapter_of",
-        "down_projection",
-        "hugging_face",
-        "HuggingFaceText",
-        "with_adapters",
-    ),
-    "fl_privacy.models.layers": (
-        "ACTIVATIONS",
-        "has_batch_norm",
-        "initialize",
-        "INITIALIZERS",
-        "InputNormalization",
-    ),
-    "fl_privacy.models.resnet": (
-        "ResNet10",
-        "ResNet18",
-        "ResNet20",
-        "ResNet34",
-    ),
-    "fl_privacy.models.small_networks": (
-        "ConvNet",
-        "DLNet",
-        "LeNet",
-        "LeNet5",
-        "MLP",
-    ),
-    "fl_privacy.models.table_models": (
-        "FlTabular",
-        "TableLogistic",
-        "TableMLP",
-        "TableModel",
-        "TableResNet",
-    ),
-    "fl_privacy.models.text_model": ("TextModel",),
-    "fl_privacy.models.torchvision_models": (
-        "MobileNetV2",
-        "ResNet50",
-        "ViT",
-    ),
-    "fl_privacy.models.transformers": (
-        "Bert",
-        "bert_mini",
-        "bert_tiny",
-        "Gpt",
-        "gpt_tiny",
-        "minilm",
-        "TransformerLM",
-    ),
-}
-
-__all__ = [
-    "ACTIVATIONS",
-    "ADAPTED",
-    "INITIALIZERS",
-    "MLP",
-    "VGG16",
-    "Adapted",
-    "AlexNet",
-    "Bert",
-    "ConvNet",
-    "DLNet",
-    "FlTabular",
-    "Front",
-    "Gpt",
-    "HuggingFaceText",
-    "InputNormalization",
-    "LeNet",
-    "LeNet5",
-    "MobileNetV2",
-    "ResNet10",
-    "ResNet18",
-    "ResNet20",
-    "ResNet34",
-    "ResNet50",
-    "Rest",
-    "TableLogistic",
-    "TableMLP",
-    "TableModel",
-    "TableResNet",
-    "TextModel",
-    "TransformerLM",
-    "ViT",
-    "adapter_of",
-    "behind_activation",
-    "bert_mini",
-    "bert_tiny",
-    "build_fitting",
-    "build_model",
-    "check_model",
-    "check_table_model",
-    "check_text_model",
-    "cut_layer",
-    "down_projection",
-    "gpt_tiny",
-    "has_batch_norm",
-    "hugging_face",
-    "initialize",
-    "minilm",
-    "normalization_of",
-    "normalized",
-    "with_adapters",
-]
-
-__getattr__ = on_demand(__name__, _HOMES)
+    from fl_privacy.models.huggingface import (
+        Adapted as Adapted,
+    )
+    from fl_privacy.models.huggingface import (
+        HuggingFaceText as HuggingFaceText,
+    )
+    from fl_privacy.models.huggingface import (
+        adapter_of as adapter_of,
+    )
+    from fl_privacy.models.huggingface import (
+        down_projection as down_projection,
+    )
+    from fl_privacy.models.huggingface import (
+        hugging_face as hugging_face,
+    )
+    from fl_privacy.models.huggingface import (
+        with_adapters as with_adapters,
+    )
+    from fl_privacy.models.layers import (
+        ACTIVATIONS as ACTIVATIONS,
+    )
+    from fl_privacy.models.layers import (
+        INITIALIZERS as INITIALIZERS,
+    )
+    from fl_privacy.models.layers import (
+        InputNormalization as InputNormalization,
+    )
+    from fl_privacy.models.layers import (
+        has_batch_norm as has_batch_norm,
+    )
+    from fl_privacy.models.layers import (
+        initialize as initialize,
+    )
+    from fl_privacy.models.resnet import (
+        ResNet10 as ResNet10,
+    )
+    from fl_privacy.models.resnet import (
+        ResNet18 as ResNet18,
+    )
+    from fl_privacy.models.resnet import (
+        ResNet20 as ResNet20,
+    )
+    from fl_privacy.models.resnet import (
+        ResNet34 as ResNet34,
+    )
+    from fl_privacy.models.small_networks import (
+        MLP as MLP,
+    )
+    from fl_privacy.models.small_networks import (
+        ConvNet as ConvNet,
+    )
+    from fl_privacy.models.small_networks import (
+        DLNet as DLNet,
+    )
+    from fl_privacy.models.small_networks import (
+        LeNet as LeNet,
+    )
+    from fl_privacy.models.small_networks import (
+        LeNet5 as LeNet5,
+    )
+    from fl_privacy.models.table_models import (
+        FlTabular as FlTabular,
+    )
+    from fl_privacy.models.table_models import (
+        TableLogistic as TableLogistic,
+    )
+    from fl_privacy.models.table_models import (
+        TableMLP as TableMLP,
+    )
+    from fl_privacy.models.table_models import (
+        TableModel as TableModel,
+    )
+    from fl_privacy.models.table_models import (
+        TableResNet as TableResNet,
+    )
+    from fl_privacy.models.text_model import TextModel as TextModel
+    from fl_privacy.models.torchvision_models import MobileNetV2 as MobileNetV2
+    from fl_privacy.models.torchvision_models import ResNet50 as ResNet50
+    from fl_privacy.models.torchvision_models import ViT as ViT
+    from fl_privacy.models.transformers import (
+        Bert as Bert,
+    )
+    from fl_privacy.models.transformers import (
+        Gpt as Gpt,
+    )
+    from fl_privacy.models.transformers import (
+        TransformerLM as TransformerLM,
+    )
+    from fl_privacy.models.transformers import (
+        bert_mini as bert_mini,
+    )
+    from fl_privacy.models.transformers import (
+        bert_tiny as bert_tiny,
+    )
+    from fl_privacy.models.transformers import (
+        gpt_tiny as gpt_tiny,
+    )
+    from fl_privacy.models.transformers import (
+        minilm as minilm,
+    )
+else:
+    __getattr__, __dir__, __all__ = on_demand(__name__)

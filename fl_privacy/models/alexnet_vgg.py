@@ -71,7 +71,14 @@ class BlockNetwork(nn.Module):
                 layers.append(new_pooling(pooling))
         self.normalize = input_normalization(mean, std, in_channels)
         self.features = nn.Sequential(*layers)
-        self.classifier = _head(inner * side * side, hidden, num_classes, activation)
+        features = inner * side * side
+        if hidden is None:
+            self.classifier: nn.Module = nn.Linear(features, num_classes)
+        else:
+            require_positive(hidden=hidden)
+            self.classifier = nn.Sequential(
+                nn.Linear(features, hidden), new_activation(activation), nn.Linear(hidden, num_classes)
+            )
         initialize(self, init)
         if last_scale != 1:
             _scale_last_norm(self.features, last_scale)
@@ -80,13 +87,6 @@ class BlockNetwork(nn.Module):
         """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
         return logits
-
-
-def _head(features: int, hidden: int | None, num_classes: int, activation: str) -> nn.Module:
-    if hidden is None:
-        return nn.Linear(features, num_classes)
-    require_positive(hidden=hidden)
-    return nn.Sequential(nn.Linear(features, hidden), new_activation(activation), nn.Linear(hidden, num_classes))
 
 
 def _scale_last_norm(features: nn.Sequential, scale: float) -> None:

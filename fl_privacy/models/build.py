@@ -3,7 +3,7 @@
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,11 +57,20 @@ def build_fitting(
         factory = factory.func
     signature = inspect.signature(factory)
     name = getattr(factory, "__name__", str(factory))
-    _expect_of_these(name, signature, architecture)
+    # refuse a model of other examples than the data have, as far as its arguments show
+    takes = next((kind for kind in MODALITIES if kind.facts & set(signature.parameters)), None)
+    there = next((kind for kind in MODALITIES if kind.facts & set(architecture)), None)
+    if takes is not None and there is not None and takes is not there:
+        raise UserError(f"Model {name} is of {takes.models}, but the data are {there.data}; {there.remedy}.")
     options = {fact: value for fact, value in architecture.items() if fact in signature.parameters} | options
     init = None if "init" in signature.parameters else options.pop("init", None)
     rank, alpha = (options.pop(name, None) for name in ("lora_rank", "lora_alpha"))
-    put_before = _normalization(signature.parameters, options)
+    # take ``mean`` and ``std`` out of ``options``, where the model does not take these itself
+    if {"mean", "std"} & set(signature.parameters) or not {"mean", "std"} & options.keys():
+        put_before = None
+    else:
+        mean, std = options.pop("mean", None), options.pop("std", None)
+        put_before = Normalization([0.0] if mean is None else mean, [1.0] if std is None else std)
     try:
         signature.bind(*arguments, **options)
     except TypeError as error:
@@ -80,22 +89,6 @@ def build_fitting(
             " point model._target_ to a module class."
         )
     return model if put_before is None else normalized(model, put_before)
-
-
-def _normalization(parameters: Collection[str], options: dict[str, Any]) -> Normalization | None:
-    """Take ``mean`` and ``std`` out of ``options``, where the model does not take these itself."""
-    if {"mean", "std"} & set(parameters) or not {"mean", "std"} & options.keys():
-        return None
-    mean, std = options.pop("mean", None), options.pop("std", None)
-    return Normalization([0.0] if mean is None else mean, [1.0] if std is None else std)
-
-
-def _expect_of_these(name: str, signature: inspect.Signature, architecture: Mapping[str, Any]) -> None:
-    """Refuse a model of other examples than the data have, as far as its arguments show."""
-    takes = next((kind for kind in MODALITIES if kind.facts & set(signature.parameters)), None)
-    there = next((kind for kind in MODALITIES if kind.facts & set(architecture)), None)
-    if takes is not None and there is not None and takes is not there:
-        raise UserError(f"Model {name} is of {takes.models}, but the data are {there.data}; {there.remedy}.")
 
 
 @torch.no_grad()

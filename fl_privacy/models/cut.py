@@ -20,7 +20,6 @@ def called_layers(model: nn.Module, image_shape: tuple[int, ...]) -> list[str]:
 
 
 def _evaluated(model: nn.Module, inputs: Tensor) -> None:
-    """Pass ``inputs`` through ``model`` in evaluation mode and leave its modes as they were."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()(inputs)

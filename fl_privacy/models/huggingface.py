@@ -48,7 +48,12 @@ class HuggingFaceText(TextModel):
         self.causal = _is_causal(network)
         self.heads = getattr(network.config, "num_attention_heads", 1)
         self.position_weight = next(
-            (f"network.{name}" for name, _ in network.named_parameters() if _is_position(name)), None
+            (
+                f"network.{name}"
+                for name, _ in network.named_parameters()
+                if bool(re.search(r"(position_embeddings|wpe|embed_positions)\.weight$", name))
+            ),
+            None,
         )
         if self.position_weight is not None:
             self.first_position = _first_position(network, self.get_parameter(self.position_weight))
@@ -151,10 +156,6 @@ def _with_peft(network: nn.Module, settings: Mapping[str, Any], *, next_token: b
             " model.peft={r: 8, target_modules: [query, value]}."
         ) from error
     return adapted
-
-
-def _is_position(name: str) -> bool:
-    return bool(re.search(r"(position_embeddings|wpe|embed_positions)\.weight$", name))
 
 
 def _first_position(network: nn.Module, positions: nn.Parameter) -> int:

@@ -259,18 +259,14 @@ def privacy_scores(
     products = similarity(start, goals.flatten(0, 1), batch.labels.repeat(len(policies)), plan.shares())
     areas = plan.area(products.cosine(plan.cosine).double()).view(len(policies), -1)
     if plan.over == "class means":
-        areas = _class_means(areas, batch.labels)
+        # average areas (P, S) over the images of each class that there is, (P, C)
+        _, of_class = torch.unique(batch.labels, return_inverse=True)
+        shares = torch.nn.functional.one_hot(of_class).to(areas)
+        areas = areas @ (shares / shares.sum(0))
     means, variances = areas.mean(1), areas.var(1, correction=0)
     scores = plan.alpha * means + plan.beta * variances
     rows = zip(scores.tolist(), means.tolist(), variances.tolist(), strict=True)
     return [PrivacyScore(score=score, mean=mean, variance=variance) for score, mean, variance in rows]
-
-
-def _class_means(areas: Tensor, labels: Tensor) -> Tensor:
-    """Average areas (P, S) over the images of each class that there is, (P, C)."""
-    _, of_class = torch.unique(labels, return_inverse=True)
-    shares = torch.nn.functional.one_hot(of_class).to(areas)
-    return areas @ (shares / shares.sum(0))
 
 
 def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: PrivacyPlan) -> list[float]:

@@ -97,7 +97,13 @@ class Selection:
             untransformed: S_pri of the images as they are.
         """
         least = self.threshold(scored)
-        fine = [s for s in scored if self.has_effect(s) and s.accuracy >= least and self._is_like(s)]
+        fine = [
+            s
+            for s in scored
+            if self.has_effect(s)
+            and s.accuracy >= least
+            and (self.fsim_at_least is None or (s.fsim is not None and s.fsim >= self.fsim_at_least))
+        ]
         return sorted((s for s in fine if s.privacy < untransformed), key=lambda s: s.privacy)
 
     def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
@@ -126,9 +132,6 @@ class Selection:
             f" {sum(s.privacy >= untransformed for s in scored)} score no more private than no transformation"
             f" ({untransformed:.4g})"
         )
-
-    def _is_like(self, scored: Scored) -> bool:
-        return self.fsim_at_least is None or (scored.fsim is not None and scored.fsim >= self.fsim_at_least)
 
 
 VISIBLE = 40.0

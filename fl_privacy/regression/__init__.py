@@ -5,31 +5,26 @@ from typing import TYPE_CHECKING
 from fl_privacy.packages import on_demand
 
 if TYPE_CHECKING:
-    from fl_privacy.regression.comparison import Comparison, compare, read_baseline, write_baseline
-    from fl_privacy.regression.measurement import Measurement, measure_run, measure_training
-
-_HOMES = {
-    "fl_privacy.regression.comparison": (
-        "compare",
-        "Comparison",
-        "read_baseline",
-        "write_baseline",
-    ),
-    "fl_privacy.regression.measurement": (
-        "measure_run",
-        "measure_training",
-        "Measurement",
-    ),
-}
-
-__all__ = [
-    "Comparison",
-    "Measurement",
-    "compare",
-    "measure_run",
-    "measure_training",
-    "read_baseline",
-    "write_baseline",
-]
-
-__getattr__ = on_demand(__name__, _HOMES)
+    from fl_privacy.regression.comparison import (
+        Comparison as Comparison,
+    )
+    from fl_privacy.regression.comparison import (
+        compare as compare,
+    )
+    from fl_privacy.regression.comparison import (
+        read_baseline as read_baseline,
+    )
+    from fl_privacy.regression.comparison import (
+        write_baseline as write_baseline,
+    )
+    from fl_privacy.regression.measurement import (
+        Measurement as Measurement,
+    )
+    from fl_privacy.regression.measurement import (
+        measure_run as measure_run,
+    )
+    from fl_privacy.regression.measurement import (
+        measure_training as measure_training,
+    )
+else:
+    __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -246,7 +246,7 @@ def measure_training(
     return measured(
         metric=metric,
         attack=name,
-        values=_worst_values(scores, metric),
+        values=[_worst(metric, values) for values in zip(*(_read(found, metric) for found in scores), strict=True)],
         uploads=[o.id for o in observations for _ in range(batch_size)],
         outcomes=_most(scores),
         victims=[fingerprint(image) for image in pixels],
@@ -281,11 +281,6 @@ def _read(scores: Sequence[VictimScore], metric: str) -> list[float]:
     return [image.values.get(metric, math.nan) for score in scores for image in score.images]
 
 
-def _worst_values(scores: Sequence[Sequence[VictimScore]], metric: str) -> list[float]:
-    """Return the metric of each image, by the attacker that leaks most of it."""
-    return [_worst(metric, values) for values in zip(*(_read(found, metric) for found in scores), strict=True)]
-
-
 def _most(scores: Sequence[Sequence[VictimScore]]) -> list[Outcome | None]:
     """Return the worst outcome of each image by any attacker; ``None`` where one of them is not known."""
     found = zip(*map(_outcomes, scores), strict=True)
@@ -309,7 +304,6 @@ def _worst(metric: str, values: Sequence[float]) -> float:
 
 
 def _examples(data: object, images: int, batch_size: int) -> list[tuple[Tensor, int]]:
-    """Return the first ``images`` of ``data``."""
     whole("batch_size", batch_size, at_least=1, example=8)
     whole("images", images, at_least=1, example=40)
     if images % batch_size:

@@ -140,7 +140,7 @@ def render_benchmark(measured: Measured) -> str:
         script=SCRIPT,
         track=track,
         headline=_headline(measured, chosen),
-        lede=_lede(measured, chosen),
+        lede=" ".join([*_found(measured, chosen), measured.track.about]),
         tiles=_tiles(measured),
         foreign_code=measured.code if len(measured.code) > 1 else (),
         missing=[(s.entry.name, why) for s in standings if (why := why_incomplete(s))],
@@ -215,10 +215,6 @@ def _headline(measured: Measured, board: Board) -> str:
     found = board.best.candidate(board.threat)
     still = f"; {read_of(found)} behind it" if found is not None and found.read else ""
     return f"{'So far ' * so_far}{board.best.entry.name} leaks least of what costs at most {loss}{still}"
-
-
-def _lede(measured: Measured, board: Board) -> str:
-    return " ".join([*_found(measured, board), measured.track.about])
 
 
 def _found(measured: Measured, board: Board) -> list[str]:

@@ -128,7 +128,8 @@ def line_chart(
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         if log:
             axes.set_yscale("log")
-            if _decades(curves) < _FEW_DECADES:
+            known = [math.log10(value) for curve in curves for value in curve.y if 0 < value < math.inf]
+            if (max(known) - min(known) if known else 0.0) < _FEW_DECADES:
                 axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.minorticks_off()  # as major ones, which have no marks either
@@ -139,12 +140,6 @@ def line_chart(
             axes.legend(fontsize=9, ncols=2 if len(curves) > 6 else 1)
 
     return draw_svg(draw, alt)
-
-
-def _decades(curves: Sequence[Curve]) -> float:
-    """Count the decades that positive values span."""
-    known = [math.log10(value) for curve in curves for value in curve.y if 0 < value < math.inf]
-    return max(known) - min(known) if known else 0.0
 
 
 def scatter_chart(

@@ -33,21 +33,19 @@ def claim_views(records: Sequence[ClaimRecord]) -> list[ClaimView]:
 def _rows(record: ClaimRecord) -> list[tuple[str, str]]:
     sure = f", with {percent(record.confidence)} confidence" if record.confidence is not None else ""
     over = "" if record.rounds in (None, 1) else f" over {record.rounds} rounds"
+    most = record.estimate is not None or (record.noticed or 0.0) <= (record.claimed or 0.0)
     rows = [
         ("Promised", MISSING if record.claimed is None else f"epsilon {ratio(record.claimed)}{over}"),
         ("Recomputed from what is stated", _recomputed(record)),
         ("Shown by tests", MISSING if record.lower is None else f"at least {ratio(record.lower)}{sure}"),
-        (_power(record), _epsilon(record.noticed)),
+        (
+            "Such a test can show at most" if most else "A false claim would have been noticed from",
+            _epsilon(record.noticed),
+        ),
     ]
     if record.estimate is not None:
         rows.append(("Estimated of one training, no bound", f"about {ratio(record.estimate)}"))
     return rows
-
-
-def _power(record: ClaimRecord) -> str:
-    """Name what the test could have shown: canaries have a largest bound, draws an epsilon that they notice."""
-    most = record.estimate is not None or (record.noticed or 0.0) <= (record.claimed or 0.0)
-    return "Such a test can show at most" if most else "A false claim would have been noticed from"
 
 
 def _recomputed(record: ClaimRecord) -> str:

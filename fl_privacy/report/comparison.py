@@ -210,7 +210,6 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
 
 
 def _inferred_points(rows: Sequence[RunRow], about: str, *, use_pmm: bool) -> list[ChartPoint]:
-    """Return a point for each run that was asked, by the attack that inferred most."""
     points = []
     for row in rows:
         if found := strongest(row.summary.inferred, about):

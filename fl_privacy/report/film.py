@@ -121,7 +121,6 @@ def _reel(
 
 
 def _spread(frames: Sequence[T], moment: int) -> T:
-    """Pick the frame nearest to moment ``moment`` of ``FRAMES`` evenly spaced moments."""
     return frames[round(moment * (len(frames) - 1) / (FRAMES - 1))]
 
 

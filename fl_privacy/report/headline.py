@@ -57,17 +57,17 @@ def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
     kind = kind or verdict.modality.one
     clauses = _clauses(verdict, kind)
     lead, rest = ("".join(clause.text for clause in clauses if clause.leads is leads) for leads in (True, False))
-    return Headline(
-        "".join(clause.text for clause in clauses), " ".join(_basis(verdict, kind)), verdict.tone, lead, _sentence(rest)
-    )
-
-
-def _sentence(clauses: str) -> str:
-    """Make a sentence of what stood behind a comma, a semicolon or in parentheses."""
-    text = clauses.lstrip(" ,;")
+    # make a sentence of what stood behind a comma, a semicolon or in parentheses
+    text = rest.lstrip(" ,;")
     if text.startswith("("):
         text = text[1:].replace(")", "", 1)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+    return Headline(
+        "".join(clause.text for clause in clauses),
+        " ".join(_basis(verdict, kind)),
+        verdict.tone,
+        lead,
+        f"{text[0].upper()}{text[1:]}." if text else "",
+    )
 
 
 def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
@@ -76,7 +76,11 @@ def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
     if verdict.ground is Ground.NOTHING:
         return [_Clause(f"No {kind} was attacked: nothing is known")]
     if verdict.ground is Ground.UNTOLD:
-        questions, by = _untold(verdict)
+        # what the server could not tell, and by which attacks
+        asked = tuple(dict.fromkeys(finding.about for finding in verdict.asked))
+        questions = " or ".join(TOLD.get(about, about) for about in asked)
+        by = _by_methods(verdict.asked, asked)
+        questions = f"The server could not tell {questions} better than by chance"
         return [_Clause(questions), _Clause(f", {by}", leads=False), _Clause(nothing, leads=False)]
     if verdict.ground is Ground.OLDER:
         return [_Clause("Judged by an older version: run again to know what was read")]
@@ -85,13 +89,6 @@ def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
         return [_Clause(f"{known[0].upper()}{known[1:]}"), _Clause(f", {by}{nothing}", leads=False)]
     joint = "; " if verdict.ground is Ground.READ else ", but "
     return [*_of_examples(verdict, kind), *([_Clause(f"{joint}{known}")] if known else [])]
-
-
-def _untold(verdict: Verdict) -> tuple[str, str]:
-    """Return what the server could not tell, and by which attacks."""
-    asked = tuple(dict.fromkeys(finding.about for finding in verdict.asked))
-    questions = " or ".join(TOLD.get(about, about) for about in asked)
-    return f"The server could not tell {questions} better than by chance", _by_methods(verdict.asked, asked)
 
 
 def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:

@@ -192,7 +192,11 @@ def _view(about: str, every: Sequence[Finding]) -> InferredView:
         told=sentence(every, about),
         columns=[MEASURES[n] for n in names],
         rows=[
-            MethodRow(finding=f, cells=[_cell(n, f.measures.get(n), among) for n in names], epsilon=_epsilon(f))
+            MethodRow(
+                finding=f,
+                cells=[_cell(n, f.measures.get(n), among) for n in names],
+                epsilon=MISSING if f.proven_epsilon is None else ratio(f.proven_epsilon),
+            )
             for f in ordered
         ],
         chart=roc_chart(curves) if curves else None,
@@ -214,10 +218,6 @@ def _cell(name: str, measure: Measure | None, among: int) -> Cell | None:
         bound="" if measure.bound is None else shown.show(measure.bound),
         tone=tone_of_measure(name, measure, among=among),
     )
-
-
-def _epsilon(finding: Finding) -> str:
-    return MISSING if finding.proven_epsilon is None else ratio(finding.proven_epsilon)
 
 
 def roc_chart(findings: Sequence[Finding]) -> Markup:

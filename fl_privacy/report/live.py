@@ -239,7 +239,9 @@ class WatchedFolder:
 
     def _pages_of(self, path: Path, front: str) -> dict[str, Callable[[], str]]:
         return {
-            f"{front}report.html" if front else "": lambda: self._report(path),
+            f"{front}report.html" if front else "": lambda: self._made(
+                str(path), signature(path), lambda: page_of_run(read_run(path), live=True)
+            ),
             f"{front}status": lambda: self._status_of(path),
         }
 
@@ -261,9 +263,6 @@ class WatchedFolder:
             except UserError as error:
                 return error
         return self._told[path][1]
-
-    def _report(self, path: Path) -> str:
-        return self._made(str(path), signature(path), lambda: page_of_run(read_run(path), live=True))
 
     def _comparison(self) -> str:
         paths = [path for path in self._folders() if isinstance(told := self._read(path), Told) and told.finished]

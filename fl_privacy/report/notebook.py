@@ -45,7 +45,12 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
     rows = [_images(row) for row in rows]
     if originals is not None:
         rows[1] = _below(rows[0], rows[1], [len(batch) for batch in batches])
-    rows = _on_one_scale(rows)
+    # scale ``rows`` to [0, 1] together, where they clearly are not
+    low, high = (float(of(torch.stack([of(row) for row in rows]))) for of in (torch.min, torch.max))
+    if low >= -_BEYOND and high <= 1 + _BEYOND:
+        rows = list(rows)
+    else:
+        rows = [(row - low) / max(high - low, _BEYOND) for row in rows]
     lines = [torch.cat(list(torch.nn.functional.pad(row.clamp(0, 1), (1, 1, 1, 1), value=1.0)), 2) for row in rows]
     width = max(line.shape[2] for line in lines)
     padded = [torch.nn.functional.pad(line, (0, width - line.shape[2]), value=1.0) for line in lines]
@@ -86,11 +91,3 @@ def _images(inputs: Tensor) -> Tensor:
             f" {tuple(inputs.shape)}; look at found.batch.inputs."
         )
     return inputs
-
-
-def _on_one_scale(rows: Sequence[Tensor]) -> list[Tensor]:
-    """Scale ``rows`` to [0, 1] together, where they clearly are not."""
-    low, high = (float(of(torch.stack([of(row) for row in rows]))) for of in (torch.min, torch.max))
-    if low >= -_BEYOND and high <= 1 + _BEYOND:
-        return list(rows)
-    return [(row - low) / max(high - low, _BEYOND) for row in rows]

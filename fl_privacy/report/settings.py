@@ -70,7 +70,11 @@ def differences(runs: Sequence[Run]) -> list[list[str]]:
 
 def telling_settings(run: Run) -> dict[str, str]:
     """Return the settings, by dotted key, that may make the run's results differ from those of another."""
-    return {key: str(value) for key, value in flat_settings(run.identity.config) if _is_telling(key)}
+    return {
+        key: str(value)
+        for key, value in flat_settings(run.identity.config)
+        if not is_within(key, RUNTIME) and not key.startswith("choices.") and key.rpartition(".")[2] not in UNSAID
+    }
 
 
 def names(runs: Sequence[Run]) -> tuple[list[str], str]:
@@ -86,10 +90,6 @@ def names(runs: Sequence[Run]) -> tuple[list[str], str]:
         " · ".join(f"{group}={options[group][k]}" for group in varying if options[group][k]) for k in range(len(runs))
     ]
     return [name or run.identity.label for name, run in zip(own, runs, strict=True)], " · ".join(shared)
-
-
-def _is_telling(key: str) -> bool:
-    return not is_within(key, RUNTIME) and not key.startswith("choices.") and key.rpartition(".")[2] not in UNSAID
 
 
 def _shorten(words: list[str]) -> list[str]:

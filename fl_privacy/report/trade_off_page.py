@@ -210,7 +210,6 @@ def _utility_axis(*, use_pmm: bool) -> str:
 
 
 def _in_words(rows: Sequence[StudyRow], attack: str, name: str) -> str:
-    """Describe each row by the attacker with the worst mean."""
     shown = []
     for row in rows:
         found = [reading for reading in row.all_readings if reading.attack == attack]
@@ -249,10 +248,12 @@ def trade_off_chart(
     def draw(axes: Axes) -> None:
         for curve in curves:
             color = INK if curve.series is None else SERIES[curve.series % len(SERIES)]
+            # half-lengths (2, n) of the error bars, zero where there is none
+            ends = [reach(p.y, p.y_range) or [[0.0], [0.0]] for p in curve.points]
             axes.errorbar(
                 [p.x for p in curve.points],
                 [min(p.y, top) for p in curve.points],
-                yerr=_reaches(curve.points),
+                yerr=[[low[0] for low, _ in ends], [high[0] for _, high in ends]],
                 fmt="*" if curve.series is None else "--o" if curve.adaptive else "-o",
                 markersize=10 if curve.series is None else 4.5,
                 markerfacecolor="none" if curve.adaptive else color,
@@ -275,12 +276,6 @@ def trade_off_chart(
         axes.set(xlabel=x, ylabel=y)
 
     return draw_svg(draw, alt)
-
-
-def _reaches(points: Sequence[CurvePoint]) -> list[list[float]]:
-    """Return half-lengths (2, n) of the error bars, zero where there is none."""
-    ends = [reach(p.y, p.y_range) or [[0.0], [0.0]] for p in points]
-    return [[low[0] for low, _ in ends], [high[0] for _, high in ends]]
 
 
 def row_as_plain(row: StudyRow) -> dict[str, Any]:

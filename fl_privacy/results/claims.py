@@ -142,12 +142,10 @@ def read_claims(folder: Path) -> tuple[ClaimRecord, ...]:
 def _is_claim(claim: object) -> bool:
     if not isinstance(claim, Mapping) or any(name not in claim for name in _KINDS):
         return False
-    return all(fits(_counted(claim[name]), kind) for name, kind in _KINDS.items())
-
-
-def _counted(value: Any) -> Any:
-    """Replace an infinite number by 0, since it is a number as any other."""
-    return 0.0 if isinstance(value, float) and math.isinf(value) else value
+    return all(
+        fits(0.0 if isinstance(claim[name], float) and math.isinf(claim[name]) else claim[name], kind)
+        for name, kind in _KINDS.items()
+    )
 
 
 assert {field.name for field in fields(ClaimRecord)} == set(_KINDS)

@@ -136,7 +136,7 @@ def counts_of(records: Sequence[Mapping[str, Any]]) -> Counts:
         outcome = None if record.get("failure") is not None else outcome_of(record)
         if record.get("failure") is not None:
             failures += 1
-        elif _is_older(record):
+        elif _has_original(record) and not any(name in record for name in _JUDGED_SINCE):
             older += 1
         elif outcome is None or (outcome is Outcome.NOTHING and not _has_original(record)):
             unknown += 1
@@ -213,7 +213,3 @@ def _words_of(records: Sequence[Mapping[str, Any]]) -> Words:
 
 def _has_original(record: Mapping[str, Any]) -> bool:
     return any(modality.metric in record for modality in MODALITIES)
-
-
-def _is_older(record: Mapping[str, Any]) -> bool:
-    return _has_original(record) and not any(name in record for name in _JUDGED_SINCE)

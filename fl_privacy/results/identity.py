@@ -51,7 +51,6 @@ def repeat_hash(config: Mapping[str, Any]) -> str:
 
 
 def _without(config: Mapping[str, Any], dropped: Collection[str]) -> dict[str, Any]:
-    """Return ``config`` without the dotted keys in ``dropped``."""
     kept: dict[str, Any] = {}
     for key, value in config.items():
         if key in dropped:

@@ -92,7 +92,6 @@ def _copy_configuration(source: Path, destination: Path, write: Any) -> None:
 
 
 def _absolute_paths(value: Any) -> dict[str, str]:
-    """Map every absolute path in ``value`` to its last part."""
     match value:
         case str() if Path(value).is_absolute() and Path(value).name:
             return {value: Path(value).name}

@@ -396,7 +396,6 @@ def _columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mappi
 def _statistics(
     records: Iterable[Mapping[str, Any]], *, group: Callable[[Mapping[str, Any]], str]
 ) -> dict[str, Statistic]:
-    """Compute the statistic of every figure in ``records``, where those of one ``group`` are not independent."""
     found = {}
     for name, pairs in _columns(records).items():
         within = METRICS[name].range if name in METRICS else _RANGES.get(name, ANY_VALUE)

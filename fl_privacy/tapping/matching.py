@@ -176,7 +176,7 @@ def _by_scale(
         for name in left:
             if tuple(values[name].shape) != array.shape:
                 continue
-            meant = _meant(array, _numpy(values[name]), divides=divides, named=_has_name(key, name))
+            meant = _meant(array, _numpy(values[name]), divides=divides, named=name.split(".", 2)[-1] in key)
             if meant is not None:
                 found[key] = name, meant
                 left.remove(name)
@@ -225,11 +225,6 @@ def _fitted(code: tuple[np.ndarray, tuple[int, ...] | None], value: np.ndarray) 
     over = {"axis": axes, "keepdims": True}
     steps = ((value - mean) * numbers).sum(**over) / np.maximum(np.square(numbers).sum(**over), 1e-300)
     return numbers * steps + mean
-
-
-def _has_name(key: str, name: str) -> bool:
-    """Say whether the name of an array has a parameter's within."""
-    return name.split(".", 2)[-1] in key
 
 
 def _by_place(

@@ -102,7 +102,6 @@ def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor
 
 
 def _apply(operation: Operation, images: Tensor, rows: Tensor, positive: Tensor) -> Tensor:
-    """Apply ``operation`` to the images ``rows`` with the signs given."""
     directions = ((1, rows[positive]), (-1, rows[~positive])) if operation.signed else ((1, rows),)
     for sign, some in directions:
         if len(some):

@@ -36,7 +36,7 @@ def found(place: str, tables: set[str]) -> bool:
             return (ROOT / "experiments" / "rows" / name / "rows.jsonl").is_file()
         case "table":
             return name in tables
-        case _ if place.startswith("fl_privacy."):
+        case _ if place.startswith(("fl_privacy.", "experiments.")):
             return not name or hasattr(importlib.import_module(kind), name)
         case _:
             return composes(place)

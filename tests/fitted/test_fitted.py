@@ -6,12 +6,12 @@ from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
+from experiments.measures import row_between_optima
 from fl_privacy.errors import UserError
 from fl_privacy.fitted import (
     LogisticOptimum,
     Moments,
     row_beside_known,
-    row_between_optima,
     rows_alone,
     rows_between,
     weighted_sums,

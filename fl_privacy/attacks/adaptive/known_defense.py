@@ -120,7 +120,6 @@ class KnownDefense:
         return self._bounds(update, len(self.countermeasures))
 
     def _bounds(self, update: Tensors, number: int) -> Bounds:
-        """Bound the tensors of ``update`` by the first ``number`` countermeasures."""
         rules = [m.rule for m in self.countermeasures[:number] if m.rule]
         std = self._noise_std(update) if rules else 0.0
         return widest(rule(update, std) for rule in rules)

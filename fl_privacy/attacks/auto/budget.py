@@ -90,7 +90,12 @@ def affordable(evaluations: float, beside: int) -> int:
         beside: attempts from images that were found by other means.
     """
     number = max(LEAST, int(evaluations))
-    while number > LEAST and _taken(number, most_attempts(number) + beside) > evaluations:
+    # sum the evaluations of all rungs; no attempt gets less than ``LEAST``
+    while (
+        number > LEAST
+        and sum(rung.attempts * rung.evaluations for rung in rungs(number, most_attempts(number) + beside))
+        > evaluations
+    ):
         number = max(LEAST, number - max(1, number // 50))
     return number
 
@@ -122,11 +127,6 @@ def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
     """
     but = ", which repeat the descents but not what they start from: the clock ended a search for exact answers"
     return f"The seconds came to attack.evaluations={evaluations} for {victims} victims{but * cut}."
-
-
-def _taken(evaluations: int, attempts: int) -> int:
-    """Sum the evaluations of all rungs; no attempt gets less than ``LEAST``."""
-    return sum(rung.attempts * rung.evaluations for rung in rungs(evaluations, attempts))
 
 
 def _early(attempts: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive import Circumstances, KnownDefense, all_known
-from fl_privacy.attacks.gradient_inversion import GradientInversion, LabelPolicy
+from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.noise import noise_over_gradient
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
@@ -89,10 +89,14 @@ def entries(
     """
     found = (replace(contender, attack=placed(contender.attack)) for contender in _contenders(observation))
     curved, layered, squared, signed, usual = found
-    smooth = _is_smooth(observation.model)
+    # whether no layer has a kink or is a transformer's, so that quasi-Newton methods get far
+    smooth = not any(isinstance(module, _ROUGH) for module in observation.model.modules())
     thin = _share_known(observation)
     if observation.knowledge.bounds is not None:
-        chosen = _behind_adam(signed, curved)
+        # list attempts at what a step of Adam leaves of a gradient, small values alone: by images that stay smooth
+        held = replace(signed, attack=replace(signed.attack, priors=(TotalVariation(weight=_BEHIND_ADAM),)))
+        smoother = replace(signed, attack=replace(signed.attack, priors=(TotalVariation(weight=4 * _BEHIND_ADAM),)))
+        chosen = [(held, 0, 0.0), (held, 1, 0.0), (smoother, 0, 0.0), (curved, 0, 1e-2)]
     elif thin < (_THIN if smooth else 1):
         smoothed = replace(signed, attack=replace(signed.attack, priors=(TotalVariation(weight=_HELD),)))
         chosen = [(smoothed, 0, 1e-1), (smoothed, 1, 1e-1), (smoothed, 2, 3e-1), (curved, 0, 3e-1), (layered, 0, 1e-1)]
@@ -109,7 +113,10 @@ def entries(
     else:
         chosen = [(signed, 0, 3e-1), (signed, 1, 1e-3), (signed, 2, 5e-2), (signed, 3, 1e-4), (curved, 0, 1e-2)]
         chosen += [(signed, 4, 4e-1), (squared, 0, 1e-2)]
-    if _shares_statistics(observation):
+    layers = [m for m in observation.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if any(layer.track_running_stats for layer in layers) and any(
+        name.endswith("running_mean") and bool(value.any()) for name, value in observation.sent.buffers.items()
+    ):
         chosen[1:1] = [(usual, 0, 1e-1), (usual, 1, 1e-2)]
     more = [(curved, 1e-3), (layered, 1e-3)] if smooth else [(signed, 4e-1), (signed, 1e-1)]
     if _is_noisy(observation):
@@ -121,13 +128,6 @@ def entries(
     return chosen[:most]
 
 
-def _behind_adam(signed: Contender, curved: Contender) -> list[Entry]:
-    """List attempts at what a step of Adam leaves of a gradient, small values alone: by images that stay smooth."""
-    held = replace(signed, attack=replace(signed.attack, priors=(TotalVariation(weight=_BEHIND_ADAM),)))
-    smoother = replace(signed, attack=replace(signed.attack, priors=(TotalVariation(weight=4 * _BEHIND_ADAM),)))
-    return [(held, 0, 0.0), (held, 1, 0.0), (smoother, 0, 0.0), (curved, 0, 1e-2)]
-
-
 def _contenders(observation: Observation) -> Sequence[Contender]:
     """List the descents that compete: three by L-BFGS, two by signed Adam.
 
@@ -136,11 +136,14 @@ def _contenders(observation: Observation) -> Sequence[Contender]:
     Gradients in front of a saturating activation can be a thousand times smaller than those of the output layer, which
     then decides the angle of all together alone, and of itself says little of the image.
     """
+    # choose the label policy: optimize labels with the images where nothing gives them away
+    layer = output_layer(observation.model, observation.num_classes)
+    seen = layer is not None and any(name in observation.upload.tensors for name in layer if name)
     base = replace(
         inverting_gradients(),
         priors=(),
         start=Faint() if observation.knowledge.public_images is None else PublicMean(),
-        labels=_labels(observation),
+        labels="auto" if seen or observation.knowledge.labels is not None else "optimize",
         compile="off",
     )
     lbfgs = LBFGS(inner=_MOVES, line_search="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0)
@@ -161,18 +164,6 @@ def _contenders(observation: Observation) -> Sequence[Contender]:
         Contender(name="cosine by signed Adam", attack=base),
         Contender(name="cosine and batch-norm statistics by signed Adam", attack=replace(base, priors=statistics)),
     )
-
-
-def _labels(observation: Observation) -> LabelPolicy:
-    """Choose the label policy: optimize labels with the images where nothing gives them away."""
-    layer = output_layer(observation.model, observation.num_classes)
-    seen = layer is not None and any(name in observation.upload.tensors for name in layer if name)
-    return "auto" if seen or observation.knowledge.labels is not None else "optimize"
-
-
-def _is_smooth(model: nn.Module) -> bool:
-    """Say whether no layer has a kink or is a transformer's, so that quasi-Newton methods get far."""
-    return not any(isinstance(module, _ROUGH) for module in model.modules())
 
 
 def _share_known(observation: Observation) -> float:
@@ -222,11 +213,3 @@ def normalizes_by_batch(observation: Observation) -> bool:
     """Say whether the client's batch norm took mean and variance of its own batch."""
     layers = (module for module in observation.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
     return observation.plan.batch_norm == "train" and any(True for _ in layers)
-
-
-def _shares_statistics(observation: Observation) -> bool:
-    """Say whether running statistics of batch norm were sent, of a model that has learned some."""
-    layers = [m for m in observation.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    return any(layer.track_running_stats for layer in layers) and any(
-        name.endswith("running_mean") and bool(value.any()) for name, value in observation.sent.buffers.items()
-    )

@@ -131,7 +131,12 @@ class Race:
         self._victims = [{victim.position: victim for victim in one.victims} for one in self._prepared]
         self._rough = entered[0][2]
         self._any_contrast = normalizes_by_batch(group.first)
-        entries = self._with_transforms(entered)
+        # enter an attempt of the first member for each transformation that the client may have done
+        transforms = len(self._prepared[0].rounds[0].known.transforms)
+        member, _, rough = entered[0]
+        entries = (
+            entered if transforms < 2 else [(member, start, rough) for start in range(max(transforms, len(entered)))]
+        )
         blank = [Attempt(self._members.index(member), start, rough) for member, start, rough in entries]
         self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.victims}
 
@@ -149,12 +154,6 @@ class Race:
         tried: list[Tensor | None] = [*([None] * _SURE_OF_LABELS), *others]
         tried += [None] * (len(blank) - len(tried))
         return [replace(attempt, labels=labels) for attempt, labels in zip(blank, tried, strict=True)]
-
-    def _with_transforms(self, entered: Sequence[Entry]) -> Sequence[Entry]:
-        """Enter an attempt of the first member for each transformation that the client may have done."""
-        transforms = len(self._prepared[0].rounds[0].known.transforms)
-        member, _, rough = entered[0]
-        return entered if transforms < 2 else [(member, start, rough) for start in range(max(transforms, len(entered)))]
 
     def add(self, position: int, batch: Batch, found_by: str = "") -> None:
         """Add an attempt of the first member from images known by other means, no rougher than these need."""
@@ -203,7 +202,6 @@ class Race:
         self._keep(1)
 
     def _keep(self, best: int) -> None:
-        """Keep the ``best`` first attempts at each victim."""
         for position, attempts in self.attempts.items():
             self.attempts[position] = ranked(attempts)[:best]
 
@@ -255,7 +253,6 @@ class Race:
     def _staged(
         self, member: int, jobs: Sequence[tuple[int, Attempt]], rung: Rung, report: Report
     ) -> Sequence[Attempt]:
-        """Run one rung in its stages, and return each attempt after it."""
         stages = rung.stages if self._members[member].staged else 1
         for stage in range(stages):
 

@@ -71,19 +71,17 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
     if rank < places:
         return None
     basis = right[:places].T / values[:places] * values[0]
-    matrix = _normal_matrix(_shifts(layer, gradient), taps / length @ basis)
+    # the places that each tap takes to each output, (K, P, N) of zeros and ones
+    size = layer.outputs(gradient.new_zeros(1, *layer.shape)).shape[2:]
+    number = size[0] * size[1]
+    alone = torch.eye(number, dtype=gradient.dtype, device=gradient.device).reshape(1, number, *size)
+    matrix = _normal_matrix(
+        layer.moved(alone).reshape(number, -1, layer.shape[1] * layer.shape[2]).transpose(0, 1), taps / length @ basis
+    )
     least, vector = _least_eigenpairs(matrix)
     inverse = basis @ vector.reshape(places, places)
     found = torch.linalg.pinv(inverse, rtol=1e-9).T
     return BlindInputs((found / found.abs().mean()).reshape(layer.shape), float(least[0]), float(least[1]))
-
-
-def _shifts(layer: Convolution, like: Tensor) -> Tensor:
-    """Return the places that each tap takes to each output, (K, P, N) of zeros and ones."""
-    size = layer.outputs(like.new_zeros(1, *layer.shape)).shape[2:]
-    number = size[0] * size[1]
-    alone = torch.eye(number, dtype=like.dtype, device=like.device).reshape(1, number, *size)
-    return layer.moved(alone).reshape(number, -1, layer.shape[1] * layer.shape[2]).transpose(0, 1)
 
 
 def _normal_matrix(shifts: Tensor, taps: Tensor) -> Tensor:

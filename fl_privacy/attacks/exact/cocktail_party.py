@@ -167,7 +167,9 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
     mixing = start
     for number in timely(range(_ROUNDS)):
         share = _SURE[0] + (_SURE[1] - _SURE[0]) * number / (_ROUNDS - 1)
-        silent = _lowest(mixing @ projected + shift, share)
+        outputs = mixing @ projected + shift
+        order = outputs.argsort(1).argsort(1)
+        silent = order < share * (outputs < 0).sum(1, keepdim=True)
         grams = torch.stack([rows[own].T @ rows[own] for own in silent])
         directions = torch.linalg.eigh(grams)[1][..., 0].T
         scales = torch.linalg.lstsq(rows @ directions, bias[:, None]).solution[:, 0]
@@ -176,12 +178,6 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
         if failed or not mixing.isfinite().all():
             return None
     return mixing
-
-
-def _lowest(outputs: Tensor, share: float) -> Tensor:
-    """Mark in (B, M) the lowest of the outputs (B, M) below zero, the given share of them for each image."""
-    order = outputs.argsort(1).argsort(1)
-    return order < share * (outputs < 0).sum(1, keepdim=True)
 
 
 _DIFFERENT = 1e-4

@@ -58,7 +58,11 @@ def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, r
     for stage, weight in enumerate(timely(SMOOTH)):
 
         def loss(images: Tensor, weight: float = weight) -> Tensor:
-            return missed(images) + weight * _variation(images) + _beyond(images)
+            return (
+                missed(images)
+                + weight * (images.diff(dim=-1).abs().flatten(1).mean(1) + images.diff(dim=-2).abs().flatten(1).mean(1))
+                + (F.relu(-images) + F.relu(images - 1)).square().flatten(1).mean(1)
+            )
 
         def meter(part: float, stage: int = stage) -> None:
             report((stage + part) / len(SMOOTH))
@@ -91,7 +95,6 @@ def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
 
 
 def _computed(network: Residual, images: Tensor, wanted: fx.Node) -> Mapping[fx.Node, Tensor]:
-    """Compute all nodes up to ``wanted``."""
     interpreter = fx.Interpreter(network.graph.module)
     interpreter.env = {network.graph.image: images}
     needed = network.graph.behind(wanted, ())
@@ -113,14 +116,6 @@ def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], v
 def _squares(values: Tensor) -> Tensor:
     squares: Tensor = values.flatten(1).square().sum(1)
     return squares
-
-
-def _variation(images: Tensor) -> Tensor:
-    return images.diff(dim=-1).abs().flatten(1).mean(1) + images.diff(dim=-2).abs().flatten(1).mean(1)
-
-
-def _beyond(images: Tensor) -> Tensor:
-    return (F.relu(-images) + F.relu(images - 1)).square().flatten(1).mean(1)
 
 
 def _descended(

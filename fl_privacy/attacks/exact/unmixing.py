@@ -191,7 +191,11 @@ class _Point:
             change[:, :size] += signal.T @ mixing
             return down(scale * change + factor * made) + _joined(mixing @ ridge, factor * 0)
 
-        solve = _preconditioner(scale.square() * signal @ signal.T, ridge, made.square().sum())
+        own = made.square().sum()
+        ours, rows = torch.linalg.eigh(scale.square() * signal @ signal.T)
+        theirs, columns = torch.linalg.eigh(ridge)
+        ours = ours.clamp_min(torch.finfo(ours.dtype).eps * ours[-1])
+        solve = _Preconditioner(rows, columns, ours[:, None] + theirs.clamp_min(0), own)
         slope = down(scale * made - self.mixture.observed) + _joined((self.mixing - first) @ ridge, scale * 0)
         step = _solved(
             lambda one: normal(one) + damping * solve.inverse(one), slope, lambda one: solve(one) / (1 + damping)
@@ -224,13 +228,6 @@ class _Preconditioner:
     def _through(self, flat: Tensor, values: Tensor, own: Tensor) -> Tensor:
         matrix, number = _parted(flat, len(self.left))
         return _joined(self.left @ (values * (self.left.T @ matrix @ self.right)) @ self.right.T, own * number)
-
-
-def _preconditioner(left: Tensor, right: Tensor, own: Tensor) -> _Preconditioner:
-    ours, rows = torch.linalg.eigh(left)
-    theirs, columns = torch.linalg.eigh(right)
-    ours = ours.clamp_min(torch.finfo(ours.dtype).eps * ours[-1])
-    return _Preconditioner(rows, columns, ours[:, None] + theirs.clamp_min(0), own)
 
 
 def _solved(product: Callable[[Tensor], Tensor], right: Tensor, precondition: Callable[[Tensor], Tensor]) -> Tensor:

@@ -350,7 +350,12 @@ class ModelInversion:
         report: Report,
     ) -> list[Reconstruction]:
         first, restarts = observations[0], self.restarts
-        joint = self._joint(first)
+        private = first.knowledge.private
+        if private is None or not private.parameters:
+            joint = False
+        else:
+            splits = any(isinstance(part.effect, PrivateLayers) for part in first.knowledge.defense or ())
+            joint = self.front == "joint" or (self.front == "auto" and splits)
         stand_ins = first.knowledge.private
         names = stand_ins.parameters if joint and stand_ins else {}
         values = dict(front.model.named_parameters())
@@ -392,13 +397,6 @@ class ModelInversion:
             )
             for k, o in enumerate(observations)
         ]
-
-    def _joint(self, observation: Observation) -> bool:
-        private = observation.knowledge.private
-        if private is None or not private.parameters:
-            return False
-        splits = any(isinstance(part.effect, PrivateLayers) for part in observation.knowledge.defense or ())
-        return self.front == "joint" or (self.front == "auto" and splits)
 
     def _first_guesses(
         self, problem: InversionProblem, observations: Sequence[Observation], generators: Sequence[torch.Generator]

@@ -83,7 +83,9 @@ def _wrong_knowledge(observation: Observation) -> str | None:
     if labels is None or getattr(observation.model, "next_token", False):
         return None
     if labels.is_floating_point() and labels.shape == (count, observation.num_classes):
-        return _no_probabilities(labels)
+        if labels.min() >= 0 and (labels.sum(1) - 1).abs().max() < 1e-3:
+            return None
+        return "The known labels are expected to be probabilities that add up to 1 for each image, but are not."
     if labels.shape != (count,) or labels.dtype not in (torch.int64, torch.int32):
         return (
             f"The known labels are expected to be {count} class indices or rows of {observation.num_classes}"
@@ -92,9 +94,3 @@ def _wrong_knowledge(observation: Observation) -> str | None:
     if labels.min() < 0 or labels.max() >= observation.num_classes:
         return f"The known labels are expected in [0, {observation.num_classes}), but reach {int(labels.max())}."
     return None
-
-
-def _no_probabilities(labels: Tensor) -> str | None:
-    if labels.min() >= 0 and (labels.sum(1) - 1).abs().max() < 1e-3:
-        return None
-    return "The known labels are expected to be probabilities that add up to 1 for each image, but are not."

@@ -139,7 +139,7 @@ def _denies_softmax(slopes: Tensor, fits: float) -> bool:
 def _candidates(head: Head) -> list[Loss]:
     """List the losses to try, the likeliest first."""
     summed = [
-        Loss(f"{loss.name}, summed over the outputs", _summed(loss), targets=loss.targets, takes="rows")
+        Loss(f"{loss.name}, summed over the outputs", _Summed(loss), targets=loss.targets, takes="rows")
         for loss in (BINARY_CROSS_ENTROPY, SQUARED_ERROR)
     ]
     found = [CROSS_ENTROPY, BINARY_CROSS_ENTROPY, summed[0], SQUARED_ERROR, summed[1]]
@@ -148,10 +148,6 @@ def _candidates(head: Head) -> list[Loss]:
         bits = Loss("binary cross entropy of probabilities", F.binary_cross_entropy, targets="bits", takes="rows")
         found.insert(0, bits)
     return found
-
-
-def _summed(loss: Loss) -> "_Summed":
-    return _Summed(loss)
 
 
 class _Summed:

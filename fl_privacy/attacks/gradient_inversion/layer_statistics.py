@@ -359,5 +359,4 @@ def _products(
 
 
 def _spread(weights: Sequence[float], sizes: Sequence[int], like: Tensor) -> Tensor:
-    """Repeat each weight as often as its tensor has elements, (n,)."""
     return torch.cat([like.new_full((size,), weight) for weight, size in zip(weights, sizes, strict=True)])

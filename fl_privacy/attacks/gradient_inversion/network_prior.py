@@ -64,7 +64,10 @@ class Untrained:
             bias = pieces[2 * step + 1].flatten()
             found = F.conv2d(found, weight, bias, padding=kernel[-1] // 2, groups=victims)
             if not last:
-                found = F.leaky_relu(_normalized(found, victims), 0.1)
+                # normalize (B, V C, H, W) to mean 0 and variance 1 over the channels and pixels of each image
+                grouped = found.reshape(len(found), victims, -1)
+                variance, mean = torch.var_mean(grouped, 2, keepdim=True, correction=0)
+                found = F.leaky_relu(((grouped - mean) * (variance + 1e-5).rsqrt()).reshape(found.shape), 0.1)
         images: Tensor = found.sigmoid().reshape(number, victims, shape[1], height, width).transpose(0, 1)
         return images
 
@@ -103,10 +106,3 @@ class Untrained:
     def _input_size(self, shape: Shape) -> int:
         height, width = self._sides(shape)[0]
         return self.width * height * width
-
-
-def _normalized(found: Tensor, victims: int) -> Tensor:
-    """Normalize (B, V C, H, W) to mean 0 and variance 1 over the channels and pixels of each image."""
-    grouped = found.reshape(len(found), victims, -1)
-    variance, mean = torch.var_mean(grouped, 2, keepdim=True, correction=0)
-    return ((grouped - mean) * (variance + 1e-5).rsqrt()).reshape(found.shape)

@@ -99,7 +99,6 @@ class Round:
         return weighted_distance(*found, self.targets, weights)
 
     def _explicit(self, gradients: Tensors, joined: tuple[Sequence[str], Target] | None) -> dict[str, LayerStatistics]:
-        """Compute the statistics of the gradients that were formed."""
         names, target = joined or ((), None)
         found: dict[str, LayerStatistics] = {
             name: Explicit(gradients[name], self.targets[name]) for name in self.targets if name in gradients

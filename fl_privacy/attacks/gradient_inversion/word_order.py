@@ -300,5 +300,4 @@ def _better(variables: Tensor, scores: Tensor, tried: Tensor, found: Tensor) -> 
 
 
 def _pieces(number: int, most: int) -> list[int]:
-    """Cut ``number`` into parts of at most ``most``."""
     return [min(most, number - begin) for begin in range(0, number, most)]

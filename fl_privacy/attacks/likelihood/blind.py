@@ -263,7 +263,14 @@ class BlindDeconvolution:
         shape, known_public = tuple(first.input_shape), first.knowledge
         put_out, known = private.undone(features)
         if not _has_prior(first):
-            return _spread_out(_principal_image(put_out, shape)).view(-1, *shape)
+            # bring each of ``images`` (V, N), whose scale nobody knows, to [0, 1]; what is at the edges of most is
+            # dark
+            images = _principal_image(put_out, shape)
+            images = images * torch.where(
+                images.median(1, keepdim=True).values > images.mean(1, keepdim=True), -1.0, 1.0
+            )
+            low, high = images.amin(1, keepdim=True), images.amax(1, keepdim=True)
+            return ((images - low) / (high - low).clamp_min(1e-9)).view(-1, *shape)
         assert known_public.public_images is not None
         prior = learn_prior(known_public.public_images, known_public.public_labels, first.num_classes).to(features)
         means, which = prior.of(labels)
@@ -321,13 +328,6 @@ def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
     first = directions[:, 0].view(len(maps), 1, *put_out.shape[2:])
     large = F.interpolate(first, shape[1:], mode="bicubic")
     return large.expand(-1, shape[0], -1, -1).flatten(1)
-
-
-def _spread_out(images: Tensor) -> Tensor:
-    """Bring each of ``images`` (V, N), whose scale nobody knows, to [0, 1]; what is at the edges of most is dark."""
-    images = images * torch.where(images.median(1, keepdim=True).values > images.mean(1, keepdim=True), -1.0, 1.0)
-    low, high = images.amin(1, keepdim=True), images.amax(1, keepdim=True)
-    return (images - low) / (high - low).clamp_min(1e-9)
 
 
 @dataclass(frozen=True, eq=False)

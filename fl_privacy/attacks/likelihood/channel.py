@@ -327,7 +327,6 @@ def _of_noise(effect: Noise, setting: Setting) -> Step:
 
 @likelihood_of.register
 def _of_noised_layers(effect: NoisedLayers, setting: Setting) -> Step | None:
-    """Leave the layers without noise exact."""
     if effect.added is None:
         return None
     noised = effect.noised(setting.observed)
@@ -360,7 +359,6 @@ def _of_dp_sgd(effect: ClippedExamples, setting: Setting) -> Step:
 
 @likelihood_of.register
 def _of_slices(effect: SlicedNoise, setting: Setting) -> Step:
-    """Take the noise on some slices for noise on all."""
     std = None if effect.std is None else effect.std * setting.clientele.step_noise
     told = setting.each(estimate_noise_std) if std is None else std
     return lambda belief: belief.noisier(told if isinstance(told, float) else dict.fromkeys(belief.mean, told))

@@ -72,7 +72,11 @@ class History:
 
     def _push(self, rows: Tensor, s: Tensor, y: Tensor, curvature: Tensor) -> None:
         if int(self._pushed[rows].max()) >= self._s.shape[1] < self._limit:
-            self._grow()
+            old = self._s.shape[1]
+            more = min(self._limit, 2 * old) - old
+            self._s, self._y = F.pad(self._s, (0, 0, 0, more)), F.pad(self._y, (0, 0, 0, more))
+            self._sy, self._yy = F.pad(self._sy, (0, more, 0, more)), F.pad(self._yy, (0, more, 0, more))
+            _unit(self._sy[:, old:, old:])
         slots = self._pushed[rows] % self._s.shape[1]
         full = rows[self._pushed[rows] >= self._s.shape[1]]
         if len(full):
@@ -82,13 +86,6 @@ class History:
         self._y[rows, slots] = y[rows]
         self._scale[rows] = (curvature[rows] / y[rows].square().sum(1)).double()
         self._pushed[rows] += 1
-
-    def _grow(self) -> None:
-        old = self._s.shape[1]
-        more = min(self._limit, 2 * old) - old
-        self._s, self._y = F.pad(self._s, (0, 0, 0, more)), F.pad(self._y, (0, 0, 0, more))
-        self._sy, self._yy = F.pad(self._sy, (0, more, 0, more)), F.pad(self._yy, (0, more, 0, more))
-        _unit(self._sy[:, old:, old:])
 
     def _coefficients(self, sg: Tensor, yg: Tensor) -> tuple[Tensor, Tensor]:
         """Return the coefficients of H g on the pairs: w on s and -scale * a on y.

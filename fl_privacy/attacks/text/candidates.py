@@ -179,7 +179,6 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
 
 
 def _distances(model: TextModel, span: Span, tokens: Tensor, longest: int) -> Tensor:
-    """Return the distance (n, L) of every token at every position."""
     parts = []
     for some in torch.split(tokens, max(1, _AT_ONCE // (longest * span.width))):
         parts.append(span.distance(entering_block(model, some[:, None].expand(-1, longest), 0)))

@@ -65,7 +65,12 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
             longer = torch.cat([prefixes.repeat_interleave(len(tokens), 0), tokens.repeat(len(prefixes))[:, None]], 1)
         else:
             tokens, longer = candidates.tokens[0], prefixes
-        apart = _apart(model, span, longer)
+        if not longer.numel():
+            apart = span.basis.new_empty(0)
+        else:
+            apart = torch.cat(
+                [span.distance(entering_block(model, part, 1)[:, -1]) for part in torch.split(longer, _AT_ONCE)]
+            )
         within = _within(apart, within, tolerance)
         kept = apart < within
         nearest_given_up = min(nearest_given_up, float(apart[~kept].min()) if bool((~kept).any()) else 1.0)
@@ -94,13 +99,6 @@ def _within(apart: Tensor, before: float, tolerance: float) -> float:
     if not len(apart) or float(apart.max()) < _TOLD_APART * max(float(apart.min()), _ROUNDED):
         return before
     return min(before, tolerance * float(apart.max()))
-
-
-def _apart(model: TextModel, span: Span, prefixes: Tensor) -> Tensor:
-    """Return how far from the span (n,) is what the last token of each prefix (n, L) becomes."""
-    if not prefixes.numel():
-        return span.basis.new_empty(0)
-    return torch.cat([span.distance(entering_block(model, part, 1)[:, -1]) for part in torch.split(prefixes, _AT_ONCE)])
 
 
 _FULL = 0.9
@@ -228,7 +226,6 @@ class Dager:
         rank: int,
         rng: torch.Generator,
     ) -> _Read:
-        """Find the texts of a batch whose tokens are ``candidates``."""
         gradient = explanation.gradient
         if len(model.attention_weights) < 2:
             raise NotAttackableError(

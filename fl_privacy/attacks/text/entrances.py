@@ -58,7 +58,11 @@ def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
     """
     names = {id(p): name for name, p in model.named_parameters()}
     layers = {path: m for path, m in model.named_modules() if _is_linear(m)}
-    tokens = _texts(model)
+    # texts (3, 4) with one token in common, twice in the first
+    size = model.words.num_embeddings
+    a, b, c, d = (min(size - 1, size * k // 5) for k in (1, 2, 3, 4))
+    texts = torch.tensor([[a, b, c, b], [a, b, d, c], [d, b, c, a]])
+    tokens = texts.to(model.words.weight.device)
     with torch.no_grad(), ExitStack() as stack:
         entered = stack.enter_context(entering(layers))
         left = stack.enter_context(leaving(layers))
@@ -85,14 +89,6 @@ def _is_linear(module: nn.Module) -> bool:
     """Say whether ``module`` is a linear layer, of PyTorch or GPT-2's, without a layer inside."""
     named = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
     return named and isinstance(getattr(module, "weight", None), nn.Parameter) and not any(module.children())
-
-
-def _texts(model: TextModel) -> Tensor:
-    """Return texts (3, 4) with one token in common, twice in the first."""
-    size = model.words.num_embeddings
-    a, b, c, d = (min(size - 1, size * k // 5) for k in (1, 2, 3, 4))
-    texts = torch.tensor([[a, b, c, b], [a, b, d, c], [d, b, c, a]])
-    return texts.to(model.words.weight.device)
 
 
 def _of_one_token(states: Tensor) -> bool:

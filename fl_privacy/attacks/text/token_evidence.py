@@ -116,7 +116,11 @@ class Candidates:
         """Return the coordinates in which all candidates of ``view`` are alike; the same for all victims."""
         key = (view.module, 0 if view.through is None else hash(view.through.sum().item()))
         if key not in self._frames:
-            self._frames[key] = _frame(self.spread(view.module), view)
+            sample = self.spread(view.module)
+            seen = sample if view.through is None else sample @ view.through.T
+            values, directions = torch.linalg.eigh(seen.T @ seen / len(seen))
+            own = directions / values.clamp_min(_RIDGE * float(values[-1])).sqrt()
+            self._frames[key] = Frame(view.module, own, own if view.through is None else view.through.T @ own)
         return self._frames[key]
 
 
@@ -133,13 +137,6 @@ class Frame:
     path: str
     own: Tensor
     whole: Tensor
-
-
-def _frame(sample: Tensor, view: View) -> Frame:
-    seen = sample if view.through is None else sample @ view.through.T
-    values, directions = torch.linalg.eigh(seen.T @ seen / len(seen))
-    own = directions / values.clamp_min(_RIDGE * float(values[-1])).sqrt()
-    return Frame(view.module, own, own if view.through is None else view.through.T @ own)
 
 
 @dataclass(frozen=True, eq=False)

@@ -227,7 +227,8 @@ class _Evidence:
 
 def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> _Evidence:
     """Choose the distribution and scale under which all rows (V, d) together are likeliest."""
-    scales = _unit(values, expected, variance) * 2.0 ** torch.arange(
+    strongest = float(values.square().sum(1).max())
+    scales = float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5) * 2.0 ** torch.arange(
         2 - _SCALES, 2, dtype=torch.float64, device=values.device
     )
     best, most = None, -torch.inf
@@ -239,12 +240,6 @@ def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float
             best, most = _Evidence(model, scales[at], variance), float(total[at])
     assert best is not None, "there is always one without any direction"
     return best
-
-
-def _unit(values: Tensor, expected: Expected, variance: float) -> float:
-    """Compute the factor from simulated evidence to the strongest row."""
-    strongest = float(values.square().sum(1).max())
-    return float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5)
 
 
 def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -> Tensor:

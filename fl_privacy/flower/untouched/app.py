@@ -138,7 +138,6 @@ def read_app(path: str | Path) -> App:
 
 
 def _read(folder: Path, path: str | Path) -> App:
-    """Load the app in ``folder``, which the user gave as ``path``."""
     project = folder / "pyproject.toml"
     if not project.is_file():
         raise UserError(f"APP is expected to be a folder with Flower's pyproject.toml or a .fab file, but got {path}.")

@@ -96,7 +96,8 @@ class LoadedBy:
         for partition in self._partitions[-1:] if labels is None else ():
             told = attempt(lambda: _classes(partition))  # noqa: B023
             labels = None if isinstance(told, Failure) else told
-        examples = seen.loaded or _entered(seen)
+        # count the examples that entered modules, where no loader gave them
+        examples = seen.loaded or sum(len(next(iter(each), torch.empty(0))) for each in seen.inputs)
         for fit in fits[-1:] if labels is None else ():
             rows, labels, examples = [*rows, fit.rows[:MOST_ROWS]], _classes_of(fit), examples or len(fit.rows)
         return Loaded(rows=rows, columns=columns, labels=labels, examples=examples)
@@ -110,20 +111,13 @@ def _classes_of(fit: Fitted) -> np.ndarray | None:
 
 
 def _written_after(file: Any, moment: float) -> bool:
-    """Say whether ``file`` is the path of one that was written after ``moment``."""
     made = attempt(lambda: Path(file).stat().st_mtime)
     return not isinstance(made, Failure) and made > moment
 
 
 def _numbers(table: Any) -> dict[str, np.ndarray]:
-    """Select the columns of numbers of a pandas table."""
     chosen = [name for name in table.columns if table[name].dtype.kind in "iuf"]
     return {str(name): table[name].to_numpy()[:MOST_ROWS] for name in chosen}
-
-
-def _entered(seen: Watched) -> int:
-    """Count the examples that entered modules, where no loader gave them."""
-    return sum(len(next(iter(each), torch.empty(0))) for each in seen.inputs)
 
 
 def _columns(partition: Any) -> dict[str, np.ndarray]:
@@ -154,7 +148,6 @@ def _rows(seen: Watched) -> tuple[list[np.ndarray], np.ndarray | None]:
 
 
 def _classes(partition: Any) -> np.ndarray | None:
-    """Find the column of classes of a partition that has one."""
     names = [name for name, kind in partition.features.items() if hasattr(kind, "num_classes")]
     if not names and (likely := [name for name in ("label", "target", "species") if name in partition.features]):
         names = likely

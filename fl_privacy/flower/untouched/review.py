@@ -194,7 +194,12 @@ def _look(node: ast.AST, file: str, found: Review) -> None:
         for keyword in node.keywords:
             if keyword.arg == "mods" and isinstance(keyword.value, ast.List | ast.Tuple):
                 for each in keyword.value.elts:
-                    _look_at_mod(_name(each.func if isinstance(each, ast.Call) else each), where, found)
+                    name = _name(each.func if isinstance(each, ast.Call) else each)
+                    kind = DEFENSES.get(name.rpartition(".")[2])
+                    if kind is None:
+                        found.mods.append(Note(what=name or "a mod that is made on the spot", where=where))
+                    else:
+                        found.protections.append(Note(what=f"{name}: {kind}", where=where))
 
 
 def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
@@ -287,14 +292,6 @@ def _constant(node: ast.AST) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
-
-
-def _look_at_mod(name: str, where: str, found: Review) -> None:
-    kind = DEFENSES.get(name.rpartition(".")[2])
-    if kind is None:
-        found.mods.append(Note(what=name or "a mod that is made on the spot", where=where))
-    else:
-        found.protections.append(Note(what=f"{name}: {kind}", where=where))
 
 
 def _top(name: str) -> str:
