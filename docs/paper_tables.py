@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 import yaml
 from kept_rows import NOT_RUN, Kept, Measured, Row, choose, measured
-from verdicts import Column as Judged
-from verdicts import Line, Verdict, judge, rule_of
+from verdicts import Column as Judged, Line, Verdict, judge, rule_of
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
 

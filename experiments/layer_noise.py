@@ -12,8 +12,7 @@ from dataclasses import asdict
 from itertools import product
 
 import torch
-from pruning_order import NETWORKS, RATE, batches, built, gradients_of, of_seeds, step
-from pruning_order import accuracy as accuracy_of
+from pruning_order import NETWORKS, RATE, accuracy as accuracy_of, batches, built, gradients_of, of_seeds, step
 from row_file import Row, RowFile, takes_rows
 
 from fl_privacy.config import compose_run

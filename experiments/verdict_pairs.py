@@ -21,8 +21,7 @@ from verdict_turned import ALIKE_EMPTY, TURNED_READ
 
 from fl_privacy.data import Examples, load_data
 from fl_privacy.metrics.controls import Others
-from fl_privacy.metrics.outcome import READ as LEAKS
-from fl_privacy.metrics.outcome import Outcome, outcome_of
+from fl_privacy.metrics.outcome import READ as LEAKS, Outcome, outcome_of
 from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.metrics.scores import evaluate_all
 from fl_privacy.types import Batch, Reconstruction, VictimId

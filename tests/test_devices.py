@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks import idlg
-from fl_privacy.attacks.gradient_inversion import execution as compiling
-from fl_privacy.attacks.gradient_inversion import execution as memory
+from fl_privacy.attacks.gradient_inversion import execution as compiling, execution as memory
 from fl_privacy.attacks.gradient_inversion.captured import CapturedEvaluation
 from fl_privacy.attacks.gradient_inversion.execution import CompiledEvaluation, compiling_pays
 from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of

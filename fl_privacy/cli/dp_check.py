@@ -64,8 +64,13 @@ def check_dp(  # noqa: PLR0917
     folder = Path(subject)
     kind = _kind_of(folder)
     from fl_privacy.report.claims import write_claims_page  # noqa: PLC0415
-    from fl_privacy.results.claims import as_json as claims_as_json  # noqa: PLC0415
-    from fl_privacy.results.claims import in_order, read_claims, records_of, write_claims  # noqa: PLC0415
+    from fl_privacy.results.claims import (  # noqa: PLC0415
+        as_json as claims_as_json,
+        in_order,
+        read_claims,
+        records_of,
+        write_claims,
+    )
 
     records = records_of(_verdicts(subject, kind, asked, train=train))
     if kind == "run":

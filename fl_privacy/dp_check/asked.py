@@ -9,8 +9,7 @@ import torch
 
 from fl_privacy import checks
 from fl_privacy.dp_check.bounds import gaussian_epsilon
-from fl_privacy.dp_check.claims import Claim, Recomputed, Stated, Unit, recompute
-from fl_privacy.dp_check.claims import Neighbors as NeighborKind
+from fl_privacy.dp_check.claims import Claim, Neighbors as NeighborKind, Recomputed, Stated, Unit, recompute
 from fl_privacy.dp_check.draws import Mechanism, Neighbors
 from fl_privacy.dp_check.mechanism import check_mechanism
 from fl_privacy.dp_check.verdict import ClaimVerdict

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import DataLoader, Dataset as TorchDataset
 
 from fl_privacy.data import Dataset, Examples, load_data
 from fl_privacy.data.app_data import (

@@ -28,8 +28,7 @@ from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.inside.legacy import FitIns, fitins_to_recorddict, ndarrays_to_parameters, parameters_to_ndarrays
 from fl_privacy.flower.opacus_watch import OpacusWatch, watched_opacus
 from fl_privacy.flower.records import PARTITION, PARTITIONS, ROUND, to_tensor
-from fl_privacy.flower.untouched.app import App as Project
-from fl_privacy.flower.untouched.app import read_app
+from fl_privacy.flower.untouched.app import App as Project, read_app
 from fl_privacy.types import Tensors
 
 MOST_VALUES = 20_000

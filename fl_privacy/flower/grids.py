@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Error, Message, RecordDict
-from flwr.app import UserConfig as NodeConfig
+from flwr.app import Error, Message, RecordDict, UserConfig as NodeConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 

@@ -7,13 +7,11 @@ from fl_privacy.packages import on_demand
 if TYPE_CHECKING:
     from fl_privacy.inference.attribute import AttributeInference as AttributeInference
     from fl_privacy.inference.canaries import Canaries as Canaries
-    from fl_privacy.inference.inference import Inference as Inference
-    from fl_privacy.inference.inference import Watch as Watch
+    from fl_privacy.inference.inference import Inference as Inference, Watch as Watch
     from fl_privacy.inference.kinds import About as About
     from fl_privacy.inference.membership import Membership as Membership
     from fl_privacy.inference.property import PropertyInference as PropertyInference
-    from fl_privacy.inference.read_round import ReadRound as ReadRound
-    from fl_privacy.inference.read_round import Rehearsal as Rehearsal
+    from fl_privacy.inference.read_round import ReadRound as ReadRound, Rehearsal as Rehearsal
     from fl_privacy.inference.source import SourceInference as SourceInference
 else:
     __getattr__, __dir__, __all__ = on_demand(__name__)

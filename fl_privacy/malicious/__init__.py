@@ -6,12 +6,10 @@ from fl_privacy.packages import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.malicious.fishing import Fishing as Fishing
-    from fl_privacy.malicious.imprint import Imprint as Imprint
-    from fl_privacy.malicious.imprint import Loki as Loki
+    from fl_privacy.malicious.imprint import Imprint as Imprint, Loki as Loki
     from fl_privacy.malicious.inconsistent import Inconsistent as Inconsistent
     from fl_privacy.malicious.membership_trap import MembershipTrap as MembershipTrap
-    from fl_privacy.malicious.server_attack import ServerAttack as ServerAttack
-    from fl_privacy.malicious.server_attack import ThreatLevel as ThreatLevel
+    from fl_privacy.malicious.server_attack import ServerAttack as ServerAttack, ThreatLevel as ThreatLevel
     from fl_privacy.malicious.trap_weights import TrapWeights as TrapWeights
 else:
     __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -7,9 +7,15 @@ from torch import Tensor, nn
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError
-from fl_privacy.models.layers import activation as new_activation
-from fl_privacy.models.layers import initialize, input_normalization, norm_2d, require_pixels, require_positive
-from fl_privacy.models.layers import pooling as new_pooling
+from fl_privacy.models.layers import (
+    activation as new_activation,
+    initialize,
+    input_normalization,
+    norm_2d,
+    pooling as new_pooling,
+    require_pixels,
+    require_positive,
+)
 
 Block = tuple[tuple[int, ...], int, bool]
 """Widths of its convolutions in multiples of the network's, their kernel size, and whether 2x2 pooling follows."""

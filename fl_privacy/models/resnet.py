@@ -7,8 +7,14 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.layers import activation as new_activation
-from fl_privacy.models.layers import initialize, input_normalization, norm_2d, require_positive, resolve_strides
+from fl_privacy.models.layers import (
+    activation as new_activation,
+    initialize,
+    input_normalization,
+    norm_2d,
+    require_positive,
+    resolve_strides,
+)
 
 
 class BasicBlock(nn.Module):

@@ -10,16 +10,16 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.layers import activation as new_activation
 from fl_privacy.models.layers import (
+    activation as new_activation,
     initialize,
     input_normalization,
     norm_2d,
+    pooling as new_pooling,
     require_pixels,
     require_positive,
     resolve_strides,
 )
-from fl_privacy.models.layers import pooling as new_pooling
 
 
 class LeNet(nn.Module):

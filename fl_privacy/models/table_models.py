@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.layers import activation as new_activation
-from fl_privacy.models.layers import initialize, require_positive
+from fl_privacy.models.layers import activation as new_activation, initialize, require_positive
 from fl_privacy.schema import Schema
 
 

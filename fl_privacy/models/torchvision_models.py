@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 
 from torch import Tensor, nn
-from torchvision.models import MobileNetV2 as TorchvisionMobileNetV2
-from torchvision.models import ResNet as TorchvisionResNet
-from torchvision.models import VisionTransformer
+from torchvision.models import MobileNetV2 as TorchvisionMobileNetV2, ResNet as TorchvisionResNet, VisionTransformer
 from torchvision.models.resnet import Bottleneck
 
 from fl_privacy.checks import number

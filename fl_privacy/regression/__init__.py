@@ -7,23 +7,13 @@ from fl_privacy.packages import on_demand
 if TYPE_CHECKING:
     from fl_privacy.regression.comparison import (
         Comparison as Comparison,
-    )
-    from fl_privacy.regression.comparison import (
         compare as compare,
-    )
-    from fl_privacy.regression.comparison import (
         read_baseline as read_baseline,
-    )
-    from fl_privacy.regression.comparison import (
         write_baseline as write_baseline,
     )
     from fl_privacy.regression.measurement import (
         Measurement as Measurement,
-    )
-    from fl_privacy.regression.measurement import (
         measure_run as measure_run,
-    )
-    from fl_privacy.regression.measurement import (
         measure_training as measure_training,
     )
 else:

@@ -10,8 +10,7 @@ from torch import Tensor
 from fl_privacy.attacks import AutoAttack, Dager
 from fl_privacy.attacks.attack import ReconstructionAttack
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
-from fl_privacy.attacks.text import BagOfWords
-from fl_privacy.attacks.text import bag_of_words as bag
+from fl_privacy.attacks.text import BagOfWords, bag_of_words as bag
 from fl_privacy.types import Observation, Reconstruction, VictimId
 from tests.attacks.text.test_dager import decoder, encoder, observed, texts
 

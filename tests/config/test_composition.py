@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from fl_privacy.config import compose as composition
-from fl_privacy.config import compose_run, options
+from fl_privacy.config import compose as composition, compose_run, options
 from fl_privacy.errors import UserError
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_privacy.dp_check import Claim, check_mechanism
-from fl_privacy.dp_check import asked as asking
+from fl_privacy.dp_check import Claim, asked as asking, check_mechanism
 from fl_privacy.dp_check.asked import Asked
 from fl_privacy.dp_check.bounds import aligned_epsilon, gaussian_mu
 from fl_privacy.dp_check.draws import ByRound, ManyAtOnce, Mechanism

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from fl_privacy.defenses import dp_noise, dp_sgd, pruning
-from fl_privacy.dp_check import Claim, Facts, recompute
-from fl_privacy.dp_check import asked as asking
+from fl_privacy.dp_check import Claim, Facts, asked as asking, recompute
 from fl_privacy.dp_check.asked import Asked
 from fl_privacy.dp_check.bounds import gaussian_epsilon, gaussian_mu
 from fl_privacy.dp_check.canaries import canary_test, estimated_epsilon

@@ -12,8 +12,7 @@ from fl_privacy.experiment.attack_stage import update_distortion
 from fl_privacy.experiment.attacker_knowledge import data_names
 from fl_privacy.experiment.ground_truth import GroundTruth, sees_other_images
 from fl_privacy.experiment.setup import build_setup
-from fl_privacy.federation import Audit, Probe
-from fl_privacy.federation import training as plain_pass
+from fl_privacy.federation import Audit, Probe, training as plain_pass
 from tests.experiment.runs import TINY, run
 from tests.experiment.test_update_distortion import observations
 

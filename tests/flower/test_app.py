@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.app import UserConfig as RunConfig
+from flwr.app import ConfigRecord, Context, Message, RecordDict, UserConfig as RunConfig
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.object_ref import validate
 from PIL import Image

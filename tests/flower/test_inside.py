@@ -12,8 +12,7 @@ from pathlib import Path
 
 import flwr
 import pytest
-from flwr.app import Context, Message, RecordDict
-from flwr.app import UserConfig as NodeConfig
+from flwr.app import Context, Message, RecordDict, UserConfig as NodeConfig
 
 import fl_privacy
 from fl_privacy.flower.inside import legacy, supernode

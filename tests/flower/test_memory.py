@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.app import UserConfig as RunConfig
+from flwr.app import ConfigRecord, Context, Message, RecordDict, UserConfig as RunConfig
 
 from fl_privacy.cli import flower_app
 from fl_privacy.cli.flower_app import client_app, make_client

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.app import UserConfig as RunConfig
+from flwr.app import ConfigRecord, Context, Message, RecordDict, UserConfig as RunConfig
 from flwr.client import NumPyClient
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 

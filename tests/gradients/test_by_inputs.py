@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_privacy.gradients import fastest as by_inputs
-from fl_privacy.gradients import gradient_by_inputs, loss_gradients
+from fl_privacy.gradients import fastest as by_inputs, gradient_by_inputs, loss_gradients
 from fl_privacy.models import LeNet, ResNet20
 from fl_privacy.types import Batch, LocalPlan, ModelState
 

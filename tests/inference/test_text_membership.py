@@ -17,8 +17,7 @@ from fl_privacy.metrics.roc import Separation, auc
 from fl_privacy.models import gpt_tiny
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, VictimId
-from tests.inference.rounds import asked as pictures
-from tests.inference.rounds import rounds
+from tests.inference.rounds import asked as pictures, rounds
 
 CLIENTS, OWN, OTHERS, WORDS, LENGTH = (0, 3), 12, 24, 60, 8
 PLAN = LocalPlan(shares="delta", lr=0.3, epochs=6, batch_size=4)

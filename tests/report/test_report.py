@@ -11,8 +11,7 @@ from PIL import Image
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Evaluation
 from fl_privacy.metrics import Statistic
-from fl_privacy.report import grid_picture, write_report
-from fl_privacy.report import run_page as single
+from fl_privacy.report import grid_picture, run_page as single, write_report
 from fl_privacy.report.brief import write_brief
 from fl_privacy.report.charts import line_chart
 from fl_privacy.results import Leakage, RunFolder

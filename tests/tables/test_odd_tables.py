@@ -11,8 +11,7 @@ from fl_privacy.data import TableExamples, table_of
 from fl_privacy.metrics.tables import assign, right_cells
 from fl_privacy.models import TableLogistic, TableMLP, build_fitting
 from fl_privacy.types import Certainty, LocalPlan, ModelState, Observation, Upload, VictimId
-from tests.tables.tables import dataset
-from tests.tables.tables import observe as observe_small
+from tests.tables.tables import dataset, observe as observe_small
 
 N = 120
 

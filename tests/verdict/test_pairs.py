@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from fl_privacy.metrics.controls import Others
-from fl_privacy.metrics.outcome import READ as LEAKS
-from fl_privacy.metrics.outcome import outcome_of
+from fl_privacy.metrics.outcome import READ as LEAKS, outcome_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

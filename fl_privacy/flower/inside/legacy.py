@@ -1,7 +1,6 @@
 """What Flower keeps for compatibility alone: NumPy clients, and SecAgg+ with its workflow and its clients."""
 
-from flwr.client import Client as LegacyClient
-from flwr.client import NumPyClient
+from flwr.client import Client as LegacyClient, NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.common import (
     FitIns,
@@ -12,9 +11,11 @@ from flwr.common import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from flwr.common.secure_aggregation.secaggplus_constants import Key as SecAggKey
-from flwr.common.secure_aggregation.secaggplus_constants import Stage as SecAggStage
+from flwr.common.secure_aggregation.secaggplus_constants import (
+    RECORD_KEY_CONFIGS,
+    Key as SecAggKey,
+    Stage as SecAggStage,
+)
 from flwr.compat.common.recorddict_compat import fitins_to_recorddict, recorddict_to_fitres
 from flwr.server import LegacyContext
 from flwr.server.client_manager import ClientManager
@@ -22,8 +23,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.server.workflow import SecAggPlusWorkflow
-from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
-from flwr.server.workflow.constant import Key as WorkflowKey
+from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key as WorkflowKey
 
 __all__ = [
     "MAIN_CONFIGS_RECORD",

@@ -12,8 +12,7 @@ from flwr.common.serde import (
     recorddict_from_proto,
     recorddict_to_proto,
 )
-from flwr.proto.message_pb2 import Context as ProtoContext
-from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import Context as ProtoContext, Message as ProtoMessage
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 

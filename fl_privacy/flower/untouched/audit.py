@@ -21,8 +21,7 @@ from fl_privacy.attacks.named import attack_named
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.fitted_uploads import FittedRung
-from fl_privacy.experiment.ladder import Client as LadderClient
-from fl_privacy.experiment.ladder import Ladder, Rung, as_plain
+from fl_privacy.experiment.ladder import Client as LadderClient, Ladder, Rung, as_plain
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import make_private_folder
 from fl_privacy.flower._audit import AuditedStrategy

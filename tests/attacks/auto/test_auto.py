@@ -24,8 +24,7 @@ from fl_privacy.effects import MutedFeatures, Quantized, Sparse
 from fl_privacy.errors import UserError
 from fl_privacy.models import LeNet
 from fl_privacy.types import Batch, Certainty, LocalPlan, ModelState, Observation, Upload, VictimId
-from tests.attacks.exact.test_exact import mlp
-from tests.attacks.exact.test_exact import victims as images_behind
+from tests.attacks.exact.test_exact import mlp, victims as images_behind
 from tests.attacks.victims import CLASSES, error, examples, observations, observe, smooth_net
 
 SHORT = AutoAttack(evaluations=200)

@@ -15,10 +15,8 @@ from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.progress import Stage, listening
 from fl_privacy.types import Certainty, Observation
-from tests.attacks.exact.test_cocktail_party import victims as photos_behind
-from tests.attacks.exact.test_cocktail_party import worst as psnr_of_the_worst
-from tests.attacks.exact.test_exact import mlp
-from tests.attacks.exact.test_exact import victims as images_behind
+from tests.attacks.exact.test_cocktail_party import victims as photos_behind, worst as psnr_of_the_worst
+from tests.attacks.exact.test_exact import mlp, victims as images_behind
 from tests.attacks.text.test_descents import victims as texts_of
 from tests.attacks.victims import observations, smooth_net
 

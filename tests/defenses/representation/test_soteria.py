@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_privacy.defenses import _soteria as features
-from fl_privacy.defenses import compose, dp_sgd, soteria
+from fl_privacy.defenses import _soteria as features, compose, dp_sgd, soteria
 from fl_privacy.defenses._soteria import feature_mask, feature_scores, find_head, published_mask, representation
 from fl_privacy.errors import UserError
 from fl_privacy.types import Batch
